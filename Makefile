@@ -16,11 +16,12 @@ check: setup         ## check lint, types and import rules
 	@.venv/bin/mypy
 	@.venv/bin/lint-imports --no-cache
 
-bench: setup         ## compare the engine with its peers, rasters with gdalwarp, tiles with rio-tiler; updates docs/performance.md
+bench: setup         ## compare the engine with its peers, rasters with gdalwarp, tiles with rio-tiler, filtered searches with unfiltered ones; updates docs/performance.md
 	@code=0; \
 	$(PY) bench/engine.py --json bench/results/engine.json $(BENCH_ARGS) || code=1; \
 	$(PY) bench/raster.py $(RASTER_BENCH_ARGS) || code=1; \
 	$(PY) bench/tiles.py $(TILES_BENCH_ARGS) || code=1; \
+	$(PY) bench/access.py $(ACCESS_BENCH_ARGS) || code=1; \
 	$(PY) bench/report.py bench/results/engine.json || code=1; \
 	exit $$code
 
@@ -34,6 +35,7 @@ mutants: setup       ## insert known bugs one at a time; the tests must detect e
 	@$(PY) -m mutants $(MUTANTS_ARGS)
 
 docs: setup          ## generate the pages that come from the code
+	@$(PY) scripts/write_fingerprint.py
 	@$(PY) scripts/draw_states.py
 	@$(PY) scripts/list_settings.py
 	@$(PY) scripts/write_reference.py

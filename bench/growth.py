@@ -31,10 +31,10 @@ def main() -> int:
     options = read_options()
     sides = [int(side) for side in options.sides.split(",")]
     with tempfile.TemporaryDirectory(prefix="growth-bench-", dir=options.folder) as folder:
-        here = Path(folder)
-        with platform(here / "platform", options) as run:
-            costs = [growth(here, run, side, options) for side in sides]
-            beside = together(here, run, sides[0], options)
+        workspace = Path(folder)
+        with platform(workspace / "platform", options) as run:
+            costs = [growth(workspace, run, side, options) for side in sides]
+            beside = together(workspace, run, sides[0], options)
     growing = costs[-1]["seconds a gigapixel"] / costs[0]["seconds a gigapixel"]
     holds = growing <= GROWTH_LIMIT
     print(

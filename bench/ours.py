@@ -158,9 +158,9 @@ async def platform(
     notifier.start()
     try:
         with roles(dsn, orchestrators, workers, api=api) as pids:
-            made = Platform(dsn, ledger, notifier, connection, pids, database=database)
-            await made.run("chain1")  # everybody is up
-            yield made
+            platform = Platform(dsn, ledger, notifier, connection, pids, database=database)
+            await platform.run("chain1")  # everybody is up
+            yield platform
     finally:
         await notifier.close()
         await ledger.close()
@@ -168,12 +168,12 @@ async def platform(
 
 
 async def verified(server: Server, database: str = DATABASE) -> dict[str, int]:
-    told = time.monotonic()
+    noted_at = time.monotonic()
 
     def tell(so_far: HistoryReport) -> None:
-        nonlocal told
-        if time.monotonic() - told > PROGRESS_SECONDS:
-            told = time.monotonic()
+        nonlocal noted_at
+        if time.monotonic() - noted_at > PROGRESS_SECONDS:
+            noted_at = time.monotonic()
             print(f"  {so_far.events_checked:,} events verified", flush=True)
 
     report = await verify(server.cluster.dsn_of(database), on_progress=tell)

@@ -25,7 +25,7 @@ ROLES = {  # what the process of each imports
     "orchestrator": ("cli.roles", "roles.orchestrator", "api.app", "api.server"),
     "worker": ("cli.roles", "roles.worker", "handlers.shipped"),
     "serving": ("cli.roles", "roles.serving", "serving.app", "serving.server"),
-    "client": ("cli.main", "cli.submit", "client.client"),
+    "client": ("cli.main", "cli.submit", "client.json_client"),
     "help": ("cli.main",),
 }
 

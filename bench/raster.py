@@ -212,15 +212,15 @@ def make_tiles(scene: Scene, folder: Path, options: argparse.Namespace) -> Cost:
     with ProcessPoolExecutor(options.processes, mp_context=multiprocessing.get_context("spawn")) as pool:
         list(pool.map(ready, range(options.processes)))  # starting Python is the worker's, once for many tasks
         start = time.perf_counter()
-        made = list(pool.map(make_tile, [(scene, tile, folder) for tile in largest_first]))
+        results = list(pool.map(make_tile, [(scene, tile, folder) for tile in largest_first]))
         seconds = time.perf_counter() - start
-    scene.tiles = len(made)
-    for facts, _, peak_mb in made:
+    scene.tiles = len(results)
+    for facts, _, peak_mb in results:
         assert cog_validate(facts.path, strict=True, quiet=True)[0]
         for step, spent in facts.seconds.items():
             scene.steps[step] = scene.steps.get(step, 0) + spent
         scene.peak_mb = max(scene.peak_mb, peak_mb)
-    return seconds, sum(cpu for _, cpu, _ in made)
+    return seconds, sum(cpu for _, cpu, _ in results)
 
 
 @contextmanager
@@ -309,7 +309,7 @@ def kernel_and_codec(what: tuple[Scene, Path]) -> float:
             source.crs, scene.grid.crs, *([value] for value in where @ (side / 2, side / 2))
         )
         crs = source.crs
-    made = np.zeros((3, side, side), "uint8")
+    pixels = np.zeros((3, side, side), "uint8")
     corner = Affine(scene.grid.resolution[0], 0, lon, 0, -scene.grid.resolution[1], lat)
     start = time.process_time()
     for col in range(0, side, 512):
@@ -327,14 +327,14 @@ def kernel_and_codec(what: tuple[Scene, Path]) -> float:
             XSCALE=1,
             YSCALE=1,
         )
-        made[:, :, col : col + 512] = run
+        pixels[:, :, col : col + 512] = run
     kernel = time.process_time() - start
-    assert made.any()
+    assert pixels.any()
     start = time.process_time()
     layout = {"driver": "GTiff", "tiled": True, "blockxsize": 512, "blockysize": 512, "interleave": "pixel"}
     codec_options = {"compress": "deflate", "zlevel": 6, "predictor": 2, "crs": crs, "transform": where}
     with rasterio.open(target, "w", width=side, height=side, count=3, dtype="uint8", **layout, **codec_options) as out:
-        out.write(made)
+        out.write(pixels)
     codec = time.process_time() - start
     return (kernel + codec * 4 / 3) / side**2
 

@@ -46,21 +46,21 @@ def spread(values: list[float]) -> str:
 
 def sections(measured: dict[str, Any]) -> list[tuple[str, Rows]]:
     """Every table of a run: its title, and rows of which the first are the heads of columns."""
-    made: list[tuple[str, Rows]] = [("Targets", _targets(measured["targets"]))]
+    sections: list[tuple[str, Rows]] = [("Targets", _targets(measured["targets"]))]
     if compare := measured.get("compare"):
-        made += [("All systems: median (lowest–highest)", _contenders(measured, compare))]
+        sections += [("All systems: median (lowest–highest)", _contenders(measured, compare))]
         if compare["ratios"]:
-            made += [("dagmaster over each peer, from adjacent measurements", _ratios(compare["ratios"]))]
-        made += [("References", _plain(compare["references"]))]
-    made += [(_title(part), _plain(measured[part])) for part in ALONE if part in measured]
+            sections += [("dagmaster over each peer, from adjacent measurements", _ratios(compare["ratios"]))]
+        sections += [("References", _plain(compare["references"]))]
+    sections += [(_title(part), _plain(measured[part])) for part in ALONE if part in measured]
     if profile := measured.get("profile"):
-        made += [("CPU time in ms", _shares(profile))]
-        made += [
+        sections += [("CPU time in ms", _shares(profile))]
+        sections += [
             (f"Statements of {what}", _statements(facts["statements"]))
             for what, facts in profile.items()
             if isinstance(facts, dict)
         ]
-    return made
+    return sections
 
 
 def _title(part: str) -> str:

@@ -37,20 +37,18 @@ import numpy as np
 import psycopg
 import rasterio
 from morecantile import Tile, tms
-from pypgstac.db import PgstacDB
-from pypgstac.load import Loader, Methods
 from rasterio.io import MemoryFile
 from rasterio.shutil import copy
 from rasterio.transform import from_bounds
 from rio_tiler.io import Reader
 from rio_tiler.profiles import img_profiles
 
-from dagmaster.database.catalog.pgstac import deploy_catalog
 from dagmaster.local.embedded import Cluster
 from dagmaster.serving.readers import GDAL_ENVIRONMENT
 from dagmaster.settings import load
 from dagmaster.storage.location import Edition, Location, Zone
 from dagmaster.storage.zones import Storage, open_storage
+from published import add_published, deploy_all
 
 GRID = tms.get("WebMercatorQuad")
 BOX = (10.0, 50.0, 11.0, 51.0)
@@ -79,10 +77,10 @@ def write_cog(storage: Storage, blob: str, bands: np.ndarray, box: tuple[float, 
             crs="EPSG:4326",
             photometric="rgb",
             transform=from_bounds(*box, columns, rows),
-        ) as made:
-            made.write(bands)
-        with memory.open() as made:
-            copy(made, file, driver="COG", compress="DEFLATE", predictor="YES", blocksize=512)
+        ) as dataset:
+            dataset.write(bands)
+        with memory.open() as dataset:
+            copy(dataset, file, driver="COG", compress="DEFLATE", predictor="YES", blocksize=512)
     storage.put_file(location, file, move=True)
     return location
 
@@ -125,14 +123,10 @@ def make(storage: Storage, dsn: str, size: int, folder: Path) -> Location:
     bands = pixels(size)
     whole = write_cog(storage, Edition("whole").cog("whole.tif"), bands, BOX, folder)
     mosaic = make_mosaic(storage, bands, size, folder)
-    deploy_catalog(dsn)
-    with PgstacDB(dsn=dsn) as database:
-        loader = Loader(db=database)
-        assets = {"mosaic": {"href": href(mosaic)}}
-        loader.load_collections(
-            iter([collection("whole"), collection("parts", assets=assets)]), insert_mode=Methods.upsert
-        )
-        loader.load_items(iter([item("whole", whole)]), insert_mode=Methods.upsert)
+    deploy_all(dsn)
+    with psycopg.connect(dsn) as connection:
+        add_published(connection, "whole", [collection("whole"), item("whole", whole)])
+        add_published(connection, "parts", [collection("parts", assets={"mosaic": {"href": href(mosaic)}})])
     return whole
 
 
@@ -173,9 +167,10 @@ class Server:
 
 
 @contextmanager
-def serving(dsn: str, folder: Path) -> Iterator[Server]:
+def serving(dsn: str, folder: Path, **settings: str) -> Iterator[Server]:
     environment = {
         **os.environ,
+        **settings,
         "DATABASE_URL": dsn,
         "STORAGE_FOLDER": str(folder),
         "LOG_FORMAT": "json",
@@ -189,8 +184,8 @@ def serving(dsn: str, folder: Path) -> Iterator[Server]:
     )
     try:
         assert process.stderr is not None
-        told = next(json.loads(line) for line in process.stderr if "maps are served" in line)
-        yield Server(told["url"], process.pid)
+        started = next(json.loads(line) for line in process.stderr if "maps are served" in line)
+        yield Server(started["url"], process.pid)
     finally:
         process.terminate()
         process.wait(timeout=20)
@@ -299,8 +294,8 @@ def compare(server: Server, path: str, tiles: list[Tile], tilesize: int, rounds:
     mosaic = Way("mosaic", over_http(server.url, "parts", tilesize), server.pid)
     ways = (alone, kept, served, mosaic)
     for tile in tiles:  # warms caches up
-        made = [way.get(tile) for way in ways]
-        if len({*made[:3]}) != 1:
+        images = [way.get(tile) for way in ways]
+        if len({*images[:3]}) != 1:
             raise RuntimeError(f"{tile}: what is served is another picture than rio-tiler's")
     for _ in range(rounds):
         for way in ways:

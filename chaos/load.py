@@ -289,7 +289,7 @@ class Load:
     _number: int = 0
 
     def __post_init__(self) -> None:
-        self.catalog = catalog()
+        self.library = catalog()
         self._notifier = PostgresNotifier(self.dsn)
         self._ledger = PostgresLedger(self.dsn, "chaos", self._notifier)
         self._cancelling: set[asyncio.Task[None]] = set()
@@ -328,7 +328,7 @@ class Load:
         wanted = Submission(workflow_id=wish.workflow_id, input_params=wish.inputs, idempotency_key=key)
         while True:
             try:
-                answer = await submit_once(self._ledger, self.catalog, wanted)
+                answer = await submit_once(self._ledger, self.library, wanted)
                 break
             except Unavailable:
                 self.counts["submissions repeated"] += 1
@@ -351,13 +351,13 @@ class Load:
         return Wish(f"poison {name}", f"chaos_poison_{name}", {}, ("failed",))
 
     def raster(self) -> Wish:
-        """A small scene, which becomes a few tiles with their mosaic and catalogue items."""
+        """A small scene, which becomes a few tiles with their mosaic and STAC items."""
         name = f"scene-{self._number}"
         source = self.storage / "bronze" / "bronze" / "scene.tif"
         if not source.exists():
             _draw_scene(source)
         shutil.copy(source, source.with_name(f"{name}.tif"))
-        inputs = {"blob_name": f"{name}.tif", "tile_size": 512, "dataset_id": name}
+        inputs = {"blob_name": f"{name}.tif", "tile_size": 512}
         return Wish("raster", RASTER, inputs, tasks=10)
 
 

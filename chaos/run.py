@@ -212,14 +212,16 @@ class Performance:
         )
 
     async def _doubled_tiles(self, known: list[Acknowledged], jobs: dict[Any, Any]) -> list[Any]:
-        """Of a dataset there are as many files and catalogue items as it has tiles."""
+        """Of a dataset there are as many files and STAC items as it has tiles."""
         wrong = []
         for one in known:
             if one.wish.kind != "raster" or jobs[one.job_id]["status"] != "completed":
                 continue
-            name, tiles = one.wish.inputs["dataset_id"], jobs[one.job_id]["result_data"]["total_tiles"]
+            result = jobs[one.job_id]["result_data"]
+            name, tiles = result["dataset_id"], result["total_tiles"]
             files = len(list(self._silver(name).glob("*.tif")))
-            (items,) = await self.stage.cast.rows("SELECT count(*) AS n FROM pgstac.items WHERE collection = %s", name)
+            count = "SELECT count(*) AS n FROM dagapp.stac_documents WHERE dataset_id = %s AND document_id <> ''"
+            (items,) = await self.stage.cast.rows(count, name)
             if not tiles == files == items["n"]:
                 wrong.append({"dataset": name, "tiles": tiles, "files": files, "items": items["n"]})
         return wrong
@@ -231,10 +233,10 @@ class Performance:
 def _lost(known: list[Acknowledged], jobs: dict[Any, dict[str, Any]]) -> list[Any]:
     """What was acknowledged and is not there, is there twice, or never ended."""
     keys = Counter(row["idempotency_key"] for row in jobs.values())
-    gone = [{"job": str(one.job_id), "is": "gone"} for one in known if one.job_id not in jobs]
+    lost = [{"job": str(one.job_id), "is": "gone"} for one in known if one.job_id not in jobs]
     twice = [{"key": key, "jobs": count} for key, count in keys.items() if count > 1]
     stuck = [{"job": str(job_id), "is": row["status"]} for job_id, row in jobs.items() if row["status"] not in ENDS]
-    return [*gone, *twice, *stuck]
+    return [*lost, *twice, *stuck]
 
 
 def _wrong(one: Acknowledged, job: dict[str, Any] | None) -> dict[str, Any] | None:

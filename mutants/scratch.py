@@ -48,7 +48,7 @@ class Scratch:
 
     def check_imports(self) -> None:
         code = "import dagmaster, tests; print(dagmaster.__file__, tests.__file__)"
-        told = subprocess.run(
+        done = subprocess.run(
             [sys.executable, "-c", code],
             cwd=self.folder,
             env=self.environment,
@@ -56,7 +56,7 @@ class Scratch:
             text=True,
             check=True,
         )
-        elsewhere = [place for place in told.stdout.split() if not Path(place).is_relative_to(self.folder)]
+        elsewhere = [place for place in done.stdout.split() if not Path(place).is_relative_to(self.folder)]
         if elsewhere:
             raise RuntimeError(f"not the copy would be tested, but {', '.join(elsewhere)}")
 

@@ -8,6 +8,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import is_dataclass
 from datetime import datetime
 from enum import StrEnum
 from http import HTTPStatus
@@ -34,7 +35,7 @@ from dagmaster.web import problems
 from dagmaster.workflows import model
 
 FOLDER = Path(__file__).parent.parent / "docs" / "reference"
-PACKAGES = ("api", "web", "database", "operations", "jobs", "workflows")
+PACKAGES = ("api", "web", "assets", "database", "operations", "jobs", "workflows")
 Schema = dict[str, Any]
 
 
@@ -63,9 +64,9 @@ API_INTRODUCTION = """\
 # API
 
 This page lists every path, parameter and response of the API. `make docs` writes it from the OpenAPI description, which
-a running platform serves as `/openapi.json`; `/docs` is a short overview. Lists have pages: pass `next` of a page as
-`after` to get the following page. The response to a request that fails is a problem (RFC 9457) with one of the
-[codes](#problem-codes) below.
+a running platform serves as `/openapi.json`; `/docs` is a short overview, and `/docs/try` is Swagger UI.
+Lists have pages: pass `next` of a page as `after` to get the following page. The response to a request that fails is a
+problem (RFC 9457) with one of the [codes](#problem-codes) below.
 
 """
 
@@ -334,7 +335,7 @@ def _option(option: click.Parameter) -> tuple[str, ...]:
     is_plain = option.is_flag or option.count
     value = "" if is_plain else (option.metavar or _choices(option.type))
     default = option.default if isinstance(option.default, str | int | float) and not is_plain else None
-    repeated = " (may be repeated)" if option.multiple else ""
+    repeated = " (may be repeated)" if option.multiple and "repeated" not in (option.help or "") else ""
     names = f"`{_spelling(option)}`" + (" (required)" if option.required else "")
     return names, value, "" if default is None else f"`{default}`", f"{option.help or ''}{repeated}"
 
@@ -391,6 +392,7 @@ MEANINGS: Mapping[str, str] = {
     "nodes": "the nodes, by id",
     "Input.type": "the type of the value",
     "required": "a submission without it is refused",
+    "reserved": "only the platform itself sets it; a submission that sets it is refused",
     "default": "the value if a submission has none",
     "type": "the type of the node",
     "next": "the nodes that follow: a name or a list of names",
@@ -486,7 +488,7 @@ def _type(kind: Any, notes: Iterable[Any] = ()) -> str:
         return "name or list of names" if arguments[0] is not Any and "str" in str(arguments[0]) else "list"
     if origin is list:
         return f"list of {_type(arguments[0])}s"
-    if origin is dict:
+    if origin is dict or is_dataclass(kind):
         return "object"
     if isinstance(kind, type) and issubclass(kind, BaseModel) and kind not in PARTS:
         return f"object with {', '.join(f'`{name}`' for name in kind.model_fields)}"

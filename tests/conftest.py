@@ -42,7 +42,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="run only the tests of this requirement; repeatable",
     )
     parser.addoption("--seeds", type=int, default=2000, help="how many seeds the simulation runs through")
-    parser.addoption("--seed", type=int, help="the one seed that the simulation runs, and tells of")
+    parser.addoption("--seed", type=int, help="the only seed that the simulation runs, with its trace")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -132,7 +132,7 @@ def administrator(cluster: Cluster) -> psycopg.Connection:
 def _remove_leftovers_of_killed_runs() -> None:
     """A run ended by SIGKILL takes its server along but leaves its files."""
     places = (("/var/lib/dagmaster", "test-*"), ("/run", "dagmaster-test-*"), ("/tmp", "dagmaster-*test-*"))
-    for folder in (found for place, pattern in places for found in Path(place).glob(pattern)):
+    for folder in (leftover for place, pattern in places for leftover in Path(place).glob(pattern)):
         pid = folder.name.rpartition("-")[2]
         if pid.isdigit() and not Path(f"/proc/{pid}").exists():
             shutil.rmtree(folder, ignore_errors=True)

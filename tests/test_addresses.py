@@ -23,6 +23,17 @@ def test_each_url_is_below_the_base():
     )
 
 
+def test_stored_documents_have_paths_without_a_base():
+    stored = MAPS.stored()
+
+    assert stored.file(Location(Zone.SILVER, "silver", "cogs/dem/v0/r1/a.tif")) == (
+        "/files/silver/silver/cogs/dem/v0/r1/a.tif"
+    )
+    assert stored.catalog() == "/stac/"
+    assert stored.item("dem", "dem-v0") == "/stac/collections/dem/items/dem-v0"
+    assert stored.xyz("dem", "version=1") == "/tiles/dem/tiles/WebMercatorQuad/{z}/{x}/{y}.png?version=1"
+
+
 def test_without_a_public_url_the_base_is_the_port_of_this_machine():
     assert Addresses.of(load(serving_port=8123)).base == "http://localhost:8123"
     assert Addresses.of(load(public_url="https://maps.example.org/")).base == "https://maps.example.org"
@@ -34,6 +45,7 @@ def test_the_location_of_a_file_is_read_from_its_url(blob):
 
     assert location_of(MAPS.file(location)) == location
     assert location_of(MAPS.file(location).replace("maps.example.org", "elsewhere:8000")) == location
+    assert location_of(MAPS.stored().file(location)) == location
 
 
 @pytest.mark.parametrize(
@@ -43,7 +55,11 @@ def test_the_location_of_a_file_is_read_from_its_url(blob):
         "https://maps.example.org/files/silver/silver/../a.tif",
         "https://maps.example.org/tiles/dem/map",
         "ftp://maps.example.org/files/silver/silver/a.tif",
-        "/files/silver/silver/a.tif",
+        "/files/bronze/bronze/a.tif",
+        "/other/files/silver/silver/a.tif",
+        "//elsewhere/files/silver/silver/a.tif",
+        "files/silver/silver/a.tif",
+        "/files/silver/silver/../a.tif",
     ],
 )
 def test_other_urls_have_no_location(url):
@@ -63,6 +79,13 @@ def test_raw_data_has_no_url():
         ("http://[::1]:8000/stac/collections/dem", "http://localhost:9000/stac/collections/dem"),
         ("https://maps.example.org/stac/", "https://maps.example.org/stac/"),
         ("http://localhost:8000/other", "http://localhost:8000/other"),
+        ("/tiles/dem/map?version=0", "http://localhost:9000/tiles/dem/map?version=0"),
+        ("/files/silver/silver/a.tif", "http://localhost:9000/files/silver/silver/a.tif"),
+        ("/stac/", "http://localhost:9000/stac/"),
+        ("/stac", "http://localhost:9000/stac"),
+        ("/other", "/other"),
+        ("/files/bronze/bronze/a.tif", "/files/bronze/bronze/a.tif"),
+        ("//elsewhere/stac/", "//elsewhere/stac/"),
     ],
 )
 def test_stored_urls_of_this_machine_get_the_base_of_today(url, expected):
@@ -75,3 +98,31 @@ def test_stored_urls_of_the_host_that_was_asked_get_its_base():
     assert (
         rebased(url, "https://maps.example.org/", "maps.example.org") == "https://maps.example.org/stac/collections/dem"
     )
+
+
+@pytest.mark.parametrize("addresses", [MAPS, MAPS.stored(), Addresses("")])
+@pytest.mark.parametrize(
+    ("href", "is_served"),
+    [
+        ("/files/silver/silver/cogs/dem/v0/r1/a.tif", True),
+        ("/files/external/external/a.tif", True),
+        ("/tiles/dem/tiles/WebMercatorQuad/{z}/{x}/{y}.png?version=0", True),
+        ("/stac/", True),
+        ("/stac/collections/dem", True),
+        ("http://localhost:8123/stac/collections/dem", True),
+        ("/files/bronze/bronze/a.tif", False),
+        ("/files/silver/silver/../../a.tif", False),
+        ("/files/silver/silver/%2e%2e/a.tif", False),
+        ("/files/silver/silver/a\\b.tif", False),
+        ("/etc/passwd", False),
+        ("/stacks", False),
+        ("//evil.example.org/stac/", False),
+        ("//evil.example.org/files/silver/silver/a.tif", False),
+        ("stac/", False),
+        ("https://evil.example.org/stac/", False),
+        ("", False),
+    ],
+)
+def test_paths_of_stored_documents_are_served_as_urls_are(addresses, href, is_served):
+    assert addresses.serves(href) is is_served
+    assert addresses.allows(href) is is_served

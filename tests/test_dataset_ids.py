@@ -2,7 +2,7 @@
 
 import pytest
 
-from dagmaster.dataset_ids import LONGEST, dataset_id_from, require_dataset_id
+from dagmaster.dataset_ids import LONGEST, dataset_id_from, is_reserved, require_dataset_id
 from dagmaster.errors import InvalidRequest
 
 
@@ -33,3 +33,17 @@ def test_an_id_is_made_from_a_title(text, dataset_id):
 def test_a_title_without_a_letter_or_digit_gives_no_id():
     with pytest.raises(InvalidRequest, match="no dataset id can be made"):
         dataset_id_from("???")
+
+
+@pytest.mark.parametrize(
+    ("name", "is_taken"),
+    [
+        ("0123456789abcdef0123456789abcdef", True),
+        ("job-01890000-0000-7000-8000-000000000001", True),
+        ("job-2024", False),
+        ("0123456789abcdef0123456789abcde", False),
+        ("dem", False),
+    ],
+)
+def test_ids_of_assets_and_of_jobs_are_reserved(name, is_taken):
+    assert is_reserved(name) is is_taken

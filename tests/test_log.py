@@ -1,4 +1,4 @@
-"""No log line, error or answer tells a secret; what is no secret stays readable."""
+"""No log line, error or response contains a secret; everything else stays readable."""
 
 import base64
 import io
@@ -104,9 +104,9 @@ NAMES = st.sampled_from(
 def test_a_value_under_a_secrets_name_is_hidden(*, before, name, sign, secret, space, after):
     sign = "=" if name == "signature" else sign
 
-    told = redact(f"{space.join(before)} {name}{sign}{secret}{space}{space.join(after)}")
+    redacted = redact(f"{space.join(before)} {name}{sign}{secret}{space}{space.join(after)}")
 
-    assert CANARY not in told
+    assert CANARY not in redacted
 
 
 @given(
@@ -124,9 +124,9 @@ def test_a_quoted_value_is_hidden_whatever_is_in_it(*, before, name, left, right
     for _ in range(depth):
         text = json.dumps(text)
 
-    told = redact(f"{' '.join(before)} {text} {' '.join(after)}")
+    redacted = redact(f"{' '.join(before)} {text} {' '.join(after)}")
 
-    assert CANARY not in told
+    assert CANARY not in redacted
 
 
 @given(NAMES, st.text(max_size=12), st.text("\\\"'", max_size=6), st.integers(0, 3))
@@ -155,10 +155,10 @@ def test_a_value_in_a_python_object_is_hidden(name, left, right):
     st.sampled_from(["host", "host:5432/db", "[::1]:5432/db?sslmode=require", "a,b/db?user=x@y"]),
 )
 def test_a_password_in_a_url_is_hidden(before, scheme, user, secret, host):
-    told = redact(f"{' '.join(before)} {scheme}://{user}:{secret}@{host} done")
+    redacted = redact(f"{' '.join(before)} {scheme}://{user}:{secret}@{host} done")
 
-    assert CANARY not in told
-    assert told.endswith(" done")
+    assert CANARY not in redacted
+    assert redacted.endswith(" done")
 
 
 @given(WORDS, st.sampled_from(["Bearer", "Token", "Basic", "Digest", "bearer"]), secrets(OF_A_TOKEN), st.booleans())
@@ -200,10 +200,10 @@ def test_tokens_with_a_known_format_are_hidden(body):
 def test_private_keys_are_hidden():
     key = "-----BEGIN RSA PRIVATE KEY-----\nMIIEpAIBAAKCAQEA\nxyz==\n-----END RSA PRIVATE KEY-----\nafter"
 
-    told = redact(f"read {key}")
+    redacted = redact(f"read {key}")
 
-    assert "MIIE" not in told
-    assert told.endswith("-----END RSA PRIVATE KEY-----\nafter")
+    assert "MIIE" not in redacted
+    assert redacted.endswith("-----END RSA PRIVATE KEY-----\nafter")
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,7 @@ def test_ordinary_text_stays_as_it_is(text):
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "redacted"),
     [
         ("postgresql://me:p@ss@host:5432/db?x=a@b", "postgresql://me:***@host:5432/db?x=a@b"),
         ("redis://:pw@h/0 and redis://:pw@i/0", "redis://:***@h/0 and redis://:***@i/0"),
@@ -251,9 +251,9 @@ def test_ordinary_text_stays_as_it_is(text):
         (r'{"log": "{\"password\": \"cut off", "user": "bob"}', r'{"log": "{\"password\": \"***", "user": "bob"}'),
     ],
 )
-def test_only_the_secret_is_hidden(text, told):
-    assert redact(text) == told
-    assert redact(told) == told
+def test_only_the_secret_is_hidden(text, redacted):
+    assert redact(text) == redacted
+    assert redact(redacted) == redacted
 
 
 def test_facts_are_hidden_by_their_names_however_deep():

@@ -1,4 +1,4 @@
-"""Settings that make no sense are refused at the door, all at once and by name."""
+"""Invalid settings are refused at the start, all at once and by name."""
 
 import pytest
 
@@ -9,7 +9,7 @@ pytestmark = pytest.mark.requirement("M2")
 
 
 @pytest.fixture(autouse=True)
-def nothing_set(monkeypatch):
+def no_settings(monkeypatch):
     for name in settings.variables():
         monkeypatch.delenv(name, raising=False)
 
@@ -55,9 +55,9 @@ def test_a_bad_value_is_reported_with_what_is_allowed(monkeypatch, name, value, 
 
 
 def test_what_does_not_fit_together_is_refused(monkeypatch):
-    told = refusal(monkeypatch, HEARTBEAT_INTERVAL_SEC="60", ORPHAN_THRESHOLD_SEC="60", TASK_LEASE_SEC="5")
+    problems = refusal(monkeypatch, HEARTBEAT_INTERVAL_SEC="60", ORPHAN_THRESHOLD_SEC="60", TASK_LEASE_SEC="5")
 
-    assert told == [
+    assert problems == [
         "HEARTBEAT_INTERVAL_SEC=60 must be shorter than ORPHAN_THRESHOLD_SEC=60,"
         " or healthy orchestrators are considered dead",
         "LEASE_RENEW_SEC=15 must be shorter than TASK_LEASE_SEC=5, or healthy tasks are considered lost",
@@ -65,15 +65,15 @@ def test_what_does_not_fit_together_is_refused(monkeypatch):
 
 
 def test_a_janitor_may_not_be_quicker_than_the_owners_it_looks_after(monkeypatch):
-    (told,) = refusal(monkeypatch, JANITOR_PATIENCE_SEC="60", ORPHAN_THRESHOLD_SEC="60")
+    (problem,) = refusal(monkeypatch, JANITOR_PATIENCE_SEC="60", ORPHAN_THRESHOLD_SEC="60")
 
-    assert told.startswith("ORPHAN_THRESHOLD_SEC=60 must be shorter than JANITOR_PATIENCE_SEC=60")
+    assert problem.startswith("ORPHAN_THRESHOLD_SEC=60 must be shorter than JANITOR_PATIENCE_SEC=60")
 
 
 def test_a_payload_is_kept_for_longer_than_any_lease(monkeypatch):
-    (told,) = refusal(monkeypatch, PAYLOAD_GRACE_SEC="60", TASK_LEASE_SEC="60")
+    (problem,) = refusal(monkeypatch, PAYLOAD_GRACE_SEC="60", TASK_LEASE_SEC="60")
 
-    assert told.startswith("TASK_LEASE_SEC=60 must be shorter than PAYLOAD_GRACE_SEC=60")
+    assert problem.startswith("TASK_LEASE_SEC=60 must be shorter than PAYLOAD_GRACE_SEC=60")
 
 
 @pytest.mark.parametrize("value", ["file:///etc", "nowhere", "http://", "https://me:secret@host/hook"])
@@ -83,14 +83,14 @@ def test_a_webhook_is_the_address_of_a_web_server_and_never_echoed(monkeypatch, 
 
 @pytest.mark.parametrize("value", ["-1", "nan", "inf", "1e9", "long"])
 def test_retention_is_a_number_of_days(monkeypatch, value):
-    (told,) = refusal(monkeypatch, RETENTION_DAYS=value)
+    (problem,) = refusal(monkeypatch, RETENTION_DAYS=value)
 
-    assert told == f"RETENTION_DAYS={value}: expected number from 0 up to 36500"
+    assert problem == f"RETENTION_DAYS={value}: expected number from 0 up to 36500"
 
 
 def test_all_problems_are_reported_at_once(monkeypatch):
-    """Also what does not fit together, as far as it can be told beside values that are no numbers."""
-    told = refusal(
+    """Also values that do not fit together, as far as they can be compared with values that are not numbers."""
+    problems = refusal(
         monkeypatch,
         LOG_LEVEL="loud",
         API_PORT="x",
@@ -99,7 +99,7 @@ def test_all_problems_are_reported_at_once(monkeypatch):
         ORPHAN_THRESHOLD_SEC="1",
     )
 
-    assert [problem.partition("=")[0] for problem in told] == [
+    assert [problem.partition("=")[0] for problem in problems] == [
         "LOG_LEVEL",
         "TASK_LEASE_SEC",
         "API_PORT",
@@ -111,12 +111,12 @@ def test_a_secret_is_never_echoed(monkeypatch):
     monkeypatch.setenv("POSTGRES_PASSWORD", "hunter2")
     monkeypatch.setenv("DATABASE_URL", "postgresql://me:hunter2@host/db")
 
-    told = refusal(monkeypatch, LOG_LEVEL="password=hunter2", DEFAULT_QUEUE="x", API_PORT="9" * 200)
+    problems = refusal(monkeypatch, LOG_LEVEL="password=hunter2", DEFAULT_QUEUE="x", API_PORT="9" * 200)
     monkeypatch.delenv("LOG_LEVEL")
     monkeypatch.delenv("API_PORT")
 
-    assert "hunter2" not in str(told)
-    assert max(map(len, told)) < 150
+    assert "hunter2" not in str(problems)
+    assert max(map(len, problems)) < 150
     assert "hunter2" not in repr(settings.load())
 
 
@@ -141,9 +141,9 @@ def test_unknown_variables_with_the_prefix_are_warned_about(monkeypatch):
     for name in ("DAGMASTER_DATTA", "DAGMASTER_TASK_LEASE_SEC", "DAGMASTER_FROBNICATE", "DAGMASTER_DATA"):
         monkeypatch.setenv(name, "x")
 
-    told = settings.warnings()
+    warnings = settings.warnings()
 
-    assert told == [
+    assert warnings == [
         "DAGMASTER_DATTA is not a setting; did you mean DAGMASTER_DATA?",
         "DAGMASTER_FROBNICATE is not a setting",
         "DAGMASTER_TASK_LEASE_SEC is not a setting; did you mean TASK_LEASE_SEC?",

@@ -42,14 +42,14 @@ async def work(dsn: str) -> None:
     @app.register_task(name="steps")
     async def steps(params: Any, ctx: Any) -> dict[str, Any]:
         for number in range(params["steps"]):
-            await ctx.step(f"step {number}", nothing)
+            await ctx.step(f"step {number}", noop)
         return {}
 
     ready()
     await app.start_worker(concurrency=BATCH, batch_size=BATCH, poll_interval=POLL_SECONDS, claim_timeout=CLAIM_SECONDS)
 
 
-async def nothing() -> dict[str, Any]:
+async def noop() -> dict[str, Any]:
     return {}
 
 
@@ -89,9 +89,9 @@ class AbsurdDriver:
 
     async def _until(self, tasks: list[str], queue: str) -> None:
         for task in tasks:
-            while (found := await self.client.fetch_task_result(task, queue)) is None or found.state != "completed":
-                if found is not None and found.state in {"failed", "cancelled"}:
-                    raise RuntimeError(f"a task is {found.state}: {found}")
+            while (result := await self.client.fetch_task_result(task, queue)) is None or result.state != "completed":
+                if result is not None and result.state in {"failed", "cancelled"}:
+                    raise RuntimeError(f"a task is {result.state}: {result}")
                 await asyncio.sleep(LOOK_SECONDS)
 
 

@@ -23,7 +23,7 @@ OPEN = ["ENQUEUED", "PENDING", "DELAYED"]
 
 
 @DBOS.step()
-def nothing() -> dict[str, int]:
+def noop() -> dict[str, int]:
     return {}
 
 
@@ -35,7 +35,7 @@ def task(_number: int) -> dict[str, int]:
 @DBOS.workflow(name="steps")
 def steps(count: int) -> dict[str, int]:
     for _ in range(count):
-        nothing()
+        noop()
     return {}
 
 
@@ -61,8 +61,8 @@ class DbosDriver:
         def fan(count: int) -> None:
             job = f"{uuid.uuid4()}-"
             spread(job, prepare(count))
-            if (found := join(job)) != count:
-                raise RuntimeError(f"{found} of {count} children succeeded")
+            if (joined := join(job)) != count:
+                raise RuntimeError(f"{joined} of {count} children succeeded")
 
         self._fan = fan
 
@@ -83,9 +83,9 @@ class DbosDriver:
     def _jobs(self, job: str, count: int) -> None:
         self._enqueue("steps", job, [JOB_STEPS] * count)
         self._wait(job)
-        found = len(self.client.list_workflows(workflow_id_prefix=job, status="SUCCESS"))
-        if found != count:
-            raise RuntimeError(f"{found} of {count} jobs succeeded")
+        succeeded = len(self.client.list_workflows(workflow_id_prefix=job, status="SUCCESS"))
+        if succeeded != count:
+            raise RuntimeError(f"{succeeded} of {count} jobs succeeded")
 
     def _enqueue(self, name: str, prefix: str, arguments: list[int]) -> None:
         with self.engine.begin() as connection:

@@ -56,8 +56,8 @@ async def work(dsn: str) -> None:
     @pgq.entrypoint("join")
     async def join(job: Job) -> None:
         asked = json.loads(job.payload or b"")
-        found = await pool.fetch("SELECT result FROM results WHERE job = $1", asked["job"])
-        await pool.execute(STORE, asked["job"], -1, json.dumps({"count": len(found)}))
+        results = await pool.fetch("SELECT result FROM results WHERE job = $1", asked["job"])
+        await pool.execute(STORE, asked["job"], -1, json.dumps({"count": len(results)}))
 
     @pgq.entrypoint("step")
     async def step(job: Job) -> None:
@@ -95,8 +95,8 @@ class PgQueuerDriver:
 
     async def _until(self, count: int, where: str, *values: object) -> None:
         sql = f"SELECT count(*) FROM results WHERE {where}"
-        while (found := await self.connection.fetchval(sql, *values)) < count:
-            await asyncio.sleep(pause(count - found))
+        while (succeeded := await self.connection.fetchval(sql, *values)) < count:
+            await asyncio.sleep(pause(count - succeeded))
 
 
 async def drive(dsn: str, serve: Callable[[Driver], Awaitable[None]]) -> None:

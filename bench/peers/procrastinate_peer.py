@@ -82,8 +82,8 @@ class ProcrastinateDriver:
 
     async def _until(self, count: int, where: str, **values: object) -> None:
         sql = f"SELECT count(*) AS found FROM results WHERE {where}"
-        while (found := (await self.app.connector.execute_query_one_async(sql, **values))["found"]) < count:
-            await asyncio.sleep(pause(count - found))
+        while (succeeded := (await self.app.connector.execute_query_one_async(sql, **values))["found"]) < count:
+            await asyncio.sleep(pause(count - succeeded))
 
 
 async def drive(dsn: str, serve: Callable[[Driver], Awaitable[None]]) -> None:

@@ -3,37 +3,48 @@
     {base}/files/{zone}/{container}/{blob}
     {base}/stac/collections/{dataset_id}/items/{item_id}
     {base}/tiles/{dataset_id}/map, /preview.png, /WebMercatorQuad/tilejson.json, /tiles/WebMercatorQuad/{z}/{x}/{y}.png
+    {base}/searches/{search_id}/info, /WebMercatorQuad/tilejson.json, /tiles/WebMercatorQuad/{z}/{x}/{y}.png
 
-`base` is where the server is reached: the setting `public_url` in stored documents,
-the URL of the request in responses.
+`base` is where the server is reached: the setting `public_url` in the results of jobs, the URL of the request in
+responses. Stored documents have no base: their URLs are paths that begin with a slash.
 """
 
 import re
+from collections.abc import Iterable
 from urllib.parse import quote, unquote, urlsplit
 
 from dagmaster.errors import InvalidRequest
 from dagmaster.settings import Settings
 from dagmaster.storage.location import Location, Zone
 
-FILES, STAC, TILES = "/files", "/stac", "/tiles"
+FILES, SEARCHES, STAC, TILES = "/files", "/searches", "/stac", "/tiles"
 GRID = "WebMercatorQuad"
 SERVED_ZONES = (Zone.SILVER, Zone.EXTERNAL)
 
 _SERVED = re.compile(
-    r"https?://(?P<host>\[[0-9a-f:]+\]|[^/:@?#]+)(?::\d+)?/(?=files/(?:silver|external)/|tiles/|stac(?:/|$))"
+    r"(?:https?://(?P<host>\[[0-9a-f:]+\]|[^/:@?#]+)(?::\d+)?)?/(?=files/(?:silver|external)/|tiles/|stac(?:/|$))"
 )
+# Backslashes count as slashes, and tabs and line breaks as nothing, in some readers of URLs.
+_NOT_PLAIN = re.compile(r"[\s\\\x00-\x1f\x7f]")
+_NOT_PLAIN_DECODED = re.compile(r"[\\\x00-\x1f\x7f]|/vsi\w+[/?]", re.IGNORECASE)
 _LOOPBACK = re.compile(r"localhost|127(?:\.\d{1,3}){3}|\[::1\]")
 
 
 class Addresses:
     """Builds URLs below one base."""
 
-    def __init__(self, base: str) -> None:
+    def __init__(self, base: str, href_prefixes: Iterable[str] = ()) -> None:
         self.base = base.rstrip("/")
+        self._href_prefixes = tuple(href_prefixes)
 
     @classmethod
     def of(cls, settings: Settings) -> "Addresses":
-        return cls(settings.public_url or f"http://localhost:{settings.serving_port}")
+        base = settings.public_url or f"http://localhost:{settings.serving_port}"
+        return cls(base, settings.stac_href_prefixes)
+
+    def stored(self) -> "Addresses":
+        """The same without a base, for documents that are stored: the server adds the base of each request."""
+        return Addresses("", self._href_prefixes)
 
     def file(self, location: Location) -> str:
         if location.zone not in SERVED_ZONES:
@@ -58,21 +69,60 @@ class Addresses:
     def tilejson(self, dataset_id: str, ordinal: int) -> str:
         return f"{self._tiles(dataset_id)}/{GRID}/tilejson.json?version={ordinal}"
 
-    def xyz(self, dataset_id: str, query: str, *, suffix: str = ".png") -> str:
+    def xyz(self, dataset_id: str, query: str, *, suffix: str = ".png", grid: str = GRID) -> str:
         """A template: {z}, {x} and {y} stay in it for the client to fill in."""
-        return f"{self._tiles(dataset_id)}/tiles/{GRID}/{{z}}/{{x}}/{{y}}{suffix}?{query}"
+        return f"{self._tiles(dataset_id)}/tiles/{grid}/{{z}}/{{x}}/{{y}}{suffix}?{query}"
+
+    def search(self, search_id: str) -> str:
+        return f"{self.base}{SEARCHES}/{search_id}"
+
+    def serves(self, href: str) -> bool:
+        """Whether it is a URL of this server, or a path of it: a file of a served zone, tiles or the catalogue.
+
+        The port of a loopback host does not matter: responses replace the base of such a URL by that of the request.
+        """
+        path = href.removeprefix(f"{self.base}/") if self.base and href.startswith(f"{self.base}/") else None
+        if path is None and (match := _SERVED.match(href)) and _is_own_host(match["host"]):
+            path = href[match.end() :]
+        if path is None or not is_plain(href):
+            return False
+        if path.startswith(FILES.removeprefix("/") + "/"):
+            return location_of(f"/{path}") is not None
+        return path.partition("/")[0].partition("?")[0] in {STAC.removeprefix("/"), TILES.removeprefix("/")}
+
+    def allows(self, href: str) -> bool:
+        """Whether a file may be published under this URL: this server serves it, or the settings allow it."""
+        return self.serves(href) or (is_plain(href) and any(_is_below(href, prefix) for prefix in self._href_prefixes))
 
     def _tiles(self, dataset_id: str) -> str:
         return f"{self.base}{TILES}/{_quoted(dataset_id)}"
 
 
+def is_plain(href: str) -> bool:
+    """Whether a URL has only one reading: no `..`, no encoded separators, no backslashes, no characters to ignore."""
+    if _NOT_PLAIN.search(href):
+        return False
+    path = re.split(r"[?#]", href, maxsplit=1)[0]
+    decoded = unquote(path)
+    is_encoded_once = unquote(decoded) == decoded and decoded.count("/") == path.count("/")
+    parts = decoded.split("/")
+    return is_encoded_once and not _NOT_PLAIN_DECODED.search(decoded) and ".." not in parts and "." not in parts
+
+
+def _is_below(href: str, prefix: str) -> bool:
+    url, base = urlsplit(href), urlsplit(prefix)
+    same_host = (url.scheme, url.netloc.lower()) == (base.scheme, base.netloc.lower())
+    return same_host and f"{url.path}/".startswith(f"{base.path.rstrip('/')}/")
+
+
 def location_of(url: str) -> Location | None:
-    """The location of the file that a URL serves, whatever the base of the URL;
+    """The location of the file that a URL serves, whatever the base of the URL, or of the path of a stored document;
     None if it serves no file of a served zone."""
     parts = urlsplit(url)
-    _, _, path = parts.path.partition(f"{FILES}/")
+    before, _, path = parts.path.partition(f"{FILES}/")
     zone, _, name = unquote(path).partition("/")
-    if parts.scheme not in {"http", "https"} or zone not in SERVED_ZONES:
+    is_path = url.startswith("/") and not parts.netloc and not before
+    if not (is_path or parts.scheme in {"http", "https"}) or zone not in SERVED_ZONES:
         return None
     try:
         return Location.parse(name, Zone(zone))
@@ -83,12 +133,17 @@ def location_of(url: str) -> Location | None:
 def rebased(url: str, base: str, own_host: str | None = None) -> str:
     """A stored URL below the base where the server is reached now, which may have another port than when it was stored.
 
-    Only URLs of a loopback host or of `own_host` change: any other host is a public URL, or someone else's.
+    Only paths, and URLs of a loopback host or of `own_host`, change: any other host is a public URL, or someone else's.
     """
     served = _SERVED.match(url)
-    if served is None or not (_LOOPBACK.fullmatch(served["host"]) or served["host"].strip("[]") == own_host):
+    if served is None or not _is_own_host(served["host"], own_host):
         return url
     return f"{base.rstrip('/')}/{url[served.end() :]}"
+
+
+def _is_own_host(host: str | None, own_host: str | None = None) -> bool:
+    """A path has no host: it is of this server."""
+    return host is None or bool(_LOOPBACK.fullmatch(host)) or host.strip("[]") == own_host
 
 
 def _quoted(name: str) -> str:

@@ -4,19 +4,26 @@
     ├── InvalidRequest    the caller: the request cannot be understood or breaks a rule
     │   ├── InvalidWorkflow   … every mistake in a workflow file, with line and column
     │   └── NotAllowed        … the caller lacks the permission
+    │       └── NotAuthenticated  … the caller has no credentials, or credentials that are not valid
     ├── NotFound          the caller: there is no such thing
     ├── Conflict          the caller: the present state does not allow it
     ├── UnfitData         the owner of the data: never retried
     ├── Unavailable       the environment: retried, and counted separately from failures of the handler
     ├── HandlerFailed     the handler: retried
     │   └── TimedOut      … it ran longer than its timeout
-    └── Fenced            nobody: this process no longer owns what it tried to write
+    ├── Fenced            nobody: this process no longer owns what it tried to write
+    ├── JobFailed         the caller of a client: the job whose result is needed did not complete
+    └── WaitTimedOut      the caller of a client: the job has not ended within the time given
 
 Any other exception is a bug. Exit codes, HTTP statuses and retries are derived from the class.
 """
 
+import traceback
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any
+
+_STANDARD_LIBRARY = str(PurePath(traceback.__file__).parent)
 
 
 class DagmasterError(Exception):
@@ -31,6 +38,12 @@ class DagmasterError(Exception):
         self.hint = hint
         self.facts = facts
 
+    @property
+    def status(self) -> int | None:
+        """The HTTP status, if a client received the error from a server."""
+        status = self.facts.get("status")
+        return status if isinstance(status, int) else None
+
     def __str__(self) -> str:
         return f"{self.message} ({self.hint})" if self.hint else self.message
 
@@ -41,6 +54,10 @@ class InvalidRequest(DagmasterError):
 
 class NotAllowed(InvalidRequest):
     default_code = "not-allowed"
+
+
+class NotAuthenticated(NotAllowed):
+    default_code = "auth.required"
 
 
 class NotFound(DagmasterError):
@@ -71,6 +88,14 @@ class Fenced(DagmasterError):
     default_code = "fenced"
 
 
+class JobFailed(DagmasterError):
+    default_code = "job.failed"
+
+
+class WaitTimedOut(DagmasterError, TimeoutError):
+    default_code = "job.wait-timeout"
+
+
 @dataclass(frozen=True, slots=True)
 class WorkflowProblem:
     """One mistake in a workflow file. Lines and columns count from 1; 0 means the file as a whole."""
@@ -96,3 +121,25 @@ class InvalidWorkflow(InvalidRequest):
         self.file = file
         self.problems = sorted(problems, key=lambda p: (p.line, p.column))
         super().__init__("\n".join(p.at(file) for p in self.problems), file=file)
+
+
+def place_of(error: BaseException) -> str:
+    """The last place outside of libraries that an unexpected error went through: file, line and function."""
+    frames = traceback.extract_tb(error.__traceback__)
+    if not frames:
+        return "an unknown place"
+    place = next((frame for frame in reversed(frames) if not _is_of_library(frame.filename)), frames[-1])
+    return f"{PurePath(place.filename).name}, line {place.lineno}, in {place.name}"
+
+
+def _is_of_library(file: str) -> bool:
+    return "site-packages" in file or file.startswith((_STANDARD_LIBRARY, "<"))
+
+
+def unexpected(error: Exception) -> InvalidRequest:
+    """A mistake in this software, to be recorded. Its text is left out: it may contain values."""
+    return InvalidRequest(
+        f"unexpected {type(error).__qualname__} in {place_of(error)}",
+        code="engine.unexpected",
+        hint="this is a mistake in dagmaster; please report it",
+    )

@@ -13,12 +13,20 @@ TRANSACTIONS: Final = (
     "submit_once",
     "take_messages",
     "rerun",
+    "fail_job",
     "report_payloads",
     "record_late",
     "store_payload",
     "janitor",
     "retention",
     "catalogue",
+    "documents",
+    "submit_asset",
+    "change_asset",
+    "change_platform",
+    "prepare_catalogue",
+    "first_key",
+    "callbacks",
 )
 # Single statements, which commit themselves: before the commit means before the statement is sent.
 STATEMENTS: Final = (
@@ -30,6 +38,7 @@ STATEMENTS: Final = (
     "end_stuck_owners",
     "claim_jobs",
     "release_unknown_jobs",
+    "review_deferred",
     "retire_orchestrator",
     "forget_silent_instances",
     "make_event_partitions",
@@ -40,7 +49,8 @@ STATEMENTS: Final = (
     "retire_worker",
     "save_checkpoint",
 )
-# Along the path of a job: claimed, decided, committed, published, received, settled, stored, run and reported.
+# Along the path of a job: claimed, decided, committed, published, received, settled, stored, run and reported; and once
+# its submitter was called back.
 STEPS: Final = (
     "orchestrator.claimed",
     "orchestrator.fenced",
@@ -58,6 +68,7 @@ STEPS: Final = (
     "worker.after-report",
     "handler.before-publish",
     "handler.after-publish",
+    "callback.after-post",
 )
 
 

@@ -15,21 +15,23 @@ class Endpoint:
     name: str
     what: str
     hint_when_taken: str
+    hint_to_protect: str = "set AUTH_ENABLED=true, "
 
 
 API = Endpoint("api", "the API", "another orchestrator? choose a port with --port (0 takes a free one), or --no-api")
 SERVING = Endpoint("serving", "the map server", "choose another port with --port (0 takes a free one)")
-HEALTH = Endpoint("health", "the health endpoint", "choose another HEALTH_PORT (0 takes a free one)")
+HEALTH = Endpoint("health", "the health endpoint", "choose another HEALTH_PORT (0 takes a free one)", "")
 
 
 def bind(host: str, port: int, *, is_insecure: bool = False, endpoint: Endpoint = API) -> socket.socket:
-    """Bind a port. Done before anything else starts, so that a port in use is reported at once."""
+    """Bind a port. Done before anything else starts, so that a port in use is reported at once. Other addresses than
+    loopback are refused, unless `is_insecure`: authentication is enabled, or the settings accept the risk."""
     if not is_loopback(host) and not is_insecure:
         setting = endpoint.name.upper()
         raise InvalidRequest(
             f"{endpoint.what} would listen on {host}, which other machines can reach, and authentication is disabled",
             code=f"{endpoint.name}.not-loopback",
-            hint=f"set {setting}_HOST=127.0.0.1, or {setting}_INSECURE=true "
+            hint=f"{endpoint.hint_to_protect}set {setting}_HOST=127.0.0.1, or {setting}_INSECURE=true "
             "behind a proxy or firewall that restricts access",
         )
     try:

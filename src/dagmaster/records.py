@@ -13,12 +13,13 @@ SCHEMA = "dagapp"
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """An index over `columns` (each may end in ' DESC'); partial with `where`."""
+    """An index over `columns` (each may end in ' DESC'); partial with `where`. `method` is gin for containment."""
 
     name: str
     columns: tuple[str, ...]
     unique: bool = False
     where: str | None = None
+    method: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ Only the entry points load settings. All other functions receive the values that
 
 import difflib
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import NoneType
@@ -17,11 +18,14 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from dagmaster.errors import InvalidRequest
+from dagmaster.listen import is_loopback
 from dagmaster.observe.redaction import redact
 
 DEFAULT_QUEUES = ("dag-worker-tasks", "functionapp-tasks", "container-tasks")
 PREFIX = "DAGMASTER_"
 _LONGEST_SHOWN = 60
+SCOPES = ("viewer", "reviewer", "author", "operator", "worker", "admin")
+_ROLE = re.compile(rf"[^=,]+=(?:{'|'.join(SCOPES)}|b2b:[a-z0-9][a-z0-9_-]*)")
 _ROOT_HOME = Path("/var/lib/dagmaster")
 
 # At most a day: with a longer interval or timeout, a failure would hardly ever be noticed.
@@ -102,7 +106,20 @@ class Settings(BaseSettings):
         None, repr=False, max_length=512, description="http(s)://…; receives the janitor's actions as JSON"
     )
     allow_private_webhooks: bool = Field(
-        False, description="Allow webhooks at private, loopback and link-local addresses"
+        False,
+        description="Allow webhooks and callback_url at private and loopback addresses, and callback_url with http "
+        "and with any port; metadata services and other link-local addresses are never called",
+    )
+    callback_attempts: PositiveInt = Field(
+        10,
+        le=100,
+        description="Most attempts to deliver one callback; the delays between them grow from 5 seconds to 6 hours",
+    )
+    callback_result_url: str | None = Field(
+        None,
+        max_length=512,
+        description="http(s)://… at which submitters reach the gateway and the API: result_url in callbacks begins "
+        "with it; by default result_url is a path",
     )
     payload_grace_sec: float = Field(
         86_400,
@@ -162,6 +179,13 @@ class Settings(BaseSettings):
     shutdown_grace_sec: Seconds = Field(
         30.0, description="Seconds that handlers may still run after their worker was asked to stop"
     )
+    unknown_handler_timeout_sec: float = Field(
+        600.0,
+        ge=0,
+        le=2_592_000,
+        description="How long a node waits for a live process that knows its handler and queue; then it fails. A "
+        "message of an unknown workflow waits as long, and becomes a dead letter",
+    )
     max_losses: PositiveInt = Field(
         5, le=1_000, description="Retries of a node after a lost worker or an unavailable service; then it fails"
     )
@@ -180,15 +204,51 @@ class Settings(BaseSettings):
         le=16_777_216,
         description="Largest size of the params of a task; large params are stored outside the message",
     )
+    template_timeout_sec: float = Field(
+        2.0, gt=0, le=60, description="Processor time that a template may use; a node whose template needs more fails"
+    )
+
+    auth_enabled: bool = Field(
+        False,
+        description="Callers need an API key or an OIDC token. If false, servers listen on loopback only, and every "
+        "caller is an administrator",
+    )
+    oidc_issuer: str | None = Field(
+        None,
+        max_length=512,
+        description="https://… of the issuer of OIDC tokens, exactly as in their claim `iss`; requires OIDC_AUDIENCE",
+    )
+    oidc_audience: Annotated[tuple[str, ...], NoDecode] = Field(
+        (), description="Audiences, separated by commas, one of which a token must name in its claim `aud`"
+    )
+    oidc_jwks_url: str | None = Field(
+        None,
+        max_length=512,
+        description="https://… of the issuer's public keys (JWKS); by default that of its discovery document",
+    )
+    oidc_roles_claim: Name = Field(
+        "roles", description="Claim of a token with its roles; a dot leads into an object, as in `realm_access.roles`"
+    )
+    oidc_roles: Annotated[tuple[str, ...], NoDecode] = Field(
+        (),
+        description="Roles and the scopes that they give, such as `map-readers=viewer,hub=b2b:ddh`; by default the "
+        "names of the scopes, also with the prefix `dagmaster.`",
+    )
+    oidc_name_claim: Name = Field(
+        "sub",
+        description="Claim of a token that is recorded as the actor; another one than `sub` must be unique and not "
+        "changeable by users",
+    )
 
     api_enabled: bool = Field(True, description="The process of an orchestrator also serves the API")
     api_host: str = Field(
-        "127.0.0.1", description="Address on which the API listens; must be loopback unless API_INSECURE is true"
+        "127.0.0.1", description="Address on which the API listens; other addresses than loopback need AUTH_ENABLED"
     )
     api_port: PortOrAny = Field(8000, description="Port of the API; 0 takes any free port")
     api_insecure: bool = Field(
         False,
-        description="Allow the API on other addresses than loopback, although authentication is disabled",
+        description="Allow the API on other addresses than loopback without authentication: whoever reaches it is an "
+        "administrator",
     )
     health_enabled: bool = Field(
         True, description="A worker, or an orchestrator without the API, serves health probes over HTTP"
@@ -207,17 +267,28 @@ class Settings(BaseSettings):
     serving_enabled: bool = Field(True, description="`dagmaster up` also starts the map server: STAC API, tiles, files")
     serving_host: str = Field(
         "127.0.0.1",
-        description="Address on which the map server listens; must be loopback unless SERVING_INSECURE is true",
+        description="Address on which the map server listens; other addresses than loopback need AUTH_ENABLED",
     )
     serving_port: PortOrAny = Field(8003, description="Port of the map server; 0 takes any free port")
+    serving_grids: str = Field(
+        "WebMercatorQuad,WorldCRS84Quad,WGS1984Quad,WorldMercatorWGS84Quad,EuropeanETRS89_LAEAQuad,UTM31WGS84Quad,"
+        "UPSArcticWGS84Quad,UPSAntarcticWGS84Quad,NZTM2000Quad,CanadianNAD83_LCC",
+        description="Grids of tiles, by names of morecantile, separated by commas; WebMercatorQuad is always included",
+    )
     serving_insecure: bool = Field(
         False,
-        description="Allow the map server on other addresses than loopback, although authentication is disabled",
+        description="Allow the map server on other addresses than loopback without authentication: whoever reaches it "
+        "may see what viewers see",
     )
     public_url: str | None = Field(
         None,
         max_length=512,
-        description="http(s)://… at which clients reach the map server; every link in the catalogue begins with it",
+        description="http(s)://… at which clients reach the map server; every link to it begins with this",
+    )
+    stac_href_prefixes: Annotated[tuple[str, ...], NoDecode] = Field(
+        (),
+        description="URLs, separated by commas, below which files of published STAC documents may be, in addition "
+        "to the served zones, such as https://data.example.org/naip/",
     )
     allow_rebuild: bool = Field(
         False, description="Development only: allow the bootstrap API to drop the whole schema and deploy it again"
@@ -235,11 +306,24 @@ class Settings(BaseSettings):
     bronze_container: Name = Field("bronze", description="Container of raw data, if none is named")
     silver_container: Name = Field("silver", description="Container of processed data, if none is named")
     external_container: Name = Field("external", description="Container of public data, if none is named")
+    approval_by_second_person: bool = Field(
+        False, description="The submitter of a version may not approve it: another reviewer must"
+    )
     allow_local_sources: bool = Field(False, description="Allow jobs to read files on the worker's machine by path")
-    allow_https_sources: bool = Field(False, description="Allow jobs to read from public web servers by https URL")
+    allow_https_sources: bool = Field(
+        False,
+        description="Allow jobs to read from public web servers by https URL; "
+        "`dagmaster process` downloads such URLs unless this is set to false",
+    )
     allow_vsi_sources: bool = Field(False, description="Allow jobs to read GDAL /vsi paths")
+    allow_private_sources: bool = Field(
+        False, description="Allow `dagmaster process` to download from private, loopback and link-local addresses"
+    )
+    max_download_mb: PositiveInt = Field(
+        50_000, description="Size of the largest file that `dagmaster process` downloads, in MB"
+    )
     catalog_enabled: bool = Field(
-        True, description="Deploy the STAC catalogue (pgSTAC, requires PostGIS) beside the engine's tables"
+        True, description="Deploy the STAC catalogue (pgSTAC, requires PostGIS) in addition to the engine's tables"
     )
 
     crash_point: str | None = Field(None, description="Tests only: the named point at which the process kills itself")
@@ -262,7 +346,7 @@ class Settings(BaseSettings):
             raise ValueError("not an http or https URL without user name and password")
         return value
 
-    @field_validator("public_url")
+    @field_validator("public_url", "callback_result_url")
     @classmethod
     def _begins_links(cls, value: str | None) -> str | None:
         if value is None:
@@ -271,6 +355,37 @@ class Settings(BaseSettings):
         if parts.query or parts.fragment:
             raise ValueError("a base URL has no query and no fragment")
         return value.rstrip("/")
+
+    @field_validator("oidc_issuer", "oidc_jwks_url")
+    @classmethod
+    def _protected_address(cls, value: str | None) -> str | None:
+        if value is not None:
+            parts = urlsplit(cls._web_address(value) or "")
+            if parts.scheme != "https" and not is_loopback(parts.hostname or ""):
+                raise ValueError("not an https URL")
+        return value
+
+    @field_validator("oidc_roles")
+    @classmethod
+    def _name_scopes(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for pair in value:
+            if not _ROLE.fullmatch(pair):
+                raise ValueError("not pairs ROLE=SCOPE")
+        return value
+
+    @field_validator("stac_href_prefixes", "oidc_audience", "oidc_roles", mode="before")
+    @classmethod
+    def _prefixes(cls, value: object) -> object:
+        return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+    @field_validator("stac_href_prefixes")
+    @classmethod
+    def _name_hosts(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for prefix in value:
+            parts = urlsplit(prefix)
+            if not parts.scheme or not parts.netloc or parts.query or parts.fragment or "@" in parts.netloc:
+                raise ValueError("not URLs with a scheme and a host, and without user name, query and fragment")
+        return value
 
     @field_validator("workflow_folders", mode="before")
     @classmethod
@@ -285,14 +400,31 @@ class Settings(BaseSettings):
             for short, long, consequence in _SHORTER
             if getattr(self, short) >= getattr(self, long)
         ]
+        if self.oidc_issuer and not self.oidc_audience:
+            conflicts.append("OIDC_ISSUER requires OIDC_AUDIENCE, or tokens for other services would be accepted")
         if conflicts:
             raise ValueError("\n".join(conflicts))
         return self
+
+    @property
+    def may_expose_api(self) -> bool:
+        """Whether the API may listen on other addresses than loopback."""
+        return self.auth_enabled or self.api_insecure
+
+    @property
+    def may_expose_maps(self) -> bool:
+        """Whether the map server may listen on other addresses than loopback."""
+        return self.auth_enabled or self.serving_insecure
 
     def home(self) -> Path:
         """The data folder: the configured one, or the default of this user."""
         if self.data_folder:
             return self.data_folder.absolute()
+        return self.default_home()
+
+    @staticmethod
+    def default_home() -> Path:
+        """The data folder of this user if none is configured."""
         return _ROOT_HOME if os.geteuid() == 0 else Path.home() / ".local/share/dagmaster"
 
     def dsn(self) -> str | None:

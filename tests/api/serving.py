@@ -21,7 +21,7 @@ def app_of(dsn: str, running: Engine | None = None, *, heartbeat_seconds: float 
     """The app on a database; with an engine, knowing what that knows."""
     chosen = fast_settings(**settings)
     registry = running.registry if running else installed()
-    catalog = running.catalog if running else load_library(chosen, registry, chosen.known_queues)
+    catalog = running.library if running else load_library(chosen, registry, chosen.known_queues)
     orchestrator = running.orchestrators[0] if running and running.orchestrators else None
     return create_app(chosen, dsn, catalog, registry, orchestrator=orchestrator, heartbeat_seconds=heartbeat_seconds)
 

@@ -40,9 +40,9 @@ async def test_a_wrong_definition_is_refused_with_every_mistake(database):
         renamed = await client.post(f"{V1}/jobs", json={"workflow_id": "yours", "definition": MINE})
         lacking = await client.post(f"{V1}/jobs", json={"workflow_id": "mine", "definition": MINE})
 
-    told = mistaken.json()
-    assert (mistaken.status_code, told["code"]) == (422, "workflow.invalid")
-    assert {mistake["line"] for mistake in told["errors"]} == {6, 7}
+    problem = mistaken.json()
+    assert (mistaken.status_code, problem["code"]) == (422, "workflow.invalid")
+    assert {mistake["line"] for mistake in problem["errors"]} == {6, 7}
     assert (renamed.status_code, renamed.json()["code"]) == (400, "workflow.other-id")
     assert (lacking.status_code, lacking.json()["code"]) == (400, "inputs.invalid")
 

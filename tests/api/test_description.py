@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jsonschema_rs
@@ -16,11 +17,15 @@ from schemathesis.specs.openapi import checks as openapi_checks
 
 from dagmaster.api.app import create_app
 from dagmaster.api.server import ApiServer
+from dagmaster.client.models.assets import KeyRequest
+from dagmaster.database.assets.keys import Change, KeyStore
 from dagmaster.handlers.registry import installed
 from dagmaster.listen import bind
 from dagmaster.observe import log
+from dagmaster.operations.keys import create_key
 from dagmaster.operations.library import load_library
 from tests.engine.harness import engine, fast_settings, until
+from tests.operations.kit import opened
 
 pytestmark = pytest.mark.requirement("O1")
 
@@ -78,10 +83,10 @@ class Served:
 
 
 @pytest.fixture(scope="module")
-def served(shared_database: str) -> Iterator[Served]:
+def served(shared_database: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """The API on a port, in a thread of its own: what calls it here is not asynchronous."""
     log.configure("error")
-    known = asyncio.run(_some_work(shared_database))
+    known = asyncio.run(_some_work(shared_database, tmp_path_factory.mktemp("storage")))
     server = ApiServer(_app(shared_database), bind("127.0.0.1", 0))
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_until_complete, args=(server.run(),))
@@ -92,14 +97,20 @@ def served(shared_database: str) -> Iterator[Served]:
     loop.close()
 
 
-async def _some_work(dsn: str) -> dict[str, str]:
-    """A job with children and retries that is over, and messages that nobody can use."""
+async def _some_work(dsn: str, folder: Path) -> dict[str, str]:
+    """A job with children and retries that is over, messages that nobody can use, and an asset to review."""
     async with engine(dsn) as running:
         job = await running.run("demo", count=20)
         for number in range(3):
-            await running.ledger.enqueue_message(f"m-{number}", "dag-jobs", {"workflow_id": "nothing"})
+            await running.ledger.enqueue_message(f"m-{number}", "dag-jobs", {"workflow_id": "demo", "priority": 99})
         payload = await running.ledger.store_payload(job["job_id"], b'"large"')
+        async with KeyStore(dsn) as keys:
+            key = await create_key(keys, KeyRequest(name="described", scopes=["viewer"]), Change("test"))
         (letter, *_) = await until(lambda: running.rows("SELECT dead_letter_id FROM dagapp.dag_dead_letters"))
+    async with opened(dsn, folder) as kit:
+        submitted = await kit.submit(request_id="order-7", callback_url="https://hub.example/done")
+        await kit.process(submitted)
+        (callback,) = await kit.rows("SELECT callback_id FROM dagapp.callback_events")
     return {
         "job_id": str(job["job_id"]),
         "node_id": "verify__3",
@@ -107,6 +118,12 @@ async def _some_work(dsn: str) -> dict[str, str]:
         "queue": "container-tasks",
         "dead_letter_id": str(letter["dead_letter_id"]),
         "sha256": payload["sha256"],
+        "asset_id": submitted.asset_id,
+        "version_ordinal": "0",
+        "request_id": "order-7",
+        "platform_id": "local",
+        "key_id": key.key_id,
+        "callback_id": str(callback["callback_id"]),
     }
 
 

@@ -1,4 +1,4 @@
-"""Several processes: a request may arrive at any of them, and each tells how it is.
+"""Several processes: a request may arrive at any of them, and each reports its health.
 
 Nobody polls here within the time that is measured: what takes effect within a second has been heard of.
 """
@@ -126,7 +126,7 @@ async def _claimed(ledger: PostgresLedger, worker_id: UUID, job_id: UUID) -> str
 async def test_workers_and_an_orchestrator_without_api_report_their_health_side_by_side(
     database: str, tmp_path: Path
 ) -> None:
-    """All are told the same port: who comes later takes a free one, and says which."""
+    """All are configured with the same port: those that start later take a free one, and say which."""
     port = free_port()
     async with (
         fleet(database, tmp_path, health_port=port) as running,
@@ -135,7 +135,7 @@ async def test_workers_and_an_orchestrator_without_api_report_their_health_side_
         workers = await running.start("worker", 2)
         orchestrator = await running.start_one("orchestrator")
         urls = {process.name: await _health_url(running, process) for process in [*workers, orchestrator]}
-        told = {name: (await ok(client.get(f"{url}/health"))) for name, url in urls.items()}
+        health = {name: (await ok(client.get(f"{url}/health"))) for name, url in urls.items()}
         ready = {name: (await client.get(f"{url}/readyz")).status_code for name, url in urls.items()}
         metrics = (await client.get(f"{urls[orchestrator.name]}/metrics")).text
         stats = [(await running.stats(process))["health_url"] for process in workers]
@@ -148,7 +148,7 @@ async def test_workers_and_an_orchestrator_without_api_report_their_health_side_
 
     assert len(set(urls.values())) == 3
     assert f"http://127.0.0.1:{port}" in urls.values()
-    assert {name: body["pid"] for name, body in told.items()} == {p.name: p.pid for p in [*workers, orchestrator]}
+    assert {name: body["pid"] for name, body in health.items()} == {p.name: p.pid for p in [*workers, orchestrator]}
     assert set(ready.values()) == {200}
     assert "dagmaster_orchestrator_cycles_total" in metrics
     assert stats == [urls[process.name] for process in workers]
@@ -157,11 +157,11 @@ async def test_workers_and_an_orchestrator_without_api_report_their_health_side_
 
 
 async def _health_url(running: Fleet, process: Process) -> str:
-    async def told() -> str | None:
-        found = re.search(r"health endpoint started.*url=(\S+)", process.log.read_text())
-        return found[1] if found else None
+    async def url_in_log() -> str | None:
+        match = re.search(r"health endpoint started.*url=(\S+)", process.log.read_text())
+        return match[1] if match else None
 
-    return str(await running.until(told, 10, f"the address of {process.name}"))
+    return str(await running.until(url_in_log, 10, f"the address of {process.name}"))
 
 
 @pytest.mark.requirement("H4")

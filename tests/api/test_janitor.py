@@ -1,4 +1,4 @@
-"""The janitor over the API: what it did, in pages, and a look around on request."""
+"""The janitor over the API: its actions in pages, and a run on request."""
 
 from uuid import uuid4
 
@@ -50,8 +50,8 @@ async def test_a_job_that_cannot_be_advanced_shows_it_until_it_moves(database):
 
         await janitor.note_stuck(uuid4(), owner, claim, "ValueError: boom")
 
-        told = (await ok(client.get(f"{V1}/jobs/{job_id}")))["trouble"]
-        assert told == "the job cannot be advanced: ValueError: boom"
+        trouble = (await ok(client.get(f"{V1}/jobs/{job_id}")))["trouble"]
+        assert trouble == "the job cannot be advanced: ValueError: boom"
         await running.rows("UPDATE dagapp.dag_jobs SET owner_id = NULL, claim_token = NULL")
         await running.start_orchestrator()
         await running.wait(job_id)
@@ -76,8 +76,8 @@ async def test_actions_are_paged_and_filtered(database):
         (run,) = await everything(client, path, run_id=one[0]["run_id"])
 
         assert [len(page) for page in pages] == [4, 4, 1]
-        told = [(item["created_at"], item["action_id"]) for page in pages for item in page]
-        assert told == sorted(told, reverse=True)
+        listed = [(item["created_at"], item["action_id"]) for page in pages for item in page]
+        assert listed == sorted(listed, reverse=True)
         assert {item["target_id"] for item in even} == {"job-2", "job-4", "job-6", "job-8"}
         assert {item["target_id"] for item in late} == {"job-6", "job-7", "job-8", "job-9"}
         assert [item["target_id"] for item in one] == ["job-3"] == [item["target_id"] for item in run]

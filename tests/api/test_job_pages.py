@@ -66,8 +66,8 @@ def plan_of(dsn: str, **filters: Any) -> dict[str, Any]:
     with psycopg.connect(conninfo(dsn, "test", 15, 3, 10, settings=PLANNING), autocommit=True) as connection:
         cursor = RawCursor(connection)
         cursor.execute(f"EXPLAIN (ANALYZE, FORMAT JSON, TIMING OFF) {text}", values)
-        (found,) = cursor.fetchone() or (None,)
-    plan: dict[str, Any] = (json.loads(found) if isinstance(found, str) else found)[0]["Plan"]
+        (explained,) = cursor.fetchone() or (None,)
+    plan: dict[str, Any] = (json.loads(explained) if isinstance(explained, str) else explained)[0]["Plan"]
     return plan
 
 

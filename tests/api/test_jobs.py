@@ -6,8 +6,9 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from dagmaster.database.reads.jobs import JobReads
 from dagmaster.handlers.registry import Registration
-from dagmaster.jobs.model import Submission
+from dagmaster.jobs.model import Job, Submission
 from tests.api.serving import V1, api, everything, ok
 from tests.engine.harness import engine, open_gate, until, workflow
 
@@ -241,3 +242,21 @@ async def test_a_running_fan_out_says_so(database):
         await running.wait(job_id)
 
     assert (split["state"], split["children"]["done"], split["children"]["waiting"]) == ("running", 0, 0)
+
+
+async def test_a_job_that_ends_while_it_is_read_is_shown_with_its_end(database, monkeypatch):
+    """A client that waits for the end reads the result from the same answer."""
+    async with engine(database) as running, api(database, running) as client:
+        job_id = await running.submit("hello_world")
+        read = JobReads.job
+
+        async def slow(reads: JobReads, job_id: UUID) -> Job:
+            job = await read(reads, job_id)
+            await running.wait(job_id)
+            return job
+
+        monkeypatch.setattr(JobReads, "job", slow)
+        shown = await ok(client.get(f"{V1}/jobs/{job_id}"))
+
+    assert (shown["is_over"], shown["job"]["status"]) == (True, "completed")
+    assert shown["job"]["result"] is not None

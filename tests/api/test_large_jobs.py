@@ -1,4 +1,4 @@
-"""A job with very many children costs no more to look at than a small one."""
+"""A job with very many children costs no more to read than a small one."""
 
 import time
 from typing import Any
@@ -110,8 +110,7 @@ async def test_no_part_of_a_large_job_reads_all_of_it(large_job, part, params):
 
 
 async def _rows_read(app: Any) -> int:
-    """Rows of large tables that were fetched so far, as PostgreSQL counts them,
-    told by the connection that read them."""
+    """Rows of large tables that were fetched so far, as PostgreSQL counts them for the connection that read them."""
     async with app.state.services.reads._connected() as connection:
         await connection.execute("SELECT pg_stat_force_next_flush()")
         row: Any = await (

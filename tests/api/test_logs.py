@@ -88,22 +88,22 @@ async def test_the_lines_of_every_attempt_are_read_in_pages(database):
         wrong = await client.get(path, params={"after": "nonsense"})
 
     lines = [line for page in pages for line in page]
-    told = [(line["node_id"], line["attempt"], line["number"], line["text"]) for line in lines]
+    logged = [(line["node_id"], line["attempt"], line["number"], line["text"]) for line in lines]
     assert [len(page) for page in pages] == [2, 2, 2, 2, 2]
-    assert told == [
+    assert logged == [
         ("last", 1, 1, "begins item=None"),
         ("last", 1, 2, "ends"),
         ("spread__0", 1, 1, "begins item=1"),
         ("spread__0", 1, 2, "ends"),
         ("spread__1", 1, 1, "begins item=2"),
-        ("spread__1", 1, 2, told[5][3]),
+        ("spread__1", 1, 2, logged[5][3]),
         ("spread__1", 2, 1, "begins item=2"),
         ("spread__1", 2, 2, "ends"),
         ("spread__2", 1, 1, "begins item=3"),
         ("spread__2", 1, 2, "ends"),
     ]
-    assert told[5][3].startswith("will fail")
-    assert "hunter2" not in str(told)
+    assert logged[5][3].startswith("will fail")
+    assert "hunter2" not in str(logged)
     assert of_children == lines[2:]
     assert of_child == lines[4:6]
     assert [answer.json()["code"] for answer in unknown] == ["node.not-found", "job.not-found"]
@@ -154,7 +154,7 @@ async def test_a_cancelled_attempt_keeps_its_lines(database):
 @pytest.mark.requirement("E23")
 @pytest.mark.parametrize("handler", ["reports", "reports_plainly"])
 async def test_progress_is_seen_everywhere_within_a_second(database, handler):
-    """In the stream it has no number, and comes at most once a second however often a handler tells it."""
+    """In the stream it has no number, and comes at most once a second however often a handler reports it."""
     async with engine(database, handlers=HANDLERS) as running:
         job_id = await running.submit(workflow(ONE.replace("HANDLER", handler)))
         async with served(app_of(database, running)) as server, AsyncClient(base_url=server.url) as client:
@@ -162,16 +162,16 @@ async def test_progress_is_seen_everywhere_within_a_second(database, handler):
             await until(lambda: running.rows("SELECT 1 FROM dagapp.dag_tasks WHERE progress IS NOT NULL"))
             shown = await ok(client.get(f"{V1}/jobs/{job_id}"))
             waiting = await ok(client.get(f"{V1}/jobs/{job_id}/waiting"))
-            told = await asyncio.wait_for(watching, 20)
+            updates = await asyncio.wait_for(watching, 20)
 
     (node,) = [node for node in shown["nodes"] if node["node_id"] == "work"]
     (reason,) = [node["reasons"][0] for node in waiting["nodes"] if node["node_id"] == "work"]
     assert (node["progress"]["fraction"], node["progress"]["tiles"]) == (0.5, 3)
     assert reason["progress"]["tiles"] == 3
-    assert 2 <= len(told) <= 5
-    assert all(later - earlier > 0.9 for (earlier, _), (later, _) in pairwise(told))
+    assert 2 <= len(updates) <= 5
+    assert all(later - earlier > 0.9 for (earlier, _), (later, _) in pairwise(updates))
     ages = []
-    for at, frame in told:
+    for at, frame in updates:
         (line,) = frame["nodes"]
         assert (line["node_id"], line["attempt"], line["progress"]["tiles"]) == ("work", 1, 3)
         ages.append(at - float(line["progress"]["message"]))
@@ -180,7 +180,7 @@ async def test_progress_is_seen_everywhere_within_a_second(database, handler):
 
 async def progress_of(client: AsyncClient, path: str) -> list[tuple[float, dict[str, Any]]]:
     """When which progress came; none of it with an id."""
-    found, frame = [], {}
+    fractions, frame = [], {}
     async with client.stream("GET", path, timeout=30) as answer:
         async for line in answer.aiter_lines():
             name, _, value = line.partition(": ")
@@ -189,6 +189,6 @@ async def progress_of(client: AsyncClient, path: str) -> list[tuple[float, dict[
                 continue
             if frame.get("event") == "progress":
                 assert "id" not in frame
-                found.append((time.time(), json.loads(frame["data"])))
+                fractions.append((time.time(), json.loads(frame["data"])))
             frame = {}
-    return found
+    return fractions

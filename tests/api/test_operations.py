@@ -1,4 +1,4 @@
-"""What operators look at and turn: instances, queues, dead letters, the schema, results from afar."""
+"""What operators read and change: instances, queues, dead letters, the schema, results from remote workers."""
 
 import asyncio
 from uuid import UUID, uuid4
@@ -82,14 +82,14 @@ async def test_queues_show_their_depth_and_are_paused_and_opened(database):
         opened = await ok(client.put(f"{V1}/queues/dag-worker-tasks", json={"max_running": 3}))
         job = await running.wait(job_id)
 
-    found = {queue["queue"]: queue for queue in queues}
+    by_name = {queue["queue"]: queue for queue in queues}
     assert paused["is_paused"]
-    assert set(found) == {"dag-jobs", "dag-worker-tasks", "functionapp-tasks", "container-tasks"}
-    assert found["dag-worker-tasks"]["depth"] == 1
-    assert found["dag-worker-tasks"]["oldest_age_seconds"] > 0.4
-    assert found["dag-worker-tasks"]["live_workers"] == 1
-    assert found["dag-jobs"]["kind"] == "submissions"
-    assert found["container-tasks"]["oldest_age_seconds"] is None
+    assert set(by_name) == {"dag-jobs", "dag-worker-tasks", "functionapp-tasks", "container-tasks"}
+    assert by_name["dag-worker-tasks"]["depth"] == 1
+    assert by_name["dag-worker-tasks"]["oldest_age_seconds"] > 0.4
+    assert by_name["dag-worker-tasks"]["live_workers"] == 1
+    assert by_name["dag-jobs"]["kind"] == "submissions"
+    assert by_name["container-tasks"]["oldest_age_seconds"] is None
     assert (opened["max_running"], opened["is_paused"]) == (3, False)
     assert job["status"] == "completed"
 
@@ -104,8 +104,8 @@ async def test_two_people_change_a_queue_and_neither_undoes_the_other(database):
         replaced = await ok(client.put(queue, json={"max_running": 5}))
         unknown = await client.patch(f"{V1}/queues/nothing", json={"is_paused": True})
 
-    told = [(answer["max_running"], answer["is_paused"]) for answer in (limited, paused, lifted, replaced)]
-    assert told == [(3, False), (3, True), (None, True), (5, False)]
+    limits = [(answer["max_running"], answer["is_paused"]) for answer in (limited, paused, lifted, replaced)]
+    assert limits == [(3, False), (3, True), (None, True), (5, False)]
     assert unknown.status_code == 404
 
 
@@ -130,7 +130,7 @@ async def test_stats_and_health_report_the_state_of_the_platform(database):
 async def test_an_instance_whose_loop_has_ended_is_not_ready(database):
     async with engine(database, verify_history=False) as running, api(database, running) as client:
         running.orchestrators[0].stop()
-        await until(lambda: _is_gone(running))
+        await until(lambda: _is_stopped(running))
         stopped = await ok(client.get("/readyz"), 503)
 
     assert [check["name"] for check in stopped["checks"] if not check["is_ok"]] == ["loop"]
@@ -179,13 +179,13 @@ async def test_without_a_database_an_instance_is_alive_and_not_ready():
     assert not health["is_ready"]
 
 
-async def _is_gone(running):
+async def _is_stopped(running):
     return not await running.rows("SELECT 1 FROM dagapp.orchestrators")
 
 
 @pytest.mark.requirement("Q4")
 async def test_dead_letters_are_listed_shown_and_replayed(database):
-    async with engine(database) as running:
+    async with engine(database, unknown_handler_timeout_sec=0) as running:
         for number in range(5):
             await running.ledger.enqueue_message(f"m-{number}", "dag-jobs", {"workflow_id": "late", "priority": number})
         await running.ledger.enqueue_message("m-bad", "dag-jobs", {"workflow_id": "hello_world", "priority": 99})
@@ -252,17 +252,17 @@ async def test_the_schema_is_inspected_deployed_and_rebuilt(database):
         kept = await client.get(f"{V1}/jobs/{submitted['job_id']}")
         name = database.partition("/test_")[2].partition("?")[0]
         rebuilt = await ok(client.post(f"{V1}/bootstrap/rebuild", json={"confirm": f"test_{name}"}))
-        gone = await client.get(f"{V1}/jobs/{submitted['job_id']}")
+        deleted = await client.get(f"{V1}/jobs/{submitted['job_id']}")
 
     assert (status["deployed"], status["is_current"], status["pending"]) == (True, True, [])
     assert tables["tables"]["dag_jobs"] == 1
     assert ddl.headers["content-type"].startswith("text/plain")
     assert "CREATE TABLE dagapp.dag_jobs" in ddl.text
-    assert migrated == {"changes": [], "pending": [], "is_current": True}
+    assert migrated == {"changes": [], "pending": [], "is_current": True, "done_by_another": False}
     assert (unsure.status_code, unsure.json()["code"]) == (403, "bootstrap.not-confirmed")
     assert kept.status_code == 200
     assert rebuilt["is_current"]
-    assert gone.status_code == 404
+    assert deleted.status_code == 404
 
 
 @pytest.mark.requirement("E7")
@@ -288,8 +288,8 @@ async def test_a_worker_without_database_reports_over_http_and_late_reports_are_
         (task,) = await until(claimed)
         failed = {"task_id": task.task_id, "worker_id": str(worker_id), "status": "failed"}
         silent = await client.post(f"{V1}/callbacks/task-result", json=failed)
-        told = {"message": "the data is bad", "blame": "data"}
-        second = await ok(client.post(f"{V1}/callbacks/task-result", json={**failed, "error": told}))
+        error = {"message": "the data is bad", "blame": "data"}
+        second = await ok(client.post(f"{V1}/callbacks/task-result", json={**failed, "error": error}))
         job = await running.wait(job_id)
         shown = await ok(client.get(f"{V1}/jobs/{job_id}/nodes/repeat"))
         unknown = await ok(client.post(f"{V1}/callbacks/task-result", json={**report, "task_id": f"{uuid4()}_x_1"}))
@@ -334,6 +334,26 @@ async def test_workflows_are_listed_shown_drawn_and_checked(shared_database):
     assert {(problem["line"], problem["node"]) for problem in checked["problems"]} == {(4, "a")}
     assert fine.pop("inputs_schema")["properties"] == {}
     assert fine == {"is_valid": True, "workflow_id": "x", "version": "1", "nodes": 3, "problems": []}
+
+
+@pytest.mark.requirement("O1")
+async def test_a_workflow_tells_which_inputs_are_reserved(database):
+    text = (
+        "workflow_id: x\ninputs: {a: {reserved: true, default: b}, c: {}}\n"
+        "nodes:\n  start: {type: start, next: end}\n  end: {type: end}\n"
+    )
+    async with engine(database, orchestrators=0, workers=0) as running, api(database, running) as client:
+        checked = await ok(client.post(f"{V1}/workflows/validate", content=text))
+        refused = await client.post(f"{V1}/jobs", json={"workflow_id": "x", "definition": text, "inputs": {"a": "z"}})
+
+    assert checked["inputs_schema"]["properties"]["a"] == {
+        "type": "string",
+        "description": "",
+        "default": "b",
+        "readOnly": True,
+    }
+    assert "readOnly" not in checked["inputs_schema"]["properties"]["c"]
+    assert (refused.status_code, refused.json()["code"]) == (400, "inputs.reserved")
 
 
 @pytest.mark.requirement("E7")

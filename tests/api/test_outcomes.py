@@ -1,4 +1,4 @@
-"""What people are told came of a job."""
+"""The outcomes of a job, for people."""
 
 from uuid import UUID
 
@@ -32,32 +32,35 @@ def view(status: JobStatus, **nodes: NodeView) -> JobView:
 
 def test_a_job_that_succeeded_in_part_says_what_is_missing_and_how_to_get_it():
     failed = NodeView(NodeStatus.FAILED, error_message="no space left")
-    told = outcomes(view(JobStatus.PARTIAL_SUCCESS, preview=failed, end=NodeView(NodeStatus.SKIPPED)))
+    result = outcomes(view(JobStatus.PARTIAL_SUCCESS, preview=failed, end=NodeView(NodeStatus.SKIPPED)))
 
-    assert (told.primary.description, told.primary.status) == ("Cloud-optimised rasters", "completed")
-    assert told.primary.details == "1 of 1 critical nodes completed"
-    (second,) = told.secondary
+    assert (result.primary.description, result.primary.status) == ("Cloud-optimised rasters", "completed")
+    assert result.primary.details == "1 of 1 critical nodes completed"
+    (second,) = result.secondary
     assert (second.description, second.status, second.error) == ("a preview picture", "failed", "no space left")
     assert second.recovery == f"POST /api/v1/jobs/{JOB}/resume"
 
 
 def test_optional_failures_are_listed_but_there_is_nothing_to_resume():
-    told = outcomes(view(JobStatus.COMPLETED, notify=NodeView(NodeStatus.FAILED, error_message="no mail")))
+    result = outcomes(view(JobStatus.COMPLETED, notify=NodeView(NodeStatus.FAILED, error_message="no mail")))
 
-    assert told.primary.status == "completed"
-    assert [(second.node_id, second.recovery) for second in told.secondary] == [("notify", None)]
+    assert result.primary.status == "completed"
+    assert [(second.node_id, second.recovery) for second in result.secondary] == [("notify", None)]
 
 
 def test_a_failed_job_names_what_failed():
     skipped = NodeView(NodeStatus.SKIPPED, reason=SkipReason.UPSTREAM_FAILED)
-    told = outcomes(view(JobStatus.FAILED, cog=NodeView(NodeStatus.FAILED), preview=skipped))
+    result = outcomes(view(JobStatus.FAILED, cog=NodeView(NodeStatus.FAILED), preview=skipped))
 
-    assert (told.primary.status, told.primary.details) == ("failed", "0 of 1 critical nodes completed; missing: cog")
-    assert [(second.node_id, second.error) for second in told.secondary] == [("preview", "upstream failed")]
+    assert (result.primary.status, result.primary.details) == (
+        "failed",
+        "0 of 1 critical nodes completed; missing: cog",
+    )
+    assert [(second.node_id, second.error) for second in result.secondary] == [("preview", "upstream failed")]
 
 
 def test_deliverables_are_counted_and_located():
-    told = deliverables(
+    counted = deliverables(
         JOB,
         {
             "cogs": ["a", "b"],
@@ -70,7 +73,7 @@ def test_deliverables_are_counted_and_located():
         },
     )
 
-    assert {name: (each.count, each.location, each.usable) for name, each in told.items()} == {
+    assert {name: (each.count, each.location, each.usable) for name, each in counted.items()} == {
         "cogs": (2, None, True),
         "mosaic": (1, "silver/m.json", True),
         "item": (1, "https://x/y", True),

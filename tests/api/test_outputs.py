@@ -56,14 +56,14 @@ async def test_what_has_no_output_says_so(database):
         of_job = f"{V1}/jobs/{job['job_id']}"
         failed = await client.get(f"{of_job}/nodes/each__1/output")
         nobody = await client.get(f"{of_job}/nodes/nobody/output")
-        nothing = await client.get(f"{of_job}/payloads/{'0' * 64}")
+        missing = await client.get(f"{of_job}/payloads/{'0' * 64}")
         no_hash = await client.get(f"{of_job}/payloads/abc")
         no_job = await client.get(f"{V1}/jobs/{uuid4()}/payloads/{'0' * 64}")
         gathered = await ok(client.get(f"{of_job}/nodes/all/output"))
 
         assert (failed.status_code, failed.json()["code"]) == (404, "node.no-output")
         assert (nobody.status_code, nobody.json()["code"]) == (404, "node.not-found")
-        assert (nothing.status_code, nothing.json()["code"]) == (404, "payload.missing")
+        assert (missing.status_code, missing.json()["code"]) == (404, "payload.missing")
         assert no_hash.status_code == 422
         assert (no_job.status_code, no_job.json()["code"]) == (404, "job.not-found")
         assert gathered["results"] == [1, 1, 3, 3]
@@ -83,8 +83,8 @@ async def test_a_worker_that_reports_over_http_needs_not_know_of_references(data
         await until(lambda: running.rows("SELECT 1 FROM dagapp.dag_tasks"))
         demand = Demand(("dag-worker-tasks",), ("give",), 1)
         (task,) = (await running.ledger.exchange(worker_id, (), demand, lease_seconds=60)).claimed
-        told = {"task_id": task.task_id, "worker_id": str(worker_id), "status": "succeeded", "output": output}
-        receipt = await ok(client.post(f"{V1}/callbacks/task-result", json=told))
+        report = {"task_id": task.task_id, "worker_id": str(worker_id), "status": "succeeded", "output": output}
+        receipt = await ok(client.post(f"{V1}/callbacks/task-result", json=report))
         await running.wait(job_id)
 
         assert receipt == {"accepted": True}

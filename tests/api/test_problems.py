@@ -1,6 +1,7 @@
-"""Every error is an RFC 9457 problem with a stable code, and tells no secrets."""
+"""Every error is an RFC 9457 problem with a stable code, and contains no secrets."""
 
 import asyncio
+import re
 
 import pytest
 
@@ -138,6 +139,16 @@ async def test_the_error_for_an_unknown_workflow_names_no_folders(shared_databas
 
 
 @pytest.mark.requirement("O1")
+async def test_a_misspelt_workflow_gets_a_suggestion(shared_database):
+    async with api(shared_database) as client:
+        answer = await client.post(f"{V1}/jobs", json={"workflow_id": "helo_world"})
+
+    assert check(answer, 404, "workflow.not-found")["detail"] == (
+        "no workflow is named 'helo_world'; did you mean 'hello_world'?"
+    )
+
+
+@pytest.mark.requirement("O1")
 async def test_a_key_that_stands_for_another_workflow_says_for_which(shared_database):
     async with api(shared_database) as client:
         first = await client.post(f"{V1}/jobs", json={"workflow_id": "hello_world", "idempotency_key": "mine"})
@@ -163,6 +174,29 @@ async def test_the_index_page_links_to_everything_and_loads_nothing_from_elsewhe
     assert not {"/", "/docs"} & set(described["paths"])
     assert "http" not in root.text
     assert "<script" not in root.text
+    assert "<code>X-Request-ID</code>" in root.text
+
+
+async def test_the_api_can_be_tried_in_a_browser_without_other_servers(shared_database):
+    async with api(shared_database) as client:
+        index = (await client.get("/docs")).text
+        page = await client.get("/docs/try")
+        names = re.findall(r'(?:src|href)="([^"]+)"', page.text)
+        loaded = {name: await client.get(f"/docs/{name}", follow_redirects=True) for name in names}
+        described = await client.get("/openapi.json")
+        refused = await client.get("/docs/assets/redoc.standalone.js")
+
+    assert 'href="docs/try"' in index
+    assert {name.rpartition("/")[2] for name in names} == {"swagger-ui.css", "swagger-ui-bundle.js", "try.js", "docs"}
+    assert {name: response.status_code for name, response in loaded.items()} == dict.fromkeys(names, 200)
+    assert "SwaggerUIBundle" in loaded["assets/swagger-ui-bundle.js"].text
+    assert "../openapi.json" in loaded["try.js"].text
+    assert described.json()["openapi"].startswith("3.1")
+    policy = page.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "http" not in policy + page.text
+    assert "<script>" not in page.text  # the policy forbids scripts in the page
+    assert refused.status_code in {400, 404, 422}
 
 
 @pytest.mark.requirement("O1")

@@ -13,10 +13,14 @@ from contextlib import contextmanager
 
 import psycopg
 import pytest
+import structlog
 from httpx2 import Client, ConnectError
 
 from dagmaster.errors import Conflict, InvalidRequest
 from dagmaster.listen import bind
+from dagmaster.observe import log
+from dagmaster.roles.orchestrator import _api_socket
+from dagmaster.settings import Settings
 from tests.api.serving import V1, app_of, served
 from tests.engine.harness import until
 
@@ -125,3 +129,21 @@ async def test_an_orchestrator_may_serve_no_api(database):
             code = await asyncio.to_thread(process.wait, 20)
 
     assert code == 0
+
+
+def test_a_second_orchestrator_takes_a_free_port_unless_one_is_chosen(capsys):
+    with bind("127.0.0.1", 0) as first:
+        port = first.getsockname()[1]
+        default = Settings()
+        default.__dict__["api_port"] = port  # in use, but nobody has chosen it
+        log.configure("warning", "json")
+
+        with _api_socket(default), pytest.raises(Conflict) as refused:
+            _api_socket(Settings(API_PORT=port))
+        said = json.loads(capsys.readouterr().err)
+
+        assert refused.value.code == "api.port-taken"
+        assert said["event"] == f"port {port} is in use; the API listens on a free port"
+        assert said["url"].startswith("http://127.0.0.1:")
+        assert not said["url"].endswith(f":{port}")
+    structlog.reset_defaults()

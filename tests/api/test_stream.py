@@ -37,16 +37,16 @@ async def frames(
     async with client.stream("GET", path, headers=headers, params=params, timeout=30) as answer:
         assert answer.status_code == 200, await answer.aread()
         assert answer.headers["content-type"].startswith("text/event-stream")
-        found: dict[str, Any] = {}
+        frame: dict[str, Any] = {}
         async for line in answer.aiter_lines():
             name, _, value = line.partition(": ")
             if line.startswith(":"):
                 yield {"comment": line}
             elif line:
-                found[name] = value
-            elif "data" in found:
-                yield {"id": int(found["id"]), "type": found["event"], **json.loads(found["data"])}
-                found = {}
+                frame[name] = value
+            elif "data" in frame:
+                yield {"id": int(frame["id"]), "type": frame["event"], **json.loads(frame["data"])}
+                frame = {}
 
 
 async def all_of(client: AsyncClient, job_id: UUID, last: int | None = None) -> list[dict[str, Any]]:

@@ -66,21 +66,21 @@ async def test_a_node_names_the_nodes_it_waits_for_and_a_running_one_says_so(dat
         async with api(database, running) as client:
 
             async def is_running():
-                found = await waiting(client, job_id)
-                return found if codes(found.get("door", [])) == ["running"] else None
+                waiting_nodes = await waiting(client, job_id)
+                return waiting_nodes if codes(waiting_nodes.get("door", [])) == ["running"] else None
 
-            found = await until(is_running)
+            waiting_nodes = await until(is_running)
             await running.start_worker(["container-tasks"])
             open_gate(job_id)
             await running.wait(job_id)
             over = await waiting(client, job_id)
 
-    assert "start" not in found
-    assert found["after"][0]["nodes"] == ["door", "heavy"]
-    assert found["after"][0]["detail"] == "waits for door, heavy"
-    assert codes(found["end"]) == ["waiting_for_nodes"]
-    assert codes(found["heavy"]) == ["no_worker", "queued"]
-    assert found["heavy"][0]["detail"] == "no live worker serves queue container-tasks"
+    assert "start" not in waiting_nodes
+    assert waiting_nodes["after"][0]["nodes"] == ["door", "heavy"]
+    assert waiting_nodes["after"][0]["detail"] == "waits for door, heavy"
+    assert codes(waiting_nodes["end"]) == ["waiting_for_nodes"]
+    assert codes(waiting_nodes["heavy"]) == ["no_worker", "queued"]
+    assert waiting_nodes["heavy"][0]["detail"] == "no live worker serves queue container-tasks"
     assert over == {}
 
 
@@ -130,15 +130,17 @@ async def test_a_limited_queue_is_named(database):
         async with api(database, running) as client:
 
             async def is_limited():
-                found = await waiting(client, job_id)
-                both = codes(found.get("door", [])) + codes(found.get("heavy", []))
-                return found if sorted(both) == ["queue_limited", "queued", "running"] else None
+                waiting_nodes = await waiting(client, job_id)
+                both = codes(waiting_nodes.get("door", [])) + codes(waiting_nodes.get("heavy", []))
+                return waiting_nodes if sorted(both) == ["queue_limited", "queued", "running"] else None
 
-            found = await until(is_limited)
+            waiting_nodes = await until(is_limited)
             open_gate(job_id)
             await running.wait(job_id)
 
-    limited = next(reason for node in ("door", "heavy") for reason in found[node] if reason["code"] == "queue_limited")
+    limited = next(
+        reason for node in ("door", "heavy") for reason in waiting_nodes[node] if reason["code"] == "queue_limited"
+    )
     assert limited["detail"] == "queue dag-worker-tasks runs 1 tasks, its limit is 1"
 
 
@@ -160,10 +162,10 @@ async def test_without_an_orchestrator_the_start_says_so(database):
     async with engine(database, orchestrators=0, workers=0) as running, api(database, running) as client:
         job_id = await running.submit("hello_world")
 
-        found = await waiting(client, job_id)
+        waiting_nodes = await waiting(client, job_id)
 
-    assert codes(found["start"]) == ["no_orchestrator"]
-    assert codes(found["greet"]) == ["waiting_for_nodes"]
+    assert codes(waiting_nodes["start"]) == ["no_orchestrator"]
+    assert codes(waiting_nodes["greet"]) == ["waiting_for_nodes"]
 
 
 LIMITED = """
@@ -210,15 +212,15 @@ async def tell_and_wait(ctx: Any) -> None:
 
 
 async def test_a_running_node_shows_its_start_worker_and_progress(database):
-    telling = Registration("tell_and_wait", f"{__name__}:tell_and_wait")
-    async with engine(database, handlers=[telling]) as running, api(database, running) as client:
+    reporting = Registration("tell_and_wait", f"{__name__}:tell_and_wait")
+    async with engine(database, handlers=[reporting]) as running, api(database, running) as client:
         job_id = await running.submit(workflow(SHAPES.replace("handler: gate", "handler: tell_and_wait")))
 
-        async def has_told():
+        async def has_progress():
             reasons = (await waiting(client, job_id)).get("door", [])
             return reasons[0] if reasons and reasons[0]["progress"] else None
 
-        reason = await until(has_told)
+        reason = await until(has_progress)
         (worker,) = (await ok(client.get(f"{V1}/workers")))["items"]
         open_gate(job_id)
         await running.wait(job_id)
@@ -230,9 +232,9 @@ async def test_a_running_node_shows_its_start_worker_and_progress(database):
 
 
 async def test_a_task_shows_that_no_worker_of_its_queue_offers_its_handler(database):
-    only_here = Registration("nobody_has_it", "tests.engine.harness:give")
+    unoffered = Registration("nobody_has_it", "tests.engine.harness:give")
     async with engine(database, orchestrators=0, workers=1, verify_history=False) as running:
-        running.registry = Registry([*running.registry.values(), only_here])  # the worker began without it
+        running.registry = Registry([*running.registry.values(), unoffered])  # the worker began without it
         await running.start_orchestrator()
         job_id = await running.submit(workflow(SHAPES.replace("handler: gate", "handler: nobody_has_it")))
         async with api(database, running) as client:
@@ -244,6 +246,24 @@ async def test_a_task_shows_that_no_worker_of_its_queue_offers_its_handler(datab
             reasons = await until(is_queued)
 
     assert reasons[0]["detail"] == "no live worker has handler nobody_has_it on queue dag-worker-tasks (1 serve it)"
+
+
+async def test_a_node_shows_that_its_orchestrator_does_not_know_its_handler(database):
+    async with engine(database, verify_history=False) as running:
+        job_id = await running.submit(workflow(SHAPES.replace("handler: gate", "handler: of_tomorrow, queue: new")))
+        async with api(database, running) as client:
+
+            async def is_deferred():
+                reasons = (await waiting(client, job_id)).get("door", [])
+                return reasons if codes(reasons) == ["unknown_handler"] else None
+
+            (reason,) = await until(is_deferred)
+
+    assert (reason["handler"], reason["queue"]) == ("of_tomorrow", "new")
+    assert reason["detail"].startswith(
+        "waits for an orchestrator that knows handler of_tomorrow and queue new; "
+        "it fails after 600 s without any live process that does ("
+    )
 
 
 async def test_a_job_shows_that_its_orchestrator_has_stopped(database):
@@ -311,7 +331,7 @@ async def test_every_node_that_has_not_ended_has_a_reason_at_every_moment(databa
 
 
 async def test_no_node_is_left_out(database):
-    """Nothing moves here: what the rows say and what is told are of the same moment."""
+    """Nothing changes here: the rows and the response are of the same moment."""
     async with engine(database, workers=0, verify_history=False) as running, api(database, running) as client:
         job_id = await running.submit("demo", count=5)
 
@@ -319,7 +339,9 @@ async def test_no_node_is_left_out(database):
             return any(node["status"] == "dispatched" for node in (await running.nodes(job_id)).values())
 
         await until(is_dispatched)
-        told = await waiting(client, job_id)
+        waiting_nodes = await waiting(client, job_id)
         nodes = await running.nodes(job_id)
 
-    assert set(told) == {name for name, node in nodes.items() if node["status"] not in {"completed", "skipped"}}
+    assert set(waiting_nodes) == {
+        name for name, node in nodes.items() if node["status"] not in {"completed", "skipped"}
+    }

@@ -28,7 +28,7 @@ def bench_module(monkeypatch: pytest.MonkeyPatch, name: str) -> ModuleType:
     return __import__(name)
 
 
-def found(fan_out: float, findings: int = 0) -> dict:
+def measured(fan_out: float, findings: int = 0) -> dict:
     ratios = {peer: {name: [2.0] for name in ("chain ms/step", "small_jobs/s")} for peer in PEERS}
     figures = {
         key: [4.0, 5.0, 9.0]
@@ -65,13 +65,13 @@ def judged(judge: ModuleType, run: dict) -> dict:
 
 
 def test_the_best_durable_engine_is_the_one_to_beat(judge: ModuleType) -> None:
-    target = judged(judge, found(fan_out=30.0))["fan_out N=10,000 over the best durable engine"]
+    target = judged(judge, measured(fan_out=30.0))["fan_out N=10,000 over the best durable engine"]
     assert target.value == 7.5  # the median over the peer that comes nearest
     assert not target.holds
 
 
 def test_a_limit_holds_on_its_own_side_only(judge: ModuleType) -> None:
-    targets = judged(judge, found(fan_out=0.5))
+    targets = judged(judge, measured(fan_out=0.5))
     assert targets["fan_out N=10,000 over pgqueuer"].holds  # 1.5
     assert not targets["fan_out N=10,000 over pgqueuer"].is_moonshot
     assert not targets["chain over procrastinate"].holds
@@ -79,15 +79,15 @@ def test_a_limit_holds_on_its_own_side_only(judge: ModuleType) -> None:
 
 
 def test_a_finding_of_verify_history_misses_a_target(judge: ModuleType) -> None:
-    assert judged(judge, found(fan_out=30.0))["findings of verify-history"].holds
-    assert not judged(judge, found(fan_out=30.0, findings=1))["findings of verify-history"].holds
+    assert judged(judge, measured(fan_out=30.0))["findings of verify-history"].holds
+    assert not judged(judge, measured(fan_out=30.0, findings=1))["findings of verify-history"].holds
     assert not judged(
-        judge, {**found(fan_out=30.0), "front": None, "large": None, "idle": None, "x": {"findings": [1]}}
+        judge, {**measured(fan_out=30.0), "front": None, "large": None, "idle": None, "x": {"findings": [1]}}
     )["findings of verify-history"].holds
 
 
 def test_the_page_takes_the_figures_of_a_run_and_keeps_the_rest(report: ModuleType) -> None:
-    run = {**found(fan_out=30.0), "targets": []}
+    run = {**measured(fan_out=30.0), "targets": []}
     text = f"before\n{report.BEGIN}\nold figures\n{report.END}\nafter\n"
     renewed = report.renew(text, run)
     assert renewed.startswith(f"before\n{report.BEGIN}\n`bench/engine.py`, 2026-11-16, 3 rounds")
@@ -103,8 +103,8 @@ def test_the_page_has_a_place_for_figures(report: ModuleType) -> None:
 
 @pytest.mark.parametrize("change", [{"scale": 0.1}, {"versions": {"dbos": "1"}}, {}])
 def test_only_a_whole_run_speaks_for_the_project(report: ModuleType, change: dict) -> None:
-    assert not report.is_whole({**found(fan_out=30.0), **change})  # has none of the other parts
-    whole = {**found(fan_out=30.0), **{key: {} for key in report.WHOLE}, **change}
+    assert not report.is_whole({**measured(fan_out=30.0), **change})  # has none of the other parts
+    whole = {**measured(fan_out=30.0), **{key: {} for key in report.WHOLE}, **change}
     assert report.is_whole(whole) is (not change)
 
 
@@ -123,10 +123,10 @@ def test_each_peer_has_a_driver_and_versions_with_hashes(peer: str) -> None:
 
 
 def test_the_bench_says_what_it_can_do() -> None:
-    told = subprocess.run(
+    done = subprocess.run(
         [sys.executable, BENCH / "engine.py", "--help"], capture_output=True, text=True, check=True, timeout=60
     )
-    assert ",".join(PEERS) in told.stdout
+    assert ",".join(PEERS) in done.stdout
     unknown = subprocess.run(
         [sys.executable, BENCH / "engine.py", "--peers", "nobody"],
         capture_output=True,

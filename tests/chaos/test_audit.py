@@ -10,7 +10,7 @@ from chaos.effects import Effects
 from tests.engine.harness import engine
 
 JOB = UUID(int=1)
-MADE = Effects.of(["F job/node/1/aa", "F job/node/2/bb"])
+EFFECTS = Effects.of(["F job/node/1/aa", "F job/node/2/bb"])
 
 
 @pytest.fixture
@@ -19,11 +19,11 @@ def audited(database: str) -> str:
     return database
 
 
-async def found(dsn: str, *statements: str) -> audit.Findings:
+async def findings_after(dsn: str, *statements: str) -> audit.Findings:
     with psycopg.connect(dsn, autocommit=True) as connection:
         for statement in statements:
             connection.execute(statement, {"job": JOB})
-    findings, _ = await audit.examine(dsn, MADE, max_losses=5)
+    findings, _ = await audit.examine(dsn, EFFECTS, max_losses=5)
     return findings
 
 
@@ -56,11 +56,11 @@ async def test_an_engine_that_works_is_noted_and_nothing_is_wrong_with_it(audite
 
     assert (counts[0]["claims"], counts[0]["starts"], counts[0]["results"]) == (1, 6, 6)
     assert counts[0]["events"] == counts[0]["all_events"]
-    assert await found(audited) == audit.Findings()
+    assert await findings_after(audited) == audit.Findings()
 
 
 async def test_what_owners_and_holders_write_is_not_stale(audited: str) -> None:
-    findings = await found(audited, CLAIM, event(1, 1, "orchestrator-1.1"), START, result("worker-1.1"))
+    findings = await findings_after(audited, CLAIM, event(1, 1, "orchestrator-1.1"), START, result("worker-1.1"))
 
     assert findings.stale_writes == []
     assert findings.duplicate_effects == []
@@ -78,17 +78,17 @@ async def test_what_owners_and_holders_write_is_not_stale(audited: str) -> None:
     ids=["another's event", "an epoch that goes back", "two claims", "two starts", "another's result"],
 )
 async def test_what_a_stale_writer_got_through_is_found(audited: str, statements: tuple[str, ...]) -> None:
-    assert len((await found(audited, *statements)).stale_writes) == 1
+    assert len((await findings_after(audited, *statements)).stale_writes) == 1
 
 
 async def test_two_results_that_count_are_found(audited: str) -> None:
     both = (result("worker-1.1"), result("worker-1.1", attempt=2, effect="job/node/2/bb"))
 
-    assert len((await found(audited, *both)).duplicate_effects) == 2, "twice accepted, with two effects"
+    assert len((await findings_after(audited, *both)).duplicate_effects) == 2, "twice accepted, with two effects"
 
 
 async def test_an_effect_that_counts_and_was_never_made_is_found(audited: str) -> None:
-    assert len((await found(audited, result("worker-1.1", effect="job/node/9/zz"))).duplicate_effects) == 1
+    assert len((await findings_after(audited, result("worker-1.1", effect="job/node/9/zz"))).duplicate_effects) == 1
 
 
 async def test_a_full_disk_refuses_what_the_engine_writes_until_there_is_space(audited: str) -> None:

@@ -133,10 +133,10 @@ async def test_notifications_pass_or_are_dropped_or_come_twice(link: Link, what:
         await listener.execute("LISTEN topic")
         link.weather.notifications = what  # type: ignore[assignment]
         await teller.execute("NOTIFY topic")
-        found = [notice async for notice in listener.notifies(timeout=0.5)]
+        notices = [notice async for notice in listener.notifies(timeout=0.5)]
         answer = await ask(listener)
 
-    assert len(found) == heard
+    assert len(notices) == heard
     assert answer == 7, "only notifications are tampered with"
 
 

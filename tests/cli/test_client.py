@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from dagmaster.cli.main import described
-from dagmaster.client.client import Client, checked_url
-from dagmaster.client.feed import resumed
+from dagmaster.client.connection import checked_url
+from dagmaster.client.json_client import JsonClient, Outage, StreamedEvent
 from dagmaster.client.limits import MAX_BODY_BYTES
 from dagmaster.errors import (
     Conflict,
@@ -30,7 +30,7 @@ Answering = Callable[[BaseHTTPRequestHandler], None]
 
 
 @contextmanager
-def answering(answer: Answering, timeout_seconds: float = 5) -> Iterator[Client]:
+def answering(answer: Answering, timeout_seconds: float = 5) -> Iterator[JsonClient]:
     """A client of a server that answers everything so."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -45,7 +45,7 @@ def answering(answer: Answering, timeout_seconds: float = 5) -> Iterator[Client]
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    client = Client(lambda: f"http://127.0.0.1:{server.server_port}", timeout_seconds)
+    client = JsonClient.of(lambda: f"http://127.0.0.1:{server.server_port}", timeout_seconds)
     try:
         yield client
     finally:
@@ -72,8 +72,8 @@ def as_json(value: object) -> Answering:
 
 
 def a_problem(status: int, **members: object) -> Answering:
-    told = {"title": "x", "status": status, "detail": "it is so", "code": "some.code", "hint": "do this", **members}
-    return plain(status, "application/problem+json", json.dumps(told).encode())
+    problem = {"title": "x", "status": status, "detail": "it is so", "code": "some.code", "hint": "do this", **members}
+    return plain(status, "application/problem+json", json.dumps(problem).encode())
 
 
 @pytest.mark.requirement("M3")
@@ -156,7 +156,7 @@ def test_an_unreachable_server_is_distinguished_from_a_slow_one():
         client.job(JOB)
     done.set()
     with pytest.raises(Unavailable) as nobody:
-        Client(lambda: "http://127.0.0.1:1").job(JOB)
+        JsonClient.of(lambda: "http://127.0.0.1:1").job(JOB)
 
     assert slow.value.code == "server.slow"
     assert nobody.value.code == "server.unreachable"
@@ -210,10 +210,11 @@ def test_lists_are_asked_for_in_pages_until_there_are_enough():
 @pytest.mark.requirement("M3")
 def test_after_a_lost_connection_the_platform_is_located_again():
     """It may have been started again, and listen elsewhere."""
-    found = iter(["http://127.0.0.1:1"])
+    urls = iter(["http://127.0.0.1:1"])
 
     with answering(as_json({"job": 1})) as other:
-        client = Client(lambda: next(found, None) or other._find())
+        other.job(JOB)
+        client = JsonClient.of(lambda: next(urls, None) or other._asynchronous.connection.url)
         with pytest.raises(Unavailable):
             client.job(JOB)
 
@@ -243,7 +244,7 @@ def test_a_cut_stream_continues_without_gaps_or_repeats():
         plain(200, "text/event-stream", frames(5, 6)),
         plain(204, None),
     ]
-    behind, troubles = [], []
+    behind = []
     asked_again, is_left_open = threading.Event(), []
 
     def answer(request: BaseHTTPRequestHandler) -> None:
@@ -253,7 +254,9 @@ def test_a_cut_stream_continues_without_gaps_or_repeats():
         said[len(behind) - 1](request)
 
     with answering(answer) as client:
-        seen = [event.sequence for event in resumed(client, JOB, 0, lambda error: troubles.append(error.code))]
+        updates = list(client.follow(JOB, 0))
+    seen = [update.sequence for update in updates if isinstance(update, StreamedEvent)]
+    troubles = [update.error.code for update in updates if isinstance(update, Outage)]
 
     assert seen == [1, 2, 3, 4, 5, 6]
     assert behind == [0, 2, 2, 3, 4, 6]
@@ -263,13 +266,11 @@ def test_a_cut_stream_continues_without_gaps_or_repeats():
 
 @pytest.mark.requirement("M3")
 def test_a_stream_that_is_none_is_refused():
-    def give_up(error: Unavailable) -> None:
-        raise error
+    with answering(plain(200, "text/html", b"<html>")) as client:
+        update = next(client.follow(JOB, 0))
 
-    with answering(plain(200, "text/html", b"<html>")) as client, pytest.raises(Unavailable) as raised:
-        list(resumed(client, JOB, 0, give_up))
-
-    assert raised.value.code == "server.not-a-platform"
+    assert isinstance(update, Outage)
+    assert update.error.code == "server.not-a-platform"
 
 
 def endless(request: BaseHTTPRequestHandler) -> None:
@@ -296,7 +297,7 @@ def drop_by_drop(request: BaseHTTPRequestHandler) -> None:
 
 
 def test_an_answer_without_end_is_cut_off(monkeypatch):
-    monkeypatch.setattr("dagmaster.client.client._LARGEST_RESPONSE_BYTES", 1_000_000)
+    monkeypatch.setattr("dagmaster.client.connection._LARGEST_RESPONSE_BYTES", 1_000_000)
     with answering(endless) as client, pytest.raises(Unavailable, match="more than 1,000,000 bytes"):
         client.job(JOB)
 
@@ -307,7 +308,7 @@ def test_an_answer_that_drips_has_a_deadline():
 
 
 def test_a_decompression_bomb_is_not_unpacked(monkeypatch):
-    monkeypatch.setattr("dagmaster.client.client._LARGEST_RESPONSE_BYTES", 1_000_000)
+    monkeypatch.setattr("dagmaster.client.connection._LARGEST_RESPONSE_BYTES", 1_000_000)
     bomb = gzip.compress(b" " * 20_000_000)
     answer = plain(200, "application/json", bomb, **{"Content-Encoding": "gzip"})
     with answering(answer) as client, pytest.raises(Unavailable, match="more than 1,000,000 bytes"):

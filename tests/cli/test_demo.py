@@ -49,7 +49,7 @@ def test_a_demonstration_makes_a_map_and_says_where_it_is(output):
     with rasterio.open(summary["preview"]) as picture:
         assert picture.read(4).mean() > 0.7 * 255
     assert summary["history:"].endswith(": clean")
-    assert f"Serve them again with:\n  dagmaster up --data {output}\n" in done.stdout
+    assert f"To serve the addresses above again, run:\n  dagmaster up --data {output}\n" in done.stdout
     assert not (output.parent / "elsewhere").exists()
     assert Cluster.at(output).server_pid() is None
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from dagmaster.cli.main import run
-from dagmaster.client.client import Client
+from dagmaster.client.json_client import JsonClient
 from dagmaster.errors import UnfitData
 from dagmaster.handlers.registry import Registration
 from tests.api.serving import app_of, served
@@ -97,12 +97,12 @@ def test_a_partial_success_says_what_is_missing_and_what_can_be_used(on_platform
 @pytest.mark.requirement("E14")
 def test_a_cancelled_job_says_who_cancelled_it_and_why(on_platform, sleepy):
     job_id = on_platform("submit", str(sleepy), "-p", "seconds=60", "--json").json["job_id"]
-    on_platform("jobs", "cancel", job_id, "--by", "ada", "--reason", "wrong file")
+    on_platform("jobs", "cancel", job_id, "--reason", "wrong file")
 
     result = on_platform("jobs", "watch", job_id)
 
     assert result.code == 1
-    assert "s: cancellation requested by ada: wrong file\n" in result.err
+    assert "s: cancellation requested by local: wrong file\n" in result.err
 
 
 @pytest.mark.requirement("E15")
@@ -111,7 +111,7 @@ def test_a_part_of_a_job_runs_once_more(on_platform, failing):
     retry = ("jobs", "retry", job_id)
 
     would = on_platform(*retry, "--failed-children", "spread", "--dry-run")
-    retried = on_platform(*retry, "--node", "spread", "--by", "ada", "--reason", "again", "--wait", "--json")
+    retried = on_platform(*retry, "--node", "spread", "--reason", "again", "--wait", "--json")
     shown = on_platform("jobs", "show", job_id)
     unknown = on_platform(*retry, "--stage", "nope")
     both = on_platform(*retry, "--node", "spread", "--stage", "spread")
@@ -145,7 +145,7 @@ def test_a_node_that_does_not_exist_is_not_found(on_platform, command, follow):
     ("command", "asked"),
     [
         (("jobs", "watch", "JOB"), "job"),
-        (("jobs", "events", "JOB", "--follow"), "stream"),
+        (("jobs", "events", "JOB", "--follow"), "follow"),
         (("jobs", "logs", "JOB", "--follow"), "job_line"),
         (("jobs", "resume", "JOB", "--wait"), "job_line"),
         (("jobs", "retry", "JOB", "--node", "spread", "--wait"), "job_line"),
@@ -159,7 +159,7 @@ def test_a_client_that_detaches_reports_no_outcome(on_platform, failing, monkeyp
         raise KeyboardInterrupt
 
     job_id = on_platform("submit", str(failing), "--wait", "--json").json["job_id"]
-    monkeypatch.setattr(Client, asked, interrupt)
+    monkeypatch.setattr(JsonClient, asked, interrupt)
     arguments = [job_id if argument == "JOB" else argument for argument in command]
 
     result = on_platform(*arguments)

@@ -1,11 +1,17 @@
-"""Submit jobs and look at them, on a platform that runs on a configured server."""
+"""Submit jobs and show them, on a platform that runs on a configured server."""
 
 import json
 import signal
+import time
+from datetime import UTC, datetime, timedelta
+from zoneinfo import ZoneInfo
 
+import httpx2
 import psycopg
 import pytest
 
+from dagmaster.client.moments import parse_moment
+from dagmaster.errors import InvalidRequest
 from tests.cli.processes import eventually, start
 
 
@@ -278,3 +284,83 @@ def test_a_reader_who_leaves_early_is_no_error(platform):
 
     assert process.wait(timeout=10) == 0
     assert err == ""
+
+
+@pytest.mark.requirement("M3")
+@pytest.mark.parametrize(
+    "options", [("--status", "completed", "--status", "failed"), ("--status", "failed, completed")], ids=" ".join
+)
+def test_every_repeated_status_counts(on_platform, failing, options):
+    completed = on_platform("submit", "hello_world", "--force", "--wait", "--json").json["job_id"]
+    failed = on_platform("submit", str(failing), "--force", "--wait", "--json").json["job_id"]
+
+    listed = on_platform("jobs", "ls", *options, "--json").json["jobs"]
+    neither = on_platform("jobs", "ls", "--status", "pending,cancelled", "--json").json["jobs"]
+    nodes = on_platform("jobs", "nodes", failed, "--parent", "spread", "--status", "failed,skipped", "--json").json
+
+    assert {completed, failed} <= {job["job_id"] for job in listed}
+    assert {job["status"] for job in listed} == {"completed", "failed"}
+    assert not {completed, failed} & {job["job_id"] for job in neither}
+    assert {node["status"] for node in nodes["nodes"]} <= {"failed", "skipped"}
+    assert nodes["nodes"]
+
+
+@pytest.mark.requirement("M3")
+def test_jobs_of_a_time_are_listed(on_platform, monkeypatch):
+    job_id = on_platform("submit", "hello_world", "--force", "--wait", "--json").json["job_id"]
+    created = datetime.fromisoformat(on_platform("jobs", "show", job_id, "--json").json["job"]["created_at"])
+
+    def listed(*options):
+        return job_id in {job["job_id"] for job in on_platform("jobs", "ls", *options, "--json").json["jobs"]}
+
+    second = timedelta(seconds=1)
+    tokyo = ZoneInfo("Asia/Tokyo")
+    assert listed("--since", "1h")
+    assert not listed("--until", "1h")
+    assert listed("--since", (created - second).astimezone(tokyo).isoformat())
+    assert not listed("--since", (created + second).astimezone(tokyo).isoformat())
+    assert listed("--since", created.isoformat(), "--until", (created + second).isoformat())
+    assert not listed("--until", created.isoformat())
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    try:
+        assert listed("--since", (created - second).astimezone(tokyo).replace(tzinfo=None).isoformat())
+        assert not listed("--since", (created + second).astimezone(tokyo).replace(tzinfo=None).isoformat())
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+@pytest.mark.requirement("M3")
+def test_the_api_takes_ages_and_requires_a_zone(platform):
+    url = f"{platform.facts['api_url']}/api/v1/jobs"
+
+    aged = httpx2.get(url, params={"since": "2h", "status": ["completed", "failed,cancelled"]})
+    zoneless, nonsense = (httpx2.get(url, params={"until": text}) for text in ("2026-11-16T10:00:00", "soon"))
+    unknown = httpx2.get(url, params={"status": "completed,nope"})
+
+    assert aged.status_code == 200, aged.text
+    assert (zoneless.status_code, nonsense.status_code, unknown.status_code) == (400, 400, 422)
+    assert "has no time zone" in zoneless.json()["detail"]
+    assert "neither a time nor an age" in nonsense.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90s", 90), ("15min", 900), ("15m", 900), ("1.5h", 5400), ("3d", 259_200), ("1w", 604_800), ("1d 2h", 93_600)],
+)
+def test_an_age_is_subtracted(text, seconds):
+    now = datetime(2026, 3, 29, 1, 30, tzinfo=UTC)
+
+    assert parse_moment(text, "x", now=now) == now - timedelta(seconds=seconds)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "2", "h", "-2h", "2 hours", "2h?", "999999999w", "2026-13-01", "9999-12-31T23:59:59-14:00", "٣h", "x" * 999],
+)
+def test_what_is_no_moment_is_refused(text):
+    with pytest.raises(InvalidRequest) as refused:
+        parse_moment(text, "--since")
+
+    assert len(refused.value.message) < 120

@@ -9,10 +9,11 @@ from uuid import UUID
 import pytest
 
 from dagmaster.cli.command import as_json
-from dagmaster.cli.printable import ascii_json, counted
+from dagmaster.cli.printable import ascii_json
 from dagmaster.client.models.base import read
 from dagmaster.client.models.jobs import JobSummary
 from dagmaster.client.neutral import neutral
+from dagmaster.quantities import counted
 from tests.cli.processes import COMMAND, environment
 
 pytestmark = pytest.mark.requirement("M3")

@@ -1,7 +1,5 @@
 """`dagmaster process FILE`: from a file to a map, and what is said when that can't be."""
 
-import errno
-import fcntl
 import json
 import os
 import shutil
@@ -10,16 +8,18 @@ import threading
 from pathlib import Path
 
 import httpx2
-import morecantile
 import numpy as np
 import pytest
 import rasterio
 from affine import Affine
 
-from dagmaster.cli import incoming, preview, process
+from dagmaster.cli import process, validation
 from dagmaster.cli.command import State
-from dagmaster.cli.result_summary import is_complete
 from dagmaster.errors import Conflict, Unavailable
+from dagmaster.ingest.preview import LONGEST_SIDE
+from dagmaster.ingest.results import is_complete
+from dagmaster.ingest.sources import LocalFile
+from dagmaster.ingest.validation import FileRules
 from dagmaster.listen import bind
 from dagmaster.local.discovery import Platform, awaited_platform, hold, publish, storage_of
 from dagmaster.local.embedded import Cluster
@@ -79,19 +79,107 @@ def test_a_file_becomes_cogs_a_catalogued_dataset_and_tiles(first, maps):
     assert first["xyz_url"].startswith(maps.facts["maps_url"])
     with rasterio.open(first["preview"]) as picture:
         assert picture.count == 4
-        assert 256 < max(picture.shape) <= preview.LONGEST_SIDE
+        assert 256 < max(picture.shape) <= LONGEST_SIDE
         assert picture.read(4).mean() > 0.7 * 255
 
 
-@pytest.mark.requirement("M3")
-def test_the_same_again_answers_with_the_same_job_and_force_with_another(first, on_maps, scene):
-    again = on_maps("process", str(scene), *TOLD, "--json")
-    forced = on_maps("process", str(scene), *TOLD, "--json", "--force")
+@pytest.mark.requirement("M3", "A4")
+def test_the_same_again_answers_with_the_same_job_and_force_with_a_new_revision(on_maps, scene):
+    arguments = ("process", str(scene), "--dataset", "again", "--json")
+    new, same, forced = on_maps(*arguments), on_maps(*arguments), on_maps(*arguments, "--force")
+    known = on_maps(*arguments)
 
-    assert again.json == first
+    assert (new.json["outcome"], same.json["outcome"]) == ("new_asset", "already_completed")
+    assert {**same.json, "outcome": "new_asset"} == new.json
     assert forced.code == 0, forced.err
-    assert forced.json["job_id"] != first["job_id"]
-    assert forced.json["cogs"] == first["cogs"]
+    assert (forced.json["outcome"], forced.json["revision"]) == ("new_revision", 2)
+    assert forced.json["job_id"] != new.json["job_id"]
+    assert forced.json["cogs"]["folder"].endswith("/again/v0/r2")
+    assert (known.json["job_id"], known.json["revision"]) == (forced.json["job_id"], 2)
+
+
+@pytest.mark.requirement("A5")
+def test_a_result_is_approved_for_internal_users(first, on_maps):
+    asset = on_maps("assets", "show", "my-scene", "--json").json
+
+    assert (first["is_approved"], first["is_served"], first["approve"]) == (True, True, None)
+    assert (asset["platform_id"], asset["platform_refs"]) == ("local", {"dataset": "my-scene"})
+    assert (asset["clearance_state"], asset["cleared_by"]) == ("ouo", "local")
+    assert asset["latest_approved_version_ordinal"] == 0
+
+
+@pytest.mark.requirement("M3", "A5")
+def test_a_result_to_review_is_not_on_the_map_until_it_is_approved(on_maps, scene):
+    arguments = ("process", str(scene), "--dataset", "reviewed")
+    done = on_maps(*arguments, "--review", "--json")
+    again = on_maps(*arguments, "--review")
+    map_url, collection = done.json["viewer_url"], done.json["stac_collection_url"]
+    plain_url = map_url.partition("?")[0].replace("/tiles/reviewed/map", "/stac/collections/reviewed")
+    hidden, preview = httpx2.get(plain_url), httpx2.get(map_url)
+    approved = on_maps("assets", "approve", "reviewed", "--clearance", "public")
+    shown = httpx2.get(plain_url)
+
+    assert (done.code, done.json["is_approved"], done.json["is_served"], collection) == (0, False, False, None)
+    assert done.json["approve"] == "dagmaster assets approve reviewed --version 0 --clearance ouo"
+    assert "it waits for review, and is not on the map yet; decide with:\n  dagmaster assets approve rev" in again.err
+    assert Path(done.json["preview"]).read_bytes().startswith(PNG)
+    assert (hidden.status_code, preview.status_code) == (404, 200)
+    assert (approved.code, shown.status_code) == (0, 200)
+
+
+@pytest.mark.requirement("M3", "A3", "A4")
+def test_other_data_is_a_revision_and_a_label_is_a_version(on_maps, maps, scene, tmp_path):
+    other = tmp_path / "growing.tif"
+    shutil.copy(scene, other)
+    first = on_maps("process", str(other), "--json").json
+    on_maps("assets", "clear", "growing", "public")
+    make_landscape(other, 1024, seed=5)
+    revised = on_maps("process", str(other), "--json").json
+    optioned = on_maps("process", str(other), "--tier", "archive", "--json").json
+    version = on_maps("process", str(scene), "--dataset", "growing", "--version-label", "2025", "--json")
+    asset = on_maps("assets", "show", "growing", "--json").json
+    older = httpx2.get(f"{maps.facts['maps_url']}/tiles/growing/WebMercatorQuad/tilejson.json?version=0")
+
+    made = [(each["outcome"], each["version_ordinal"], each["revision"]) for each in (first, revised, optioned)]
+    assert made == [("new_asset", 0, 1), ("new_revision", 0, 2), ("new_revision", 0, 3)]
+    assert version.code == 0, version.err
+    assert (version.json["outcome"], version.json["version_ordinal"], version.json["revision"]) == ("new_version", 1, 1)
+    assert (asset["latest_approved_version_ordinal"], asset["clearance_state"]) == (1, "public")
+    assert [each["approved_revision"] for each in asset["versions"]] == [3, 1]
+    assert older.status_code == 200  # an administrator sees older versions too
+
+
+@pytest.mark.requirement("M3", "A4")
+def test_a_new_version_waits_for_the_decision_on_the_one_before(on_maps, scene):
+    arguments = ("process", str(scene), "--dataset", "ordered")
+    on_maps(*arguments, "--review")
+    refused = on_maps(*arguments, "--version-label", "2025")
+    rejected = on_maps("assets", "reject", "ordered", "--reason", "shifted")
+    again = on_maps(*arguments)
+    on_maps("assets", "delete", "ordered", "--version", "0", "--yes")
+    accepted = on_maps(*arguments, "--version-label", "2025", "--json")
+
+    assert (refused.code, rejected.code) == (4, 0)
+    assert "error: version 0 is unresolved (pending_review)\nhint: decide on it first" in refused.err
+    assert "it was rejected: shifted; decide with:" in again.err
+    assert (accepted.json["outcome"], accepted.json["version_ordinal"]) == ("new_version", 1)
+
+
+@pytest.mark.requirement("M3")
+def test_a_job_that_was_cancelled_is_resumed_and_then_approved(on_maps, scene):
+    arguments = ("process", str(scene), "--dataset", "resumed", "--workflow", "process_large_raster")
+    detached = on_maps(*arguments, "--tile-size", "512", "--detach", "--json")
+    on_maps("jobs", "cancel", detached.json["job_id"], "--wait", "60")
+    other = on_maps(*arguments, "--tile-size", "1024", "--resume", "--detach")
+    on_maps("jobs", "watch", other.out.splitlines()[-1])
+    cancelled = on_maps(*arguments, "--tile-size", "512", "--detach", "--json")
+    on_maps("jobs", "cancel", cancelled.json["job_id"], "--wait", "60")
+    resumed = on_maps(*arguments, "--tile-size", "512", "--resume", "--json")
+
+    assert "the run that failed had another file or other options; this is a new revision\n" in other.err
+    assert resumed.code == 0, resumed.err
+    assert (resumed.json["outcome"], resumed.json["job_id"]) == ("resumed", cancelled.json["job_id"])
+    assert (resumed.json["revision"], resumed.json["is_approved"]) == (3, True)
 
 
 @pytest.mark.requirement("M3")
@@ -105,7 +193,7 @@ def test_outputs_that_were_deleted_are_made_again(on_maps, scene):
     assert done.code == 0, done.err
     assert "this file was processed before, but its results were deleted; it is processed again\n" in done.err
     assert again.json["job_id"] != before["job_id"]
-    assert again.json["cogs"] == before["cogs"]
+    assert (again.json["revision"], again.json["cogs"]["count"]) == (2, before["cogs"]["count"])
 
 
 @pytest.mark.parametrize("missing", ["mosaics", "stac", "cogs"])
@@ -153,7 +241,7 @@ def test_people_see_progress_and_where_everything_is(on_maps, scene):
     assert done.out.startswith("My scene.tif: 1,024 × 1,024 pixels, 3 × uint8, EPSG:32632, ")
     assert "tiles: completed, " in done.out
     summary = dict(line.split(maxsplit=1) for line in done.out.partition("dataset tiled, ")[2].splitlines()[1:])
-    assert list(summary) == ["COGs", "mosaic", "STAC", "item", "tiles", "viewer", "preview"]
+    assert list(summary) == ["COGs", "mosaic", "preview", "STAC", "item", "tiles", "viewer"]
     assert json.loads(Path(summary["mosaic"]).read_text())["mosaicjson"] == "0.0.3"
     assert Path(summary["preview"]).read_bytes().startswith(PNG)
     assert httpx2.get(summary["viewer"]).status_code == 200
@@ -161,11 +249,11 @@ def test_people_see_progress_and_where_everything_is(on_maps, scene):
 
 @pytest.mark.requirement("M3")
 @pytest.mark.usefixtures("first")
-def test_another_file_of_the_same_name_gets_a_name_of_its_own(on_maps, maps, scene, tmp_path):
+def test_another_file_of_the_same_name_gets_a_blob_of_its_own(on_maps, maps, scene, tmp_path):
     other = tmp_path / scene.name
     make_landscape(other, 1024, seed=5)
 
-    done, again = (on_maps("process", str(other)) for _ in range(2))
+    done, again = (on_maps("process", str(other), "--dataset", "another") for _ in range(2))
 
     kept = sorted(path.name for path in Path(maps.facts["data_folder"], "storage/bronze/bronze").iterdir())
     named = [name for name in kept if name.startswith("My scene-")]
@@ -173,30 +261,27 @@ def test_another_file_of_the_same_name_gets_a_name_of_its_own(on_maps, maps, sce
     assert len(named) == 1
     assert f"the bronze zone has another file named My scene.tif; this one is stored as {named[0]}\n" in done.err
     assert "this file was processed before" in again.err
-    assert "dataset my-scene-" in done.out
+    assert "dataset another, version 0, revision 1, completed in " in done.out
 
 
 @pytest.mark.requirement("M3")
-@pytest.mark.usefixtures("first")
-def test_what_was_published_otherwise_needs_another_revision(on_maps, scene):
-    refused = on_maps("process", str(scene), "--tier", "archive")
-    revised = on_maps("process", str(scene), "--tier", "archive", "--revision", "2", "--json")
+@pytest.mark.parametrize("option", ["--revision", "--version-ordinal"])
+def test_numbers_are_counted_by_the_platform(dagmaster, scene, option):
+    refused = dagmaster("process", str(scene), option, "2")
 
-    assert refused.code == 4
+    assert refused.code == 2
     assert refused.err == (
-        "error: revision 1 of version 0 of dataset 'my-scene' was made with other options: "
-        "--tier was analysis, not archive\nhint: use --revision 2, or another --dataset\n"
+        f"error: {option} is not supported any more: the platform counts versions and revisions itself\n"
+        "hint: other data or options make a new revision; --version-label LABEL makes a new version\n"
     )
-    assert revised.code == 0, revised.err
-    assert revised.json["cogs"]["folder"].endswith("/my-scene/v0/r2")
 
 
 @pytest.mark.requirement("M3")
 def test_polar_data_is_warned_about_the_cost_of_degrees(on_maps, tmp_path):
     ice = tmp_path / "ice.tif"
-    profile = {"driver": "GTiff", "width": 256, "height": 256, "count": 1, "dtype": "uint8", "crs": "EPSG:3413"}
-    with rasterio.open(ice, "w", transform=Affine(1000, 0, -128_000, 0, -1000, 128_000), **profile) as file:
-        file.write(np.arange(256 * 256).reshape(1, 256, 256).astype("uint8"))
+    profile = {"driver": "GTiff", "width": 1500, "height": 1500, "count": 1, "dtype": "uint8", "crs": "EPSG:3413"}
+    with rasterio.open(ice, "w", transform=Affine(500, 0, -375_000, 0, -500, 375_000), **profile) as file:
+        file.write(np.arange(1500 * 1500).reshape(1, 1500, 1500).astype("uint8"))
 
     done = on_maps("process", str(ice), "--detach")
 
@@ -227,7 +312,11 @@ def test_detaching_prints_the_job_id(on_maps, scene):
     done = on_maps("process", str(scene), "--dataset", "left", "--detach")
 
     assert done.code == 0
-    assert done.err == f"watch it with: dagmaster jobs watch {done.out.splitlines()[-1]}\n"
+    assert done.err == (
+        f"watch it with: dagmaster jobs watch {done.out.splitlines()[-1]}\n"
+        "it is not approved when it completes: run the same command again, or review it with:\n"
+        "  dagmaster assets show left\n"
+    )
 
 
 @pytest.mark.requirement("M3")
@@ -240,6 +329,7 @@ def test_ctrl_c_leaves_the_job_to_the_platform(maps, scene):
 
     assert process.returncode == 130
     assert "detached: the job continues; watch it with:\n  dagmaster jobs watch " in err
+    assert "it is not approved when it completes: run the same command again, or review it with:\n" in err
     assert alive({maps.pid})
 
 
@@ -272,7 +362,7 @@ def test_without_a_platform_one_is_started_and_the_next_one_continues_an_interru
     assert "this file is already being processed; watching its job" in done.stderr
     assert "no preview: no map server is running" in done.stderr
     assert f"COGs     {folder}/storage/silver/silver/cogs/my-scene/v0/r1" in done.stdout
-    assert done.stdout.endswith(f"the data stays. Serve it with:\n  dagmaster up --data {folder}\n")
+    assert done.stdout.endswith(f"the files stay. Serve it with:\n  dagmaster up --data {folder}\n")
 
 
 @pytest.mark.requirement("M3")
@@ -351,7 +441,9 @@ def at_files(scene, tmp_path, monkeypatch):
     ("arguments", "code", "message"),
     [
         (("none.tif",), 4, "there is no file"),
-        (("folder",), 2, "is not a file"),
+        (("https:/example.com/a.tif",), 4, "a web address begins with https://"),
+        (("folder",), 4, "the folder folder has no rasters"),
+        (("/dev/null",), 2, "is not a file"),
         (("empty.tif",), 2, "is empty"),
         (("scene.tif", "--datetime", "whenever"), 2, "is not a time"),
         (("scene.tif", "--target-crs", "EPSG:99999999"), 2, "is not a known CRS"),
@@ -367,11 +459,9 @@ def at_files(scene, tmp_path, monkeypatch):
             2,
             "--target-crs EPSG:4978 is not possible: the CRS is neither projected",
         ),
-        (("scene.tif", "--version-ordinal", "99999999999"), 2, "both to 999,999,999"),
-        (("scene.tif", "--revision", "99999999999"), 2, "both to 999,999,999"),
         (("日本.tif",), 2, "no dataset id can be made"),
         (("scene.tif", "--dataset", "No Name"), 2, "is not a valid dataset id"),
-        (("scene.tif", "--server", "http://127.0.0.1:1"), 2, "cannot be sent to a remote platform"),
+        (("scene.tif", "--server", "http://192.0.2.1:1"), 2, "cannot be sent to a remote platform"),
         (("scene.tif", "--detach"), 5, "--detach needs a running platform"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
@@ -382,77 +472,6 @@ def test_what_makes_no_sense_is_refused_before_anything_is_made(dagmaster, at_fi
     assert result.code == code
     assert message in result.err.splitlines()[0]
     assert not (at_files / "data").exists()
-
-
-def _taken_in(storage, file):
-    location, is_there = incoming.place_in_bronze(State(), storage, file)
-    assert not is_there
-    incoming.copy_in(State(), storage, file, location)
-    assert incoming.place_in_bronze(State(), storage, file) == (location, True)
-    return location
-
-
-class TestIncoming:
-    @pytest.fixture
-    def storage(self, tmp_path):
-        return open_storage(Settings(STORAGE_FOLDER=str(tmp_path / "storage")))
-
-    @pytest.fixture
-    def file(self, tmp_path):
-        path = tmp_path / "a.tif"
-        path.write_bytes(b"pixels")
-        return path
-
-    def test_the_zone_gets_a_copy_that_edits_do_not_reach(self, storage, file):
-        location = _taken_in(storage, file)
-        file.write_bytes(b"edited")
-
-        assert storage.get(location) == b"pixels"
-        assert location.path == "bronze/a.tif"
-
-    def test_where_blocks_can_be_shared_nothing_is_copied(self, storage, file, monkeypatch):
-        def share(target, request, source):
-            assert request == 0x40049409
-            os.sendfile(target, source, 0, 1000)
-
-        monkeypatch.setattr(fcntl, "ioctl", share)
-        monkeypatch.setattr("dagmaster.storage.local._copy", None)
-
-        location = _taken_in(storage, file)
-
-        assert storage.get(location) == b"pixels"
-        assert file.exists()
-
-    def test_a_clone_that_fails_for_a_reason_of_its_own_is_not_hidden(self, storage, file, monkeypatch):
-        def fail(*_):
-            raise OSError(errno.EIO, "broken disk")
-
-        monkeypatch.setattr(fcntl, "ioctl", fail)
-
-        with pytest.raises(OSError, match="broken disk"):
-            _taken_in(storage, file)
-
-    @pytest.mark.parametrize(
-        ("name", "blob"),
-        [("Scène é.TIF", "Scène é.TIF"), ("e\u0301.tif", "é.tif"), ("a\nb .tif", "a-b.tif"), (" a .tif", "a.tif")],
-    )
-    def test_names_that_a_store_would_refuse_are_replaced(self, storage, tmp_path, name, blob):
-        path = tmp_path / name
-        path.write_bytes(b"pixels")
-
-        assert _taken_in(storage, path).blob == blob
-
-    def test_a_link_stands_for_its_file(self, file, tmp_path):
-        (tmp_path / "link.tif").symlink_to(file)
-
-        assert incoming.source_file(tmp_path / "link.tif") == file
-
-    def test_how_far_a_file_is_read_is_known(self, file):
-        with file.open("rb", buffering=0) as reader:
-            reader.read(4)
-            assert incoming._position_in(file) == 4
-
-        assert incoming._position_in(file) == 0
 
 
 def test_a_platform_reports_where_it_stores_objects(tmp_path):
@@ -492,32 +511,156 @@ def test_a_date_that_was_not_given_is_warned_about(scene, tags, date, revision, 
         dataset.update_tags(**tags)
     os.utime(file, (1_700_000_000, 1_700_000_000))
 
-    options = {"source_crs": None, "raster_type": None, "datetime": date}
     raster_options = process._raster_options("raster_ingest", dict.fromkeys(("target_crs", "tile_size", "output_tier")))
-    checked = process.validate(State(), file, options, raster_options, is_first=revision == 1)
+    rules = FileRules(None, None, raster_options)
+    is_dated = bool(date) or revision > 1
+    (check,) = validation.validate(State(), [LocalFile("undated.tif", Path(file))], rules, is_dated=is_dated)
 
-    findings = [finding for finding in checked.findings if "date of publication: 2023-11-14" in finding.message]
+    findings = [finding for finding in check.checked.findings if "date of publication: 2023-11-14" in finding.message]
     expected = [("info", True)] if is_expected else []
     assert [(finding.severity, "--datetime" in finding.advice) for finding in findings] == expected
 
 
-@pytest.mark.parametrize(("lon", "lat", "zoom"), [(9.5, 47.4, 9), (-179.9, -60, 3), (179.99, 84.9, 12)])
-def test_a_position_lies_in_the_tile_that_the_grid_says(lon, lat, zoom):
-    x, y = preview._position(lon, lat, zoom)
-
-    assert (x // 256, y // 256) == morecantile.tms.get("WebMercatorQuad").tile(lon, lat, zoom)[:2]
-
-
-@pytest.mark.parametrize(("longest", "zoom"), [(1024, 10), (300, 8), (100_000, 14), (10, 5)])
-def test_the_picture_is_of_the_finest_zoom_that_fits(longest, zoom):
-    tilejson = {"minzoom": 5, "maxzoom": 14, "bounds": [9.0, 47.0, 10.0, 47.5]}
-
-    fitting, box = preview._fitting(tilejson, longest)
-
-    assert fitting == zoom
-    assert box[2] - box[0] == pytest.approx(256 * 2**zoom / 360, abs=2)
+@pytest.fixture(scope="module")
+def halves(scene, tmp_path_factory):
+    """The left and the right half of the scene, in one folder."""
+    folder = tmp_path_factory.mktemp("tiles") / "Two Halves"
+    folder.mkdir()
+    with rasterio.open(scene) as source:
+        for name, column in (("left", 0), ("right", 512)):
+            window = rasterio.windows.Window(column, 0, 512, 1024)
+            profile = {**source.profile, "width": 512, "transform": source.window_transform(window)}
+            with rasterio.open(folder / f"{name}.tif", "w", **profile) as file:
+                file.write(source.read(window=window))
+    return folder
 
 
-def test_what_is_too_large_for_a_picture_is_said():
-    with pytest.raises(Unavailable, match="too large"):
-        preview._fitting({"minzoom": 12, "maxzoom": 14, "bounds": [0.0, 40.0, 10.0, 50.0]}, 1024)
+@pytest.mark.requirement("M3")
+def test_a_folder_becomes_one_collection_with_its_description(on_maps, halves):
+    description = ("--description", "Both halves", "--license", "cc-by-4.0", "--keywords", "land, synthetic")
+    providers = ("--provider", "Survey; producer,licensor; https://survey.example.org", "--provider", "Us;host")
+    arguments = ("process", str(halves), *description, *providers, "--keywords", "demo", *TOLD)
+
+    done, again = on_maps(*arguments), on_maps(*arguments, "--json")
+
+    assert done.code == again.code == 0, done.err
+    assert "validating 2 files …" in done.err
+    assert done.out.splitlines()[0].startswith("2 files, ")
+    assert "this collection was processed before" not in done.err
+    result = again.json
+    assert (result["dataset_id"], result["cogs"]["count"]) == ("two-halves", 2)
+    assert Path(result["mosaic"]).exists()
+    assert [Path(check["file"]).name for check in result["check"]["files"]] == ["left.tif", "right.tif"]
+    collection = httpx2.get(result["stac_collection_url"]).json()
+    item = httpx2.get(result["stac_item_url"]).json()
+    for document in (collection, item["properties"]):
+        assert document["description"] == "Both halves"
+        assert document["license"] == "CC-BY-4.0"
+        assert document["keywords"] == ["land", "synthetic", "demo"]
+        assert document["providers"] == [
+            {"name": "Survey", "roles": ["producer", "licensor"], "url": "https://survey.example.org"},
+            {"name": "Us", "roles": ["host"]},
+        ]
+
+
+@pytest.mark.requirement("M3")
+def test_every_unfit_file_of_a_collection_is_named(dagmaster, at_files):
+    for name in ("one.tif", "two.tif"):
+        (at_files / name).write_bytes((at_files / "scene.tif").read_bytes()[:5000])
+
+    result = dagmaster("process", "one.tif", "scene.tif", "two.tif")
+    as_json = dagmaster("process", "one.tif", "scene.tif", "two.tif", "--json")
+    mixed = dagmaster("process", "scene.tif", "dem.tif")
+
+    assert result.code == as_json.code == mixed.code == 1
+    assert result.out.splitlines()[0].endswith(": 2 rejected")
+    assert "  error one.tif, two.tif: the file is incomplete" in result.out
+    verdicts = {Path(check["file"]).name: check["verdict"] for check in as_json.json["check"]["files"]}
+    assert verdicts == {"one.tif": "reject", "scene.tif": verdicts["scene.tif"], "two.tif": "reject"}
+    assert "the files differ in their bands (3 × uint8: scene.tif; 1 × float32: dem.tif)" in mixed.err
+    assert "valid" not in mixed.out
+    assert not (at_files / "data").exists()
+
+
+@pytest.mark.requirement("M3")
+def test_files_of_very_different_resolutions_are_refused_before_anything_is_made(dagmaster, at_files):
+    profile = {"driver": "GTiff", "width": 900, "height": 900, "count": 1, "dtype": "float32", "crs": "EPSG:32632"}
+    with rasterio.open("fine.tif", "w", transform=Affine(0.1, 0, 5e5, 0, -0.1, 5e6), **profile) as file:
+        file.write(np.linspace(0, 900, 900 * 900, dtype="float32").reshape(1, 900, 900))
+
+    result = dagmaster("process", "dem.tif", "fine.tif")
+
+    assert (result.code, "valid" in result.out) == (1, False)
+    assert "with the pixel size of 'dem.tif', 'fine.tif': the output is " in result.err
+    assert not (at_files / "data").exists()
+
+
+@pytest.mark.requirement("M3")
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--license", "CC-BY-9.0"), "'CC-BY-9.0' is not an SPDX identifier of a licence"),
+        (("--license", "MIT OR Apache-2.0"), "is not an SPDX identifier of a licence"),
+        (("--license", "proprietary"), "is not an SPDX identifier of a licence"),
+        (("--provider", ";producer"), "the provider '' is not valid: its name is empty"),
+        (("--provider", "Us;owner"), "the role 'owner' is unknown; roles are host, licensor, processor, producer"),
+        (("--provider", "Us;host;ftp://us"), "the URL cannot be published: it is not an absolute http(s) URL"),
+        (("--provider", "Us;host;https://us;more"), "has too many parts"),
+        (("dem.tif", "--workflow", "raster_ingest"), "--workflow raster_ingest takes one file, not 2"),
+        (("dem.tif", "--tile-size", "512"), "--tile-size applies to a single file"),
+    ],
+    ids=" ".join,
+)
+def test_options_of_the_description_are_validated_before_anything_is_made(dagmaster, at_files, options, message):
+    result = dagmaster("process", "scene.tif", *options)
+
+    assert result.code == 2
+    assert message in result.err.splitlines()[0]
+    assert not (at_files / "data").exists()
+
+
+@pytest.mark.requirement("M3")
+@pytest.mark.parametrize("name", ["DATABASE_URL", "POSTGRES_HOST"])
+def test_no_platform_is_started_on_a_configured_database_unless_asked(dagmaster, at_files, monkeypatch, name):
+    monkeypatch.setenv(name, "postgresql://127.0.0.1:1/none" if name == "DATABASE_URL" else "127.0.0.1")
+
+    refused = dagmaster("process", "scene.tif")
+    monkeypatch.setattr(process, "_on_own_platform", lambda _state, _ingestion: 42)
+    asked = dagmaster("process", "scene.tif", "--start")
+
+    assert refused.code == 5
+    assert "no platform of this data folder is running" in refused.err
+    assert all(way in refused.err for way in ("--server URL", "--start", "unset DATABASE_URL"))
+    assert "scene.tif:" not in refused.out
+    assert asked.code == 42
+
+
+@pytest.mark.requirement("M3")
+def test_a_platform_on_this_machine_can_be_chosen_by_its_address(on_maps, maps, scene, monkeypatch):
+    arguments = ("process", str(scene), "--dataset", "chosen", "--json", "--server", maps.facts["api_url"])
+    monkeypatch.setenv("DAGMASTER_DATA", str(scene.parent / "elsewhere"))
+    monkeypatch.setenv("STORAGE_FOLDER", f"{maps.facts['data_folder']}/storage")
+
+    done = on_maps(*arguments)
+
+    assert done.code == 0, done.err
+    assert done.json["cogs"]["count"] == 1
+    assert "no preview" in done.err
+
+
+@pytest.mark.requirement("M3")
+def test_a_url_is_downloaded_validated_and_left_nowhere_if_it_is_unfit(dagmaster, at_files, monkeypatch):
+    def fake(url, folder, rules, _on_progress):
+        assert (url, rules.limit_bytes) == ("https://files.test/notes.tif?sig=x", 7_000_000)
+        (folder / "notes.tif").write_text("these are not the pixels\n")
+        return folder / "notes.tif"
+
+    monkeypatch.setattr("dagmaster.storage.download.download", fake)
+    monkeypatch.setenv("MAX_DOWNLOAD_MB", "7")
+
+    result = dagmaster("process", "https://files.test/notes.tif?sig=x")
+
+    assert result.code == 1
+    assert "notes.tif: rejected" in result.out
+    assert "downloading notes.tif …" in result.err
+    assert not [path for path in (at_files / "data").rglob("*") if path.is_file()]

@@ -69,7 +69,8 @@ def test_workflows_of_the_platform_are_listed_shown_and_drawn(from_afar):
     unknown = from_afar("submit", "nope")
 
     assert {"hello_world", "demo"} <= {workflow["workflow_id"] for workflow in listed["workflows"]}
-    assert "hello_world" in from_afar("workflows", "ls").out
+    as_text = from_afar("workflows", "ls").out
+    assert as_text.index("raster_ingest") < as_text.index("\ntests and examples:\n") < as_text.index("hello_world")
     assert shown.out.startswith("workflow_id: demo\n")
     assert drawn.out.startswith("flowchart TD\n")
     assert unknown.code == 4
@@ -90,7 +91,7 @@ def test_a_broken_file_is_not_submitted(from_afar, tmp_path):
 
 @pytest.mark.requirement("E16")
 def test_the_same_key_answers_with_the_same_job(from_afar):
-    submit = ("submit", "echo_test", "--idempotency-key", "once", "--submitted-by", "me")
+    submit = ("submit", "echo_test", "--idempotency-key", "once")
 
     first = from_afar(*submit, "--wait", "--json").json
     again, result = from_afar(*submit, "--json").json, from_afar(*submit)
@@ -121,7 +122,7 @@ def test_a_job_that_failed_before_is_reported_as_failed(from_afar, failing):
 def test_a_paused_queue_is_shown_to_a_waiting_client_and_keeps_its_limit(from_afar, platform, queued):
     limited = from_afar("queues", "limit", "container-tasks", "2", "--json").json
     paused = from_afar("queues", "pause", "container-tasks", "--json").json
-    job_id = from_afar("submit", str(queued), "--submitted-by", "\x1b[31mred", "--json").json["job_id"]
+    job_id = from_afar("submit", str(queued), "--correlation-id", "\x1b[31mred", "--json").json["job_id"]
     waiting = start("jobs", "watch", job_id, DAGMASTER_URL=platform.facts["api_url"])
     line = next(line for line in waiting.stdout if "paused" in line)
     shown = from_afar("jobs", "show", job_id)
@@ -134,7 +135,7 @@ def test_a_paused_queue_is_shown_to_a_waiting_client_and_keeps_its_limit(from_af
     assert remedy in line
     assert f"hint: {remedy}" in shown.out
     assert "  end: waits for nap" in shown.out
-    assert "submitted  \\x1b[31mred" in shown.out
+    assert "correlate  \\x1b[31mred" in shown.out
     assert "\x1b" not in shown.out
     assert (resumed["max_running"], resumed["is_paused"], lifted["max_running"]) == (2, False, None)
     assert "job completed" in output, err
@@ -286,3 +287,33 @@ def test_the_janitor_previews_its_actions_runs_them_and_lists_them(on_platform, 
     assert "nothing to do" in again.out
     assert "messages_unread" in listed.out
     assert as_json["actions"][0]["target_id"] == "unread"
+
+
+@pytest.mark.requirement("M3")
+def test_workflows_are_readable_on_eighty_columns(from_afar, monkeypatch):
+    monkeypatch.setattr("dagmaster.cli.command.UNBOUNDED_WIDTH", 80)
+
+    lines = from_afar("workflows", "ls").out.splitlines()
+
+    assert max(map(len, lines)) <= 80
+    listed = from_afar("workflows", "ls", "--json").json["workflows"]
+    assert len(lines) <= 3 * len(listed)
+    assert all(any(line.startswith(f"{one['workflow_id']} ") for line in lines) for one in listed)
+
+
+@pytest.mark.requirement("M3")
+def test_a_worker_that_was_killed_is_listed_only_with_all(server, tmp_path, from_afar):
+    worker = start("worker", "--json", DATABASE_URL=server, HEALTH_ENABLED="false")
+
+    def listed(*options):
+        return {
+            line["pid"]: line["is_alive"] for line in from_afar("workers", "ls", *options, "--json").json["workers"]
+        }
+
+    eventually(lambda: worker.pid in listed())
+
+    worker.kill()
+    worker.communicate()
+
+    eventually(lambda: worker.pid not in listed(), 40)
+    assert listed("--all")[worker.pid] is False

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import psycopg
 import pytest
@@ -19,10 +20,11 @@ import pytest
 from dagmaster.cli.main import described
 from dagmaster.errors import Conflict, DagmasterError, Unavailable
 from dagmaster.listen import bind
+from dagmaster.local import children
 from dagmaster.local.children import ChildProcess
 from dagmaster.local.discovery import hold
 from dagmaster.local.embedded import Cluster
-from dagmaster.local.platform import LocalPlatform
+from dagmaster.local.platform import LocalPlatform, stopping_on_signals
 from dagmaster.settings import Settings
 from tests.cli.processes import Up, alive, call, eventually, start, up
 
@@ -115,6 +117,42 @@ def test_ctrl_c_while_starting_stops_what_was_started(folder):
     assert not alive({server})
 
 
+class TestStopSignals:
+    @pytest.fixture
+    def local(self, tmp_path):
+        return LocalPlatform(Settings(), tmp_path, "", print)
+
+    def test_an_interrupt_that_a_library_catches_is_noticed_at_the_next_tick(self, local):
+        with stopping_on_signals(local):
+            with suppress(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+            local.tend()
+            pytest.fail("it continues")
+
+        assert local.is_interrupted
+
+    def test_a_process_that_is_just_being_started_is_known_when_the_signal_is_handled(self, local, monkeypatch):
+        """The signal arrives between the fork and the assignment of the process."""
+        child = ChildProcess("worker", 1, {})
+
+        def interrupted_start(_command, **options):
+            command, as_given = ["/bin/sh", "-c", "kill -TERM $$; sleep 60"], options["preexec_fn"]
+            process = subprocess.Popen(command, preexec_fn=as_given)  # noqa: PLW1509
+            signal.raise_signal(signal.SIGTERM)
+            return process
+
+        monkeypatch.setattr(
+            children, "subprocess", SimpleNamespace(Popen=interrupted_start, DEVNULL=subprocess.DEVNULL)
+        )
+        with stopping_on_signals(local):
+            child.start()
+            pytest.fail("the signal is lost")
+
+        assert local.is_interrupted
+        assert child.pid
+        assert child._process.wait(10) == -signal.SIGTERM  # and the child does not inherit the blocked signals
+
+
 @pytest.fixture
 def untouched(tmp_path: Path) -> Iterator[Path]:
     """A data folder in which nothing may be created."""
@@ -143,7 +181,7 @@ def test_an_address_open_to_all_is_reported_before_anything_is_created(untouched
     result = call("up", "--data", str(untouched), **{f"{endpoint}_HOST": "0.0.0.0"})
 
     assert result.returncode == 2
-    assert f"hint: set {endpoint}_HOST=127.0.0.1, or {endpoint}_INSECURE=true" in result.stderr
+    assert f"set {endpoint}_HOST=127.0.0.1, or {endpoint}_INSECURE=true" in result.stderr
     assert "restart" not in result.stderr
 
 

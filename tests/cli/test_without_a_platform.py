@@ -6,10 +6,13 @@ import subprocess
 import sys
 import textwrap
 import time
+import warnings
+from datetime import datetime
 
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
+from dagmaster.cli.main import main
 from dagmaster.database.catalog.pgstac import software_version
 from tests.cli.processes import environment, start
 
@@ -123,7 +126,7 @@ def test_the_schema_is_deployed_and_inspected(dagmaster, monkeypatch, empty_data
 
     assert before["deployed"] is False
     assert deployed.code == 0
-    assert migrated == {"changes": [], "pending": [], "is_current": True}
+    assert migrated == {"changes": [], "pending": [], "is_current": True, "done_by_another": False}
     assert after["is_current"] is True
     assert (before["catalog"], after["catalog"]) == (None, software_version())
     assert "up to date" in text
@@ -239,7 +242,7 @@ def test_help_is_fast_and_imports_nothing_heavy():
 
 @pytest.mark.requirement("M3")
 def test_a_client_imports_nothing_of_the_engine():
-    """It needs an HTTP client and settings, and that it has them shows that this test looks."""
+    """It needs an HTTP client and settings; that they are imported shows that this test works."""
     heavy = {"psycopg", "sqlalchemy", "alembic", "fastapi", "starlette", "jinja2", "uvicorn", "httpx2"}
 
     assert imported("jobs", "ls", "--server", "http://127.0.0.1:1", heavy=heavy) == {"httpx2"}
@@ -283,3 +286,82 @@ def test_an_interrupt_is_quiet():
 
     assert process.returncode == 130
     assert "Traceback" not in err
+
+
+@pytest.mark.requirement("M3")
+@pytest.mark.parametrize("command", [(), ("jobs",), ("jobs", "ls"), ("process",)], ids=" ".join)
+def test_h_is_help(dagmaster, command):
+    short, long = dagmaster(*command, "-h"), dagmaster(*command, "--help")
+
+    assert short == long
+    assert short.out.startswith("Usage: dagmaster")
+
+
+@pytest.mark.requirement("M3")
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("jbos", "ls"), "No such command 'jbos'; did you mean 'jobs'?"),
+        (("jobs", "shwo"), "No such command 'shwo'; did you mean 'show'?"),
+        (("xyzzy",), "No such command 'xyzzy'."),
+        (("jobs", "ls", "--statsu", "failed"), "Did you mean --status?"),
+        (("jobs", "ls", "--limit", "3", "--limit=4"), "--limit is given 2 times; it takes one value."),
+        (("--data", "a", "--data", "b", "jobs", "ls"), "--data is given 2 times; it takes one value."),
+    ],
+)
+def test_misspelt_and_repeated_words_are_explained(dagmaster, arguments, message):
+    result = dagmaster(*arguments)
+
+    assert result.code == 2
+    assert message in result.err.replace("'--status'", "--status")
+
+
+@pytest.mark.requirement("M3")
+@pytest.mark.parametrize(
+    ("arguments", "code"), [(("jobs", "ls"), "platform.none"), (("jbos",), "usage"), (("worker",), "platform.none")]
+)
+def test_errors_are_json_where_logs_are(dagmaster, monkeypatch, arguments, code):
+    monkeypatch.setenv("LOG_FORMAT", "json")
+
+    line = json.loads(dagmaster(*arguments).err)
+    monkeypatch.setenv("API_PORT", "many")
+    invalid = json.loads(dagmaster("jobs", "ls").err)
+
+    assert (line["level"], line["code"]) == ("error", code)
+    assert line["event"]
+    assert datetime.fromisoformat(line["timestamp"]).tzinfo
+    assert "API_PORT=many" in invalid["event"]
+
+
+@pytest.mark.requirement("W3")
+def test_an_alias_is_validated_against_the_workflow_that_it_names(dagmaster, tmp_path):
+    def validated(name, target):
+        (tmp_path / name).write_text(f"workflow_id: nightly\nalias_of: {target}\ndescription: An older name.\n")
+        return dagmaster("workflows", "validate", str(tmp_path / name))
+
+    (tmp_path / "import.yaml").write_text(
+        "workflow_id: import_tiles\nnodes:\n  start: {type: start, next: end}\n  end: {type: end}\n"
+    )
+    near, installed, unknown = (
+        validated("a.yaml", "import_tiles"),
+        validated("b.yaml", "demo"),
+        validated("c.yaml", "dmo"),
+    )
+    shown = dagmaster("workflows", "show", str(tmp_path / "a.yaml"))
+
+    assert (near.code, installed.code, unknown.code) == (0, 0, 2)
+    assert "ok (workflow nightly version" in near.out
+    assert "`alias_of` names 'dmo', which is not a workflow that could be read; did you mean 'demo'?" in unknown.out
+    assert "An older name." in shown.out
+
+
+def test_a_picture_without_a_position_is_no_warning(monkeypatch):
+    """rasterio's warning about it says nothing to users, and `catch_warnings` is not safe among threads."""
+    monkeypatch.setattr(sys, "argv", ["dagmaster", "--version"])
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        with pytest.raises(SystemExit):
+            main()
+        warnings.warn("Dataset has no geotransform, gcps, or rpcs.", UserWarning, stacklevel=1)
+
+    assert shown == []

@@ -16,10 +16,10 @@ NARROW = "container-tasks"
 
 @pytest.fixture
 async def bench(database):
-    made = PostgresBench(database)
-    await made.set_clock(0)
-    yield made
-    await made.ledger.close()
+    bench = PostgresBench(database)
+    await bench.set_clock(0)
+    yield bench
+    await bench.ledger.close()
 
 
 async def test_a_worker_that_knows_one_limit_also_respects_the_limit_of_another_queue(bench):

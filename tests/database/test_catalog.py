@@ -24,7 +24,9 @@ from dagmaster.database.connect import pool
 from dagmaster.database.queries import all_queries, numbered
 from dagmaster.errors import Conflict, NotFound, Unavailable, UnfitData
 from dagmaster.local import platform
+from dagmaster.serving.hydration import read_page
 
+SEARCH_UNHYDRATED = """SELECT pgstac.search('{"conf": {"nohydrate": true}}'::jsonb)::text"""
 START = datetime(2024, 1, 1, tzinfo=UTC)
 
 
@@ -91,9 +93,9 @@ def test_deploying_twice_or_concurrently_does_no_harm(cluster, database):
         return deploy_catalog(database)
 
     with ThreadPoolExecutor(3) as threads:
-        told = list(threads.map(deploy, range(3)))
+        versions = list(threads.map(deploy, range(3)))
 
-    assert {status.deployed for status in told} == {software_version()}
+    assert {status.deployed for status in versions} == {software_version()}
     assert deploy_catalog(database).is_current
     assert catalog_status(database).is_current
     with psycopg.connect(database) as connection:
@@ -104,25 +106,27 @@ def test_deploying_twice_or_concurrently_does_no_harm(cluster, database):
 def test_a_server_without_postgis_is_reported_clearly(empty_database, monkeypatch):
     monkeypatch.setitem(all_queries(), "catalog_extensions", "SELECT 'postgis' AS name")
 
-    with pytest.raises(Unavailable) as told:
+    with pytest.raises(Unavailable) as raised:
         deploy_catalog(empty_database)
 
-    assert told.value.code == "catalog.no-extension"
-    assert "PostGIS" in told.value.hint
+    assert raised.value.code == "catalog.no-extension"
+    assert "PostGIS" in raised.value.hint
     assert catalog_status(empty_database).deployed is None
 
 
 @pytest.mark.requirement("C1")
 def test_the_catalogue_can_be_done_without(database, monkeypatch):
-    told = []
+    messages = []
 
     assert ensure_catalog(database, is_enabled=False) is None
     monkeypatch.setitem(all_queries(), "catalog_extensions", "SELECT 'postgis' AS name")
-    platform.ensure_catalog(database, told.append, is_wanted=True)
+    platform.ensure_catalog(database, messages.append, is_wanted=True)
 
     assert catalog_status(database).deployed is None
-    assert len(told) == 1
-    assert told[0].startswith("no STAC catalogue: this server lacks extensions that the STAC catalogue needs: postgis")
+    assert len(messages) == 1
+    assert messages[0].startswith(
+        "no STAC catalogue: this server lacks extensions that the STAC catalogue needs: postgis"
+    )
 
 
 @pytest.mark.requirement("C1")
@@ -132,20 +136,20 @@ def test_a_newer_catalogue_is_left_alone(catalog_database):
             "INSERT INTO pgstac.migrations (version, datetime) VALUES ('99.1.0', now() + interval '1 s')"
         )
 
-    with pytest.raises(Conflict) as told:
+    with pytest.raises(Conflict) as refused:
         deploy_catalog(catalog_database)
 
-    assert told.value.code == "catalog.newer"
+    assert refused.value.code == "catalog.newer"
 
 
 @pytest.mark.requirement("C1")
 def test_without_the_extra_it_says_what_to_install(empty_database, monkeypatch):
     monkeypatch.setattr(module, "software_version", lambda: None)
 
-    with pytest.raises(Unavailable) as told:
+    with pytest.raises(Unavailable) as raised:
         deploy_catalog(empty_database)
 
-    assert told.value.code == "catalog.not-installed"
+    assert raised.value.code == "catalog.not-installed"
 
 
 @pytest.mark.requirement("C1")
@@ -157,9 +161,9 @@ async def test_a_database_without_a_catalogue_is_reported_as_such(database):
             catalog.ensure_collection(a_collection()),
             catalog.upsert_items([an_item("a")]),
         ):
-            with pytest.raises(Unavailable) as told:
+            with pytest.raises(Unavailable) as raised:
                 await call
-            assert told.value.code == "catalog.not-deployed"
+            assert raised.value.code == "catalog.not-deployed"
 
 
 # One writer
@@ -185,10 +189,10 @@ async def test_an_item_comes_back_as_it_went_in(catalog_database):
     async with opened(catalog_database) as catalog:
         await catalog.ensure_collection(a_collection())
         await catalog.upsert_items([item])
-        found, nothing = await catalog.get_item("dem", "a"), await catalog.get_item("dem", "b")
+        stored, missing = await catalog.get_item("dem", "a"), await catalog.get_item("dem", "b")
 
-    assert found == item
-    assert nothing is None
+    assert stored == item
+    assert missing is None
 
 
 @pytest.mark.requirement("C1")
@@ -205,6 +209,30 @@ async def test_registering_again_replaces_and_never_doubles(catalog_database):
 
 
 @pytest.mark.requirement("C1")
+@pytest.mark.parametrize(
+    "shared", ["a text with file:size", 7, True, 1.5, ["file:size", "b"], [{"file:size": 1}]], ids=str
+)
+async def test_an_item_may_have_an_object_where_its_collection_has_another_value(catalog_database, shared):
+    """pypgstac reads the shared value as an object: it fails, or stores a mark for each character of a text."""
+    assets = {"data": {"title": shared, "bands": [{"name": shared}], "roles": ["data"]}}
+    items = [an_item("a"), an_item("b"), an_item("c")]
+    items[0]["assets"]["data"] |= {"title": {"file:size": 5, "x": {"y": 1}}, "bands": [{"name": {"file:size": 5}}]}
+    items[1]["assets"]["data"] |= {"title": shared, "bands": [{"name": shared}]}
+    items[2]["assets"]["data"] |= {"title": "other", "bands": [{"name": "other"}]}
+    async with opened(catalog_database) as catalog:
+        await catalog.ensure_collection(a_collection(item_assets=assets))
+        await catalog.upsert_items(items)
+        stored = [await catalog.get_item("dem", item["id"]) for item in items]
+
+    assert stored == items
+    with psycopg.connect(catalog_database) as connection:
+        connection.execute("SET search_path = pgstac, public")
+        page = connection.execute(SEARCH_UNHYDRATED).fetchone()[0]
+    assert {item["id"]: item["assets"] for item in read_page(page)["features"]} == {
+        item["id"]: item["assets"] for item in items
+    }
+
+
 async def test_a_collection_that_has_items_keeps_their_extent(catalog_database):
     async with opened(catalog_database) as catalog:
         await catalog.ensure_collection(a_collection())
@@ -212,10 +240,10 @@ async def test_a_collection_that_has_items_keeps_their_extent(catalog_database):
         extent = await catalog.refresh_extent("dem")
 
         is_new = await catalog.ensure_collection(a_collection(description="better"))
-        found = await catalog.get_collection("dem")
+        stored = await catalog.get_collection("dem")
 
     assert not is_new
-    assert (found["description"], found["extent"]) == ("better", extent)
+    assert (stored["description"], stored["extent"]) == ("better", extent)
     assert extent["spatial"]["bbox"] == [[10.0, 46.0, 10.5, 46.5]]
 
 
@@ -281,13 +309,13 @@ async def test_the_extent_is_that_of_the_items_also_when_some_go(catalog_databas
         )
         whole = await catalog.refresh_extent("dem")
 
-        gone = await catalog.delete_older("dem", ordinal=0, revision=3)
+        deleted = await catalog.delete_older("dem", ordinal=0, revision=3)
         other = await catalog.delete_older("dem", ordinal=1, revision=9)
         rest = await catalog.refresh_extent("dem")
 
     assert whole["spatial"]["bbox"] == [[0, 46.0, 5.5, 46.5]]
     assert whole["temporal"]["interval"] == [["2023-06-01T00:00:00Z", "2025-01-01T00:00:00Z"]]
-    assert (sorted(gone), other) == (["i0", "i1", "i2", "i3", "long"], [])
+    assert (sorted(deleted), other) == (["i0", "i1", "i2", "i3", "long"], [])
     assert rest["spatial"]["bbox"] == [[4, 46.0, 5.5, 46.5]]
     assert rest["temporal"]["interval"] == [["2024-01-05T00:00:00Z", "2024-01-06T00:00:00Z"]]
 
@@ -318,20 +346,20 @@ async def test_what_cannot_be_stored_is_the_datas_fault_and_nothing_of_it_is(cat
     async with opened(catalog_database, patience_seconds=0) as catalog:
         await catalog.ensure_collection(a_collection())
 
-        with pytest.raises(UnfitData) as told:
+        with pytest.raises(UnfitData) as refused:
             await catalog.upsert_items(items)
 
-        assert told.value.code == code
+        assert refused.value.code == code
         assert await catalog.count_items("dem") == 0
 
 
 @pytest.mark.requirement("C1")
 async def test_items_need_their_collection(catalog_database):
     async with opened(catalog_database) as catalog:
-        with pytest.raises(NotFound) as told:
+        with pytest.raises(NotFound) as refused:
             await catalog.upsert_items([an_item("a")])
 
-    assert told.value.code == "catalog.no-collection"
+    assert refused.value.code == "catalog.no-collection"
 
 
 # Many writers
@@ -423,10 +451,10 @@ async def test_a_writer_waits_for_another_one_and_reports_when_the_wait_is_too_l
             await holder.execute("SELECT pg_advisory_xact_lock(hashtextextended('dagmaster.catalog:dem', 0))")
             waiting = asyncio.create_task(patient.upsert_items([an_item("a")]))
 
-            with pytest.raises(Unavailable) as told:
+            with pytest.raises(Unavailable) as raised:
                 await other.upsert_items([an_item("b")])
 
-            assert told.value.code == "catalog.busy"
+            assert raised.value.code == "catalog.busy"
             assert not waiting.done()
             await holder.rollback()
             assert await waiting == 1
@@ -449,3 +477,69 @@ async def test_what_others_made_fail_is_tried_again(catalog_database, monkeypatc
 
         assert faults == []
         assert await catalog.missing_items("dem", ["a", "b"]) == []
+
+
+@pytest.mark.requirement("C1")
+async def test_waiting_for_other_writers_does_not_count_as_time_of_a_statement(catalog_database):
+    """The session's own limit is shorter than the wait."""
+    async with (
+        pool(catalog_database, "handlers", 0, 4, statement_timeout_seconds=0.3) as connections,
+        opened(catalog_database) as other,
+    ):
+        hurried = StacCatalog(connections)
+        await other.ensure_collection(a_collection())
+        async with other._database.connection() as connection, connection.transaction():
+            await module.lock_collection(connection, "dem")
+            writers = [asyncio.create_task(hurried.upsert_items([an_item(f"w{n}")])) for n in range(3)]
+            await asyncio.sleep(1)
+        await asyncio.gather(*writers)
+
+        assert await other.count_items("dem") == 3
+
+
+@pytest.mark.requirement("C1")
+async def test_a_statement_that_takes_too_long_is_retried(catalog_database, monkeypatch):
+    async with opened(catalog_database) as catalog:
+        await catalog.ensure_collection(a_collection())
+        limits = iter([0.001])
+        monkeypatch.setattr(module, "STATEMENT_SECONDS", 60.0)
+        lock = module.lock_collection
+
+        async def lock_with_a_short_limit(connection, collection_id):
+            await lock(connection, collection_id)
+            for seconds in limits:
+                await connection.execute(f"SET LOCAL statement_timeout = '{seconds * 1000:.0f}ms'")
+
+        monkeypatch.setattr(module, "lock_collection", lock_with_a_short_limit)
+        assert await catalog.upsert_items([an_item(f"i{n}") for n in range(200)]) == 200
+
+        assert next(limits, None) is None
+        assert await catalog.count_items("dem") == 200
+
+
+@pytest.mark.requirement("C1")
+def test_batches_are_limited_in_number_and_size(monkeypatch):
+    items = [{"id": str(n), "x": "y" * 100} for n in range(10)]
+    monkeypatch.setattr(module, "BATCH_BYTES", 350)
+
+    by_size = [part.stop - part.start for part in module._batches(items, 100)]
+    monkeypatch.setattr(module, "BATCH_BYTES", 50)
+
+    assert by_size == [2, 2, 2, 2, 2]
+    assert [part.stop - part.start for part in module._batches(items, 100)] == [1] * 10
+    monkeypatch.undo()
+    assert [part.stop - part.start for part in module._batches(items, 4)] == [4, 4, 2]
+
+
+@pytest.mark.slow
+@pytest.mark.requirement("C1")
+async def test_fifty_writers_of_a_thousand_items_do_not_fail(catalog_database):
+    async with opened(catalog_database, size=10) as catalog:
+        await catalog.ensure_collection(a_collection())
+
+        async def write(writer: int) -> None:
+            await catalog.upsert_items([an_item(f"w{writer}-{n}", west=n % 100) for n in range(1000)])
+
+        await asyncio.gather(*(write(writer) for writer in range(50)))
+
+        assert await catalog.count_items("dem") == 50_000

@@ -1,4 +1,4 @@
-"""What a database refuses is told as what it means, with what to do about it."""
+"""A refusal of the database becomes an error that says what it means and what to do about it."""
 
 import asyncio
 
@@ -25,7 +25,7 @@ def refusal(dsn: str) -> DagmasterError:
 
 @pytest.mark.requirement("M2")
 @pytest.mark.parametrize(
-    ("dsn", "told"),
+    ("dsn", "message"),
     [
         ("garbage", "neither postgresql://… nor host=… dbname=…"),
         ("postgresql//me:hunter2@host", "neither postgresql://… nor host=… dbname=…"),
@@ -46,12 +46,12 @@ def refusal(dsn: str) -> DagmasterError:
         ("host=h password=hunter2 port=abc", "its port is not a number"),
     ],
 )
-def test_the_refusal_of_a_malformed_address_repeats_no_secret(dsn, told):
+def test_the_refusal_of_a_malformed_address_repeats_no_secret(dsn, message):
     error = refusal(dsn)
 
     assert isinstance(error, InvalidRequest)
     assert error.code == "database.bad-address"
-    assert told in error.message
+    assert message in error.message
     assert "hunter2" not in str(error)
 
 
@@ -107,7 +107,7 @@ def guarded(cluster):
 
 @pytest.mark.requirement("M3")
 @pytest.mark.parametrize(
-    ("user", "told"),
+    ("user", "message"),
     [
         ("guarded:wrong", 'password authentication failed for user "guarded"'),
         ("guarded", "no password supplied"),
@@ -115,12 +115,12 @@ def guarded(cluster):
         ("shut_out", "is not permitted to log in"),
     ],
 )
-def test_a_refused_login_is_reported(guarded, user, told):
+def test_a_refused_login_is_reported(guarded, user, message):
     error = refusal(guarded.dsn_of("postgres").replace("postgres@", f"{user}@"))
 
     assert isinstance(error, NotAllowed)
     assert error.code == "database.not-allowed"
-    assert told in error.message
+    assert message in error.message
     assert "DATABASE_URL" in error.hint
     assert "wrong" not in str(error)
 

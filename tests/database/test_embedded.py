@@ -43,16 +43,16 @@ time.sleep(600)
 
 @pytest.fixture
 def new_cluster(tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
-    """Make clusters by data folder, or by name as root; all are gone after the test."""
-    made: list[Cluster] = []
+    """Make clusters by data folder, or by name as root; all are removed after the test."""
+    clusters: list[Cluster] = []
 
     def new(data_folder: Path | None = None, *, fast: bool = True) -> Cluster:
         folder = data_folder or (None if IS_ROOT else tmp_path)
-        made.append(Cluster.at(folder, a_name(), fast=fast))
-        return made[-1]
+        clusters.append(Cluster.at(folder, a_name(), fast=fast))
+        return clusters[-1]
 
     yield new
-    for cluster in made:
+    for cluster in clusters:
         cluster.remove()
 
 
@@ -109,7 +109,7 @@ def test_a_killed_parent_leaves_no_server(new_cluster):
         parent.kill()
         parent.wait()
 
-        assert is_gone(pid, within_seconds=20)
+        assert has_ended(pid, within_seconds=20)
     with cluster:
         assert cluster.is_running()
 
@@ -125,7 +125,7 @@ def test_another_process_may_stop_it(new_cluster):
     with holder_of(cluster) as (_, pid):
         cluster.stop()
 
-        assert is_gone(pid, within_seconds=5)
+        assert has_ended(pid, within_seconds=5)
 
 
 def test_a_pid_file_whose_number_is_anothers_is_no_obstacle(new_cluster):
@@ -162,7 +162,7 @@ def test_a_start_that_fails_shows_the_end_of_the_log(new_cluster):
 
 
 def test_a_cluster_is_started_from_the_main_thread_only(new_cluster):
-    """The server is told of the death of the thread that started it, not of the process."""
+    """The server gets the signal when the thread that started it ends, not the process."""
     raised: list[BaseException] = []
 
     def start() -> None:
@@ -297,7 +297,7 @@ class holder_of:  # noqa: N801  reads as a phrase
         self.process.communicate()
 
 
-def is_gone(pid: int, within_seconds: float) -> bool:
+def has_ended(pid: int, within_seconds: float) -> bool:
     deadline = time.monotonic() + within_seconds
     while Path(f"/proc/{pid}/cwd").exists():
         if time.monotonic() > deadline:

@@ -252,6 +252,17 @@ DAMAGE: list[tuple[str, FindingCode, str]] = [
         f'UPDATE {JOBS} SET result_data = \'{{"large": {{"output_ref": {REFERENCE}}}}}\' {OF_JOB}',
     ),
     (
+        "a job past its deadline",
+        FindingCode.OVERDUE,
+        f"UPDATE {JOBS} SET status = 'running', deadline_at = now() - interval '6 minutes' {OF_JOB}",
+    ),
+    (
+        "a job whose nodes have all ended",
+        FindingCode.UNCONCLUDED,
+        f"WITH n AS (UPDATE {NODES} SET completed_at = completed_at - interval '6 minutes' {OF_JOB})"
+        f" UPDATE {JOBS} SET status = 'running' {OF_JOB}",
+    ),
+    (
         "a node that never ended",
         FindingCode.UNENDED,
         event("event_type = 'node_started', event_status = 'running'", "join", "node_completed"),

@@ -53,6 +53,7 @@ from dagmaster.workflows.load import WorkflowLimits, read
 pytestmark = pytest.mark.requirement("E6", "E7")
 
 QUEUE, LIMITED = DEFAULT_QUEUES[:2]
+KEYED = "keyed"  # a queue of submissions with idempotency keys
 HANDLERS = ("echo", "noop", "sleep")
 NOW = time.time_ns() // 1_000_000
 LIMITS = WorkflowLimits()
@@ -104,7 +105,7 @@ ENDING = _workflow("""
 OPEN, FAILED, GATHERING, FREE, ORPHAN, NEW = (_id(n) for n in range(1, 7))
 ENDED = _id(9)
 FRESH_OUTPUT, OLD_OUTPUT, NEW_OUTPUT = (orjson.dumps(name * 100_000) for name in ("fresh", "old", "new"))
-ONE, TWO, SILENT, GONE = (UUID(int=n) for n in range(101, 105))  # orchestrators
+ONE, TWO, SILENT, DEREGISTERED = (UUID(int=n) for n in range(101, 105))  # orchestrators
 WORKER, SLOW, OTHER, LOST = (UUID(int=n) for n in range(201, 205))
 
 
@@ -198,10 +199,11 @@ async def _prepare(stage: Stage) -> None:
     ORPHAN     belongs to an orchestrator that is silent; a result waits
     ENDED      has failed
     OPEN has an output that was stored a moment ago, FAILED one that was stored long ago,
-    and nobody has reported either.
+    and nobody has reported either. Two keys stand for ENDED, whose messages came again; TWO knows a handler that
+    OPEN is waiting for.
     """
     no = {"message": "no", "blame": "handler", "code": "handler.failed"}
-    for owner in (ONE, TWO, SILENT, GONE):
+    for owner in (ONE, TWO, SILENT, DEREGISTERED):
         await stage.ledger.beat(OrchestratorInfo(owner, "host", 1, "0"))
     for worker in (WORKER, SLOW, OTHER, LOST):
         await stage.ledger.beat_worker(WorkerInfo(worker, "host", 1, "0", "general", (QUEUE,), HANDLERS))
@@ -237,6 +239,12 @@ async def _prepare(stage: Stage) -> None:
     await stage.ledger.create_jobs([NewJob(FREE, SHORT, {})])
     await stage.ledger.enqueue_message("good", JOBS, {})
     await stage.ledger.enqueue_message("bad", JOBS, {})
+    for key in ("key_b", "key", "key_a"):
+        await stage.ledger.enqueue_message(key, KEYED, {})
+    await stage.rows(
+        "INSERT INTO dagapp.dag_idempotency_keys (submitted_by, idempotency_key, request_hash, job_id)"
+        " VALUES ('hub', 'key_b', 'same', %(job)s), ('hub', 'key_a', 'same', %(job)s)".replace("%(job)s", f"'{ENDED}'")
+    )
 
     for job_id, output in ((OPEN, FRESH_OUTPUT), (FAILED, OLD_OUTPUT), (ENDED, OLD_OUTPUT)):
         await stage.ledger.store_payload(job_id, output)
@@ -278,10 +286,17 @@ async def _set_times(stage: Stage) -> None:
         "INSERT INTO dagapp.dag_job_messages (message_id, queue, body, enqueued_at)"
         " VALUES ('unread', 'elsewhere', '{}', '2001-01-01')"
     )
+    await stage.rows(
+        "UPDATE dagapp.dag_jobs SET deferred_work = '[{"
+        '"node_id": "lone", "handler": "rare", "queue": null, "known_at": "2001-01-01T00:00:00Z"'
+        "}]' WHERE job_id = %s",
+        OPEN,
+    )
+    await stage.rows("UPDATE dagapp.orchestrators SET handlers = '{rare}' WHERE owner_id = %s", TWO)
     beats = "UPDATE dagapp.{} SET heartbeat_at = clock_timestamp() + %s::interval WHERE {} = ANY (%s)"
     await stage.rows(beats.format("orchestrators", "owner_id"), "1 day", [ONE, TWO])
     await stage.rows(beats.format("orchestrators", "owner_id"), "-1 hour", [SILENT])
-    await stage.rows(beats.format("orchestrators", "owner_id"), "-2 days", [GONE])
+    await stage.rows(beats.format("orchestrators", "owner_id"), "-2 days", [DEREGISTERED])
     await stage.rows(beats.format("workers", "worker_id"), "-2 days", [LOST])
 
 
@@ -323,7 +338,7 @@ async def _restore(stage: Stage, *, needs_room: bool = False) -> None:
     await stage.rows(OLD_PARTITION)
     stage.restored += 1
     if stage.restored % 20 == 0:
-        await stage.rows("VACUUM")  # or each look would wade through what was before
+        await stage.rows("VACUUM")  # otherwise each query would read through dead rows
     await stage.rows("SELECT saved.restore()")
 
 
@@ -393,6 +408,23 @@ def _handle(message: JobMessage) -> NewJob | DeadLetter:
     )
 
 
+def _handle_keyed(message: JobMessage) -> NewJob:
+    number = ("key", "key_a", "key_b").index(message.message_id)
+    return NewJob(
+        _id(12 + number),
+        FRESH,
+        {},
+        submitted_by="hub",
+        idempotency_key=message.message_id,
+        request_hash="same",
+        message_id=message.message_id,
+    )
+
+
+def _reviewing(stage: Stage, ledger: PostgresLedger) -> Awaitable[Any]:
+    return ledger.review_deferred([stage.claims[OPEN]], alive_seconds=60, patience_seconds=600)
+
+
 def _claiming(owner: UUID) -> Call:
     return lambda _, ledger: ledger.claim_jobs(owner, limit=10, orphan_after_seconds=600, patience_seconds=0)
 
@@ -424,14 +456,14 @@ def _exchanging(
     demand = Demand(tuple(queues), light_handlers=HANDLERS, light=light)
 
     def exchange(_: Stage, ledger: PostgresLedger) -> Awaitable[Any]:
-        ledger._limits.update(queue for queue in queues if queue == LIMITED)  # as an earlier claim has told
+        ledger._limits.update(queue for queue in queues if queue == LIMITED)  # as an earlier claim has returned it
         return ledger.exchange(worker, reports, demand, lease_seconds=60)
 
     return exchange
 
 
 async def _reporting(ledger: PostgresLedger, job_id: UUID, node_id: str, output: bytes) -> Any:
-    """What it refers to may be gone by then."""
+    """What it refers to may be deleted by then."""
     report = Report(job_id, node_id, 1, TaskStatus.SUCCEEDED, output_ref=reference_to(output))
     try:
         return await ledger.exchange(WORKER, [report], Demand((QUEUE,)), lease_seconds=60)
@@ -513,6 +545,7 @@ TRANSACTIONS: tuple[Transaction, ...] = (
     Transaction("replay", lambda _, ledger: ledger.replay_dead_letter(_id(8), JOBS)),
     Transaction("enqueue", lambda _, ledger: ledger.enqueue_message("late", JOBS, {})),
     Transaction("take_messages", lambda _, ledger: ledger.take_messages(JOBS, 10, _handle), is_long=True),
+    Transaction("take_keyed", lambda _, ledger: ledger.take_messages(KEYED, 10, _handle_keyed), is_long=True),
     Transaction("beat", lambda _, ledger: ledger.beat(OrchestratorInfo(ONE, "host", 1, "0"))),
     Transaction("claim", _claiming(TWO)),
     Transaction("claim_by_another", _claiming(ONE)),
@@ -525,6 +558,8 @@ TRANSACTIONS: tuple[Transaction, ...] = (
     ),
     Transaction("advance_half_dead", _advancing(ORPHAN, lambda _: StepScope(), SILENT), is_long=True),
     Transaction("zombie", _as_zombie),
+    Transaction("fail_job", lambda stage, ledger: ledger.fail_job(ONE, stage.claims[OPEN], "boom"), is_long=True),
+    Transaction("review_deferred", _reviewing),
     Transaction("request_cancel", lambda _, ledger: ledger.request_cancel(OPEN, by="ana", reason=None)),
     Transaction("take_stops", lambda _, ledger: ledger.take_stops(WORKER)),
     Transaction("rerun", lambda _, ledger: _reviving(ledger, resume)),
@@ -577,6 +612,7 @@ ALONG = frozenset(
         "retention_results",
         "retention_payloads",
         "retention_checkpoints",
+        "retention_documents",
         "retention_events",
         "retention_nodes",
         "store_payload_part",
@@ -610,8 +646,22 @@ def _steps(first: "Transaction", second: "Transaction", plays_all: bool) -> IsSt
 # The second of a kind, there to meet the first; and those that meet only a few on a row.
 DOUBLES = {
     "create_once_too": {"create_once"},
-    "claim_by_another": {"claim", "take_over", "release_unknown", "retire", "advance_half_dead"},
+    "take_keyed": {"take_keyed", "create_once", "prune"},
+    "claim_by_another": {"claim", "take_over", "release_unknown", "retire", "advance_half_dead", "review_deferred"},
+    "review_deferred": {
+        "review_deferred",
+        "claim",
+        "claim_by_another",
+        "take_over",
+        "retire",
+        "release_unknown",
+        "request_cancel",
+        "advance_overdue",
+        "fail_job",
+        "janitor",
+    },
     "request_cancel": {
+        "review_deferred",
         "request_cancel",
         "claim",
         "take_over",
@@ -619,6 +669,25 @@ DOUBLES = {
         "release_unknown",
         "advance_overdue",
         "advance_half_dead",
+        "janitor",
+    },
+    "fail_job": {
+        "review_deferred",
+        "fail_job",
+        "claim",
+        "take_over",
+        "retire",
+        "release_unknown",
+        "request_cancel",
+        "advance_overdue",
+        "exchange",
+        "exchange_late",
+        "exchange_claim",
+        "exchange_limited",
+        "renew",
+        "report_stored",
+        "take_stops",
+        "checkpoint",
         "janitor",
     },
     "take_stops": {"take_stops", "exchange", "renew", "advance_fail_fast", "advance_overdue", "exchange_limited_too"},
@@ -638,6 +707,7 @@ DOUBLES = {
     "drop_letter": {"replay", "drop_letter", "forget"},
     "report_to_ended": {"prune", "rerun"},
     "janitor": {
+        "review_deferred",
         "janitor",
         "claim",
         "take_over",
@@ -660,6 +730,7 @@ DOUBLES = {
         "rerun_from_scratch",
         "claim",
         "take_messages",
+        "take_keyed",
         "report_to_ended",
         "maintain",
     },
@@ -775,7 +846,7 @@ BROKEN += """
        AND NOT EXISTS (SELECT 1 FROM dagapp.dag_payloads p
                         WHERE p.job_id = r.job_id AND p.sha256 = r.output_ref ->> 'sha256' AND p.is_kept)
     """
-# Everything that can be told apart without clocks and chance.
+# Everything that can be compared without clocks and chance.
 FINGERPRINT = """
     SELECT string_agg(line, E'\\n' ORDER BY line)
       FROM (SELECT concat_ws('|', 'job', job_id, status, epoch, owner_id, last_sequence) AS line FROM dagapp.dag_jobs

@@ -1,11 +1,10 @@
 """One suite for both ledgers: what `database/ledger` promises, on PostgreSQL and in memory alike.
 
 `Bench` holds a ledger with a clock that the test sets. On PostgreSQL the clock is the session's `dagapp.fake_now`, set
-on the ledger's own connection; everything a test looks at is read by the same small set of questions.
+on the ledger's own connection; everything that a test compares is read by the same small set of queries.
 """
 
 import asyncio
-import math
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -26,9 +25,11 @@ from dagmaster.database.ledger.postgres import PostgresLedger
 from dagmaster.database.ledger.protocol import (
     SMALL_BYTES,
     Claim,
+    DeferralReview,
     Demand,
     Ledger,
     LoadedJob,
+    MessageScope,
     NewJob,
     OpenJob,
     OrchestratorInfo,
@@ -37,15 +38,16 @@ from dagmaster.database.ledger.protocol import (
     StepScope,
     WorkerInfo,
 )
+from dagmaster.database.maintenance.history import verify
 from dagmaster.database.notify.notifier import JOBS, RESULTS, tasks_topic
 from dagmaster.errors import Conflict, DagmasterError, NotFound
 from dagmaster.jobs.changes import Changes, JobChange, NewTask, NodeChange
-from dagmaster.jobs.fan import ChildResult, aggregate
+from dagmaster.jobs.fan import ChildResult, SumOutOfRange, aggregate
 from dagmaster.jobs.model import DeadLetter, JobMessage, TaskMessage, WorkerRecord, new_job_id
 from dagmaster.jobs.payload import INLINE_BYTES, LOADABLE_BYTES, reference_to
 from dagmaster.jobs.plan import Planner
 from dagmaster.jobs.rerun import Rerun, resume, retry
-from dagmaster.jobs.routing import Route
+from dagmaster.jobs.routing import DeferredWork, Route, UnknownRoute
 from dagmaster.jobs.states import EventType, JobStatus, NodeStatus, Stop, TaskStatus
 from dagmaster.jobs.updates import (
     Due,
@@ -67,7 +69,7 @@ WORKER, OTHER_WORKER = UUID(int=101), UUID(int=102)
 LEASE = 60.0
 QUEUE = "dag-worker-tasks"
 SERVED = Demand((QUEUE,), ("echo",), 100)
-NOTHING = Demand(())
+NO_DEMAND = Demand(())
 
 ONE = """
   start: {type: start, next: work}
@@ -170,10 +172,10 @@ async def bench(request) -> AsyncIterator[Bench]:
     if request.param == "memory":
         yield MemoryBench()
         return
-    made = PostgresBench(request.getfixturevalue("database"))
-    await made.set_clock(0)
-    yield made
-    await made.ledger.close()
+    bench = PostgresBench(request.getfixturevalue("database"))
+    await bench.set_clock(0)
+    yield bench
+    await bench.ledger.close()
 
 
 # --- builders --------------------------------------------------------------------------------------------------------
@@ -193,13 +195,18 @@ class Everywhere:
         return Route(work.queue or QUEUE, work.timeout_seconds or 1000.0)
 
 
+class Nowhere:
+    def route(self, work: Work) -> Route:
+        raise UnknownRoute("unknown", DeferredWork(work.handler, work.queue), code="handler.unknown")
+
+
 def a_planner(**limits: Any) -> Planner:
     return Planner(Everywhere(), Random(1), max_losses=3, **limits)
 
 
 @dataclass
 class Driver:
-    """An orchestrator of one job that decides what the real planner decides, and remembers what it was told."""
+    """An orchestrator of one job that decides what the real planner decides, and keeps what the ledger returned."""
 
     bench: Bench
     owner_id: UUID
@@ -208,7 +215,7 @@ class Driver:
     planner: Planner = field(default_factory=a_planner)
 
     async def turn(self, look: str = "", wake: dict[tuple[UUID, str], int] | None = None) -> list[Any]:
-        """Advance with a view read afresh; `look` names what to look at besides results. Returns the news."""
+        """Advance with a view that is read again; `look` names what else is read beside results. Returns the news."""
         (job,) = await self.bench.ledger.load_jobs([self.claim.job_id])
         view = job.view()
         completed = [node_id for node_id, state in view.nodes.items() if state.status is NodeStatus.COMPLETED]
@@ -254,7 +261,7 @@ def report_of(task: TaskMessage, status: TaskStatus = TaskStatus.SUCCEEDED, **fa
 
 
 async def hand_in(bench: Bench, *reports: Report, worker: UUID = WORKER) -> Any:
-    return await bench.ledger.exchange(worker, reports, NOTHING, lease_seconds=LEASE)
+    return await bench.ledger.exchange(worker, reports, NO_DEMAND, lease_seconds=LEASE)
 
 
 async def only(bench: Bench, table: str, **where: Any) -> dict[str, Any]:
@@ -361,6 +368,170 @@ async def test_a_message_stays_when_it_could_not_be_handled(bench):
         await bench.ledger.take_messages("dag-jobs", 3, handle)
 
     assert len(await bench.rows("dag_job_messages")) == 1
+
+
+@pytest.mark.requirement("Q1")
+async def test_messages_obey_idempotency_keys_as_other_submissions_do(bench):
+    """Number, key, submitter and request of each message; the last one repeats a message that became a job."""
+    first = a_job(1, idempotency_key="over-http", request_hash="a")
+    await bench.ledger.create_once(first, "a")
+    messages = [
+        ("same-as-http", 2, "over-http", None, "a"),
+        ("other-than-http", 3, "over-http", None, "b"),
+        ("new", 4, "k", None, "a"),
+        ("repeated", 5, "k", None, "a"),
+        ("other", 6, "k", None, "b"),
+        ("of-someone-else", 7, "k", "ada", "b"),
+        ("without-a-key", 8, None, None, "a"),
+        ("keyed-later", 9, None, None, "a"),
+    ]
+    facts = {name: rest for name, *rest in messages}
+
+    def handle(message: JobMessage) -> NewJob:
+        number, key, by, request = facts[message.message_id]
+        given = {"idempotency_key": key, "submitted_by": by, "request_hash": request}
+        return a_job(number, message_id=message.message_id, **given)
+
+    for name, *_ in messages:
+        await bench.ledger.enqueue_message(name, "dag-jobs", {})
+    for _ in range(4):
+        await bench.ledger.take_messages("dag-jobs", 2, handle)
+    facts["keyed-later"] = [10, "late", None, "a"]
+    await bench.ledger.enqueue_message("keyed-later", "dag-jobs", {})
+    await bench.ledger.take_messages("dag-jobs", 2, handle)
+    later = await bench.ledger.create_once(a_job(11, idempotency_key="late"), "a")
+
+    jobs = {job["message_id"] for job in await bench.rows("dag_jobs")}
+    letters = {letter["message_id"]: letter for letter in await bench.rows("dag_dead_letters")}
+    assert jobs == {None, "new", "of-someone-else", "without-a-key", "keyed-later"}
+    assert {name: letter["reason"] for name, letter in letters.items()} == dict.fromkeys(
+        ["other-than-http", "other"], "KeyConflict"
+    )
+    assert str(first.job_id) in letters["other-than-http"]["description"]
+    assert later == a_job(11).job_id, "a message that is not turned into a job reserves no key"
+    assert await bench.rows("dag_job_messages") == []
+
+
+@pytest.mark.requirement("Q1")
+async def test_messages_of_unknown_workflows_stay_until_the_patience_is_over(bench):
+    bodies = {"known": {"workflow_id": "a"}, "unknown": {"workflow_id": "b"}, "none": {}, "number": {"workflow_id": 5}}
+    for name, body in bodies.items():
+        await bench.ledger.enqueue_message(name, "dag-jobs", body)
+    scope = MessageScope(["a"], patience_seconds=600)
+    taken: list[str] = []
+
+    def handle(message: JobMessage) -> NewJob:
+        taken.append(message.message_id)
+        return a_job(len(taken), message_id=message.message_id)
+
+    for seconds, expected in ((0, ["known", "none", "number"]), (599, []), (600, ["unknown"])):
+        taken.clear()
+        await bench.set_clock(seconds)
+        await bench.ledger.take_messages("dag-jobs", 9, handle, scope=scope)
+        assert sorted(taken) == expected
+
+
+# --- deferred work ---------------------------------------------------------------------------------------------------
+
+
+async def deferring(bench: Bench, job: NewJob) -> Driver:
+    """A job whose owner cannot route its nodes."""
+    await bench.ledger.create_jobs([job])
+    owner_id = await an_owner(bench)
+    (claim,) = await claim_all(bench, owner_id)
+    driver = Driver(bench, owner_id, claim, [], Planner(Nowhere(), Random(1)))
+    await driver.turn()
+    return driver
+
+
+async def review(driver: Driver) -> DeferralReview:
+    await an_owner(driver.bench)
+    return await driver.bench.ledger.review_deferred([driver.claim], alive_seconds=60, patience_seconds=600)
+
+
+def a_worker(*handlers: str, queues: tuple[str, ...] = (QUEUE,)) -> WorkerInfo:
+    return WorkerInfo(WORKER, "host", 1, "test", "general", queues, handlers)
+
+
+@pytest.mark.requirement("E22")
+async def test_work_that_no_live_process_knows_is_reported_after_the_patience(bench):
+    driver = await deferring(bench, a_job(1))
+    unknown = {}
+    for seconds in (0, 599, 601):
+        await bench.set_clock(seconds)
+        unknown[seconds] = await review(driver)
+
+    assert (unknown[0], unknown[599]) == (DeferralReview(), DeferralReview())
+    assert unknown[601] == DeferralReview(frozenset(), {a_job(1).job_id: frozenset({DeferredWork("echo")})})
+    assert (await only(bench, "dag_jobs"))["owner_id"] == driver.owner_id
+
+
+@pytest.mark.requirement("E22")
+@pytest.mark.parametrize("handler", ["echo", "another"])
+async def test_the_patience_begins_when_the_last_process_that_knows_the_handler_is_gone(bench, handler):
+    driver = await deferring(bench, a_job(1))
+    for seconds in range(0, 601, 50):
+        await bench.set_clock(seconds)
+        await bench.ledger.beat_worker(a_worker(handler))
+        await review(driver)
+    is_reported = {}
+    for seconds in (650, 1100, 1270):  # the worker counts as alive until 660
+        await bench.set_clock(seconds)
+        is_reported[seconds] = bool((await review(driver)).unroutable)
+
+    assert is_reported == {650: handler == "another", 1100: handler == "another", 1270: True}
+
+
+@pytest.mark.requirement("E22")
+@pytest.mark.parametrize(
+    ("handlers", "queues", "is_released"),
+    [
+        (["echo"], [QUEUE, "container-tasks"], True),
+        (["echo"], [QUEUE], False),
+        (["other"], [QUEUE, "container-tasks"], False),
+    ],
+)
+async def test_a_job_goes_to_a_live_orchestrator_that_knows_handler_and_queue(bench, handlers, queues, is_released):
+    narrow = a_workflow(
+        "  start: {type: start, next: a}\n  a: {handler: echo, queue: container-tasks, next: end}\n  end: {type: end}\n"
+    )
+    driver = await deferring(bench, a_job(1, narrow))
+    other = UUID(int=2)
+    await bench.ledger.beat(OrchestratorInfo(other, "host", 2, "test", {}, handlers, queues))
+
+    released = (await review(driver)).released
+    mine, theirs = await claim_all(bench, driver.owner_id, patience=-1), await claim_all(bench, other, patience=-1)
+
+    assert bool(released) is is_released
+    assert mine == [], "its owner does not claim it again while the other one is alive"
+    assert bool(theirs) is is_released
+
+
+@pytest.mark.requirement("E22")
+async def test_a_released_job_is_claimed_by_any_orchestrator_once_the_one_that_knows_it_is_dead(bench):
+    driver = await deferring(bench, a_job(1))
+    await bench.ledger.beat(OrchestratorInfo(UUID(int=2), "host", 2, "test", {}, ["echo"], [QUEUE]))
+    await review(driver)
+    await bench.set_clock(100)
+    await an_owner(bench)
+
+    (claim,) = await claim_all(bench, driver.owner_id)
+    driver.claim, driver.planner = claim, a_planner()
+    await driver.turn()
+
+    assert (await only(bench, "dag_jobs"))["deferred_work"] is None
+    assert (await only(bench, "dag_node_states", node_id="work"))["status"] == "dispatched"
+
+
+@pytest.mark.requirement("E22")
+async def test_a_review_by_an_owner_that_lost_the_job_changes_nothing(bench):
+    driver = await deferring(bench, a_job(1))
+    await bench.ledger.beat(OrchestratorInfo(UUID(int=2), "host", 2, "test", {}, ["echo"], [QUEUE]))
+    before = await only(bench, "dag_jobs")
+    driver.claim = replace(driver.claim, token=uuid4())
+
+    assert await review(driver) == DeferralReview()
+    assert await only(bench, "dag_jobs") == before
 
 
 @pytest.mark.requirement("Q1")
@@ -839,12 +1010,12 @@ async def test_a_worker_takes_only_what_it_asked_for(bench):
 
     other_queue = await take(bench, replace(SERVED, queues=("container-tasks",)))
     other_handler = await take(bench, replace(SERVED, light_handlers=("sleep",)))
-    nothing = await take(bench, NOTHING)
+    none = await take(bench, NO_DEMAND)
     light = await take(bench, replace(SERVED, light=2))
     heavy = await take(bench, Demand((QUEUE,), (), 0, ("echo",), 2))
     rest = await take(bench, Demand((QUEUE,), ("sleep",), 5, ("echo",), 5))
 
-    assert [len(x) for x in (other_queue, other_handler, nothing, light, heavy, rest)] == [0, 0, 0, 2, 2, 1]
+    assert [len(x) for x in (other_queue, other_handler, none, light, heavy, rest)] == [0, 0, 0, 2, 2, 1]
     assert len({task.task_id for task in (*light, *heavy, *rest)}) == 5
 
 
@@ -943,11 +1114,11 @@ async def test_a_lease_is_renewed_by_its_holder_only(bench):
     mine = Running(task.job_id, task.node_id, task.attempt, {"fraction": 0.5})
     await bench.set_clock(40)
 
-    gone = await bench.ledger.renew(WORKER, [mine, Running(task.job_id, task.node_id, 2)], lease_seconds=LEASE)
+    lost = await bench.ledger.renew(WORKER, [mine, Running(task.job_id, task.node_id, 2)], lease_seconds=LEASE)
     others = await bench.ledger.renew(OTHER_WORKER, [mine], lease_seconds=999)
     silent = await bench.ledger.renew(WORKER, [replace(mine, progress=None)], lease_seconds=LEASE)
 
-    assert gone == {f"{task.job_id}_work_2"}
+    assert lost == {f"{task.job_id}_work_2"}
     assert others == {task.task_id}
     assert silent == frozenset()
     row = await only(bench, "dag_tasks")
@@ -1130,11 +1301,11 @@ async def test_workers_are_asked_once_to_stop_what_runs(bench):
     (task,) = await take(bench, replace(SERVED, light=1))
 
     news = await driver.turn("withdraw stop_running")
-    told, again = await bench.ledger.take_stops(WORKER), await bench.ledger.take_stops(WORKER)
+    stops, again = await bench.ledger.take_stops(WORKER), await bench.ledger.take_stops(WORKER)
     others = await bench.ledger.take_stops(uuid4())
 
     assert [(item.node_id, type(item)) for item in news] == [("tiles__1", Withdrawn)]
-    assert (told, again, others) == ({task.task_id}, frozenset(), frozenset())
+    assert (stops, again, others) == ({task.task_id}, frozenset(), frozenset())
     running = next(row for row in await bench.rows("dag_tasks") if row["status"] == "running")
     assert running["stop_requested_at"] is not None
     assert running["stop_seen_at"] is not None
@@ -1327,6 +1498,80 @@ async def test_what_may_not_be_resumed_is_left_as_it_is(bench):
     assert await everything(bench) == before
 
 
+# --- jobs that cannot be advanced ------------------------------------------------------------------------------------
+
+
+async def half_done_tiles(bench: Bench) -> Driver:
+    """Of five children one has completed, one has failed and waits, one reported, one runs, one is queued."""
+    text = TILES.format(mode="collect").replace("max_attempts: 0", "max_attempts: 1, initial_delay_seconds: 60")
+    driver = await owned(bench, a_job(1, a_workflow(text, head=INPUTS), input_params={"list": list(range(5))}))
+    tasks = sorted(await take(bench, replace(SERVED, light=4)), key=lambda task: task.node_id)
+    error = {"message": "no", "blame": "handler"}
+    await hand_in(bench, report_of(tasks[0], output=0), report_of(tasks[1], TaskStatus.FAILED, error=error))
+    await driver.turn()
+    await hand_in(bench, report_of(tasks[2], output=2))
+    return driver
+
+
+@pytest.mark.requirement("E27")
+async def test_a_job_that_cannot_be_advanced_is_failed_with_all_that_it_has_open(bench):
+    driver = await half_done_tiles(bench)
+
+    is_failed = await bench.ledger.fail_job(driver.owner_id, driver.claim, "it cannot be read")
+    again = await bench.ledger.fail_job(driver.owner_id, driver.claim, "it cannot be read")
+
+    assert (is_failed, again) == (True, False)
+    job = await only(bench, "dag_jobs")
+    assert (job["status"], job["error_message"], job["owner_id"]) == ("failed", "it cannot be read", None)
+    states = {row["node_id"]: row for row in await bench.rows("dag_node_states")}
+    assert [states[f"tiles__{n}"]["status"] for n in range(5)] == ["completed", *["cancelled"] * 4]
+    tile = states["tiles"]
+    assert (tile["status"], tile["remaining"], tile["cancelled_count"]) == ("completed", 0, 4)
+    assert states["gather"]["status"] == states["end"]["status"] == "cancelled"
+    assert all(row["not_before"] is None for row in states.values())
+    tasks = [row["status"] for row in await bench.rows("dag_tasks")]
+    assert sorted(tasks) == ["cancelled", "cancelled", "failed", "succeeded", "succeeded"]
+    assert all(row["processed"] for row in await bench.rows("dag_task_results"))
+    events = sorted(await bench.rows("dag_job_events"), key=lambda event: event["sequence"])
+    assert [event["sequence"] for event in events] == list(range(1, job["last_sequence"] + 1))
+    assert events[-1]["event_data"] == {"error_message": "it cannot be read", "reason": "not_advanced"}
+    if isinstance(bench, PostgresBench):
+        report = await verify(bench.dsn)
+        assert report.is_clean, report.findings
+
+
+@pytest.mark.requirement("E27")
+async def test_a_job_that_was_failed_can_be_resumed(bench):
+    driver = await half_done_tiles(bench)
+    job_id = driver.claim.job_id
+    await bench.ledger.fail_job(driver.owner_id, driver.claim, "it cannot be read")
+
+    await bench.ledger.rerun(job_id, everything_fallen, {})
+    owner = await an_owner(bench, 2)
+    (claim,) = await claim_all(bench, owner)
+    if isinstance(bench, PostgresBench):
+        report = await verify(bench.dsn)
+        assert report.is_clean, report.findings
+    # Failed again while children wait to run: they are counted too.
+    assert await bench.ledger.fail_job(owner, claim, "again")
+    await bench.ledger.rerun(job_id, everything_fallen, {})
+    (claim,) = await claim_all(bench, owner)
+    resumed = Driver(bench, owner, claim, [])
+    await resumed.turn()
+    await resumed.turn(wake={(job_id, "tiles"): 5})
+    for task in await take(bench, replace(SERVED, light=9)):
+        await hand_in(bench, report_of(task, output=7))
+    await resumed.turn()
+    await resumed.turn()
+
+    assert (await only(bench, "dag_jobs"))["status"] == "completed"
+    gathered = await only(bench, "dag_node_states", node_id="gather")
+    assert gathered["output"] == {"results": [0, 7, 7, 7, 7], "count": 5}
+    if isinstance(bench, PostgresBench):
+        report = await verify(bench.dsn)
+        assert report.is_clean, report.findings
+
+
 # --- gathering -------------------------------------------------------------------------------------------------------
 
 # What a handler may put out: JSON with 64-bit integers and without NUL, as the worker demands it.
@@ -1363,19 +1608,15 @@ async def gathered(
     return await only(bench, "dag_node_states", node_id="gather"), children
 
 
-def alike(found: Any, expected: Any) -> bool:
-    """Equal as JSON: jsonb writes large floats as integers, and sums of floats may differ in their last digits."""
-    if isinstance(expected, dict) and isinstance(found, dict):
-        return found.keys() == expected.keys() and all(alike(found[key], expected[key]) for key in expected)
-    if isinstance(expected, list) and isinstance(found, list):
-        return len(found) == len(expected) and all(map(alike, found, expected))
-    if isinstance(expected, float) and isinstance(found, int | float) and not isinstance(found, bool):
-        return math.isclose(found, expected, rel_tol=1e-9, abs_tol=1e-6 * _largest(expected))
-    return bool(found == expected) and type(found) is type(expected)
-
-
-def _largest(total: float) -> float:
-    return max(1.0, abs(total))
+def alike(value: Any, expected: Any) -> bool:
+    """Equal as JSON: jsonb writes large floats as integers."""
+    if isinstance(expected, dict) and isinstance(value, dict):
+        return value.keys() == expected.keys() and all(alike(value[key], expected[key]) for key in expected)
+    if isinstance(expected, list) and isinstance(value, list):
+        return len(value) == len(expected) and all(map(alike, value, expected))
+    if isinstance(expected, float) and isinstance(value, int | float) and not isinstance(value, bool):
+        return value == expected
+    return bool(value == expected) and type(value) is type(expected)
 
 
 @pytest.mark.requirement("W8")
@@ -1427,17 +1668,38 @@ def test_postgres_gathers_any_json_as_fan_aggregate_does(database, outputs, fail
             status = "failed" if index in failed else "completed"
             text = orjson.dumps(output).decode()
             connection.execute(insert, [job_id, f"tiles__{index}", status, index, None, text, None])
-        (found,) = (
-            connection.execute("SELECT dagapp.gather(%s, 'tiles', %s)::text", [job_id, mode.value]).fetchone() or ()
-        )
+        gather = "SELECT dagapp.gather(%s, 'tiles', %s)::text"
+        children = [
+            ChildResult(i, f"tiles__{i}", "failed" if i in failed else "completed", output)
+            for i, output in enumerate(outputs)
+        ]
+        try:
+            expected = aggregate(mode, children)
+        except SumOutOfRange as refused:
+            with pytest.raises(psycopg.Error, match=refused.message) as error:
+                connection.execute(gather, [job_id, mode.value])
+            assert (error.value.sqlstate, error.value.diag.message_detail) == ("DM003", f"{job_id} tiles")
+            connection.rollback()
+            return
+        (gathered,) = connection.execute(gather, [job_id, mode.value]).fetchone() or ()
         connection.rollback()
 
-    children = [
-        ChildResult(i, f"tiles__{i}", "failed" if i in failed else "completed", output)
-        for i, output in enumerate(outputs)
-    ]
-    expected = aggregate(mode, children)
-    assert alike(orjson.loads(found), expected), (found, expected)
+    assert alike(orjson.loads(gathered), expected), (gathered, expected)
+
+
+@pytest.mark.requirement("W8")
+@pytest.mark.parametrize("outputs", [[1e308, {"a": 1e308}], [[2**63, 2**63]], [-(2**63), -1]])
+async def test_a_sum_out_of_range_is_refused_and_changes_nothing(bench, outputs):
+    driver = await owned(bench, tiles(len(outputs), "sum"))
+    for task in await take(bench):
+        await hand_in(bench, report_of(task, output=outputs[int(task.node_id.rpartition("__")[2])]))
+    before = await everything(bench)
+
+    with pytest.raises(SumOutOfRange) as refused:
+        await driver.turn()
+
+    assert refused.value.facts == {"job_id": driver.claim.job_id, "fan_out": "tiles"}
+    assert await everything(bench) == before
 
 
 @pytest.mark.requirement("E18")
@@ -1465,7 +1727,7 @@ async def test_what_is_too_large_for_a_template_is_refused_with_advice(bench):
 
 
 async def gathered_unread(bench: Bench, outputs: list[Any]) -> tuple[dict[str, Any], None]:
-    """As `gathered`, without a look at the fan_in's own output."""
+    """As `gathered`, without reading the fan_in's own output."""
     driver = await owned(bench, tiles(len(outputs)))
     reports = [report_of(task, output=outputs[0]) for task in await take(bench)]
     for report in reports:
@@ -1835,9 +2097,9 @@ def illegal_changes(job_id: UUID) -> dict[str, Changes]:
     """What no planner may ever ask for, each with the event that would hide it."""
 
     def changes(**parts: Any) -> Changes:
-        made = Changes(job_id, 1, 5, **parts)
-        made.record(EventType.NODE_READY, node="work", status="ready")
-        return made
+        changes = Changes(job_id, 1, 5, **parts)
+        changes.record(EventType.NODE_READY, node="work", status="ready")
+        return changes
 
     again = NewTask("work", 2, QUEUE, "echo", {}, 10, 0)
     return {

@@ -17,9 +17,9 @@ from tests.api.serving import V1, api
 from tests.engine.harness import Engine, engine, until
 
 from dagmaster.database.schema import deploy
+from dagmaster.database.schema.records import RECORDS
 from dagmaster.errors import Conflict, Unavailable
 from dagmaster.jobs.model import (
-    RECORDS,
     Job,
     JobEvent,
     JobMessage,
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.requirement("D4")
 
 # The engine's statements give up on a lock after this long.
 ENGINE_LOCK_SECONDS = 3.0
-# A busy machine makes nobody look dead here: whatever is counted as an error comes from the migration.
+# On a busy machine no process counts as dead here: every error that is counted comes from the migration.
 UNHURRIED = {"orphan_threshold_sec": 60, "task_lease_sec": 60, "lease_renew_sec": 5}
 
 
@@ -68,38 +68,38 @@ class Load:
 
 @asynccontextmanager
 async def load(running: Engine) -> AsyncIterator[Load]:
-    told = Load()
+    measured = Load()
     is_over = asyncio.Event()
 
     async def submit() -> None:
         while not is_over.is_set():
             begun = time.monotonic()
-            told.job_ids += await running.submit_all(
+            measured.job_ids += await running.submit_all(
                 [Submission(workflow_id="hello_world"), Submission(workflow_id="fan_out_test")]
             )
-            told.slowest_seconds = max(told.slowest_seconds, time.monotonic() - begun)
+            measured.slowest_seconds = max(measured.slowest_seconds, time.monotonic() - begun)
             await asyncio.sleep(0.05)
 
     submitting = asyncio.create_task(submit())
     await until(lambda: _are_done(running, 10))
     try:
-        yield told
+        yield measured
     finally:
         is_over.set()
         await submitting
-    for job_id in told.job_ids:
+    for job_id in measured.job_ids:
         assert (await running.wait(job_id))["status"] == "completed"
 
 
 @asynccontextmanager
-async def readers(client: AsyncClient, told: Load) -> AsyncIterator[set[int]]:
-    """Someone who looks at everything meanwhile; the statuses of the answers."""
+async def readers(client: AsyncClient, measured: Load) -> AsyncIterator[set[int]]:
+    """A client that reads everything meanwhile; yields the statuses of the responses."""
     answers: set[int] = set()
     is_over = asyncio.Event()
 
     async def read() -> None:
         while not is_over.is_set():
-            job = f"{V1}/jobs/{told.job_ids[-1]}"
+            job = f"{V1}/jobs/{measured.job_ids[-1]}"
             for path in (
                 f"{V1}/jobs",
                 job,
@@ -144,8 +144,8 @@ def indexes_of(dsn: str) -> dict[str, bool]:
 async def test_a_release_with_columns_and_indexes_migrates_beside_a_working_engine(database):
     """Statements that were prepared before the change run on after it, and nobody waits for a lock for long."""
     async with engine(database, orchestrators=2, workers=2, **UNHURRIED) as running, api(database, running) as client:
-        async with load(running) as told, readers(client, told) as answers:
-            before = len(told.job_ids)
+        async with load(running) as measured, readers(client, measured) as answers:
+            before = len(measured.job_ids)
             done = await asyncio.to_thread(deploy.migrate, database, NEWER)
             await until(lambda: _are_done(running, before + 10), 30)
         errors = errors_of(running)
@@ -154,7 +154,7 @@ async def test_a_release_with_columns_and_indexes_migrates_beside_a_working_engi
     assert len(done) == len(CHANGED) + len(NEW_INDEXES)
     assert errors == [0] * len(errors)
     assert answers == {200}
-    assert told.slowest_seconds < ENGINE_LOCK_SECONDS
+    assert measured.slowest_seconds < ENGINE_LOCK_SECONDS
     assert deploy.status(database, NEWER).is_current
     assert all(indexes_of(database).values())
 
@@ -171,7 +171,7 @@ async def test_a_locked_table_is_retried_so_that_no_other_session_waits_behind_t
     """Where the migration waited for its lock, all others would wait behind it."""
     migrating: threading.Thread
     async with engine(database, **UNHURRIED) as running:
-        async with load(running) as told:
+        async with load(running) as measured:
             with held(database, "dag_jobs"):
                 migrating = threading.Thread(target=deploy.migrate, args=(database, NEWER))
                 migrating.start()
@@ -182,7 +182,7 @@ async def test_a_locked_table_is_retried_so_that_no_other_session_waits_behind_t
 
     assert was_waiting
     assert errors == [0] * len(errors)
-    assert told.slowest_seconds < ENGINE_LOCK_SECONDS
+    assert measured.slowest_seconds < ENGINE_LOCK_SECONDS
     assert deploy.status(database, NEWER).is_current
 
 
@@ -247,10 +247,10 @@ def _migrate_and_kill(dsn: str, records: deploy.Records) -> Exception | None:
     thread.start()
     with psycopg.connect(dsn, autocommit=True) as connection:
         deadline = time.monotonic() + 20
-        while not (found := connection.execute(_BUILDING).fetchone()) and time.monotonic() < deadline:
+        while not (building := connection.execute(_BUILDING).fetchone()) and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert found, "it never began to build"
-        connection.execute("SELECT pg_terminate_backend(%s)", [found[0]])
+        assert building, "it never began to build"
+        connection.execute("SELECT pg_terminate_backend(%s)", [building[0]])
     thread.join(20)
     return raised[0] if raised else None
 

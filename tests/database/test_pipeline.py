@@ -173,7 +173,7 @@ async def test_a_lost_connection_is_an_operational_error(connection, database):
 
 
 async def test_a_notification_sent_with_a_commit_arrives_after_it(connection, database):
-    """Whoever hears it looks at once, and must see what it is about."""
+    """A listener reads at once, and must see the change that it is notified of."""
     notifier = PostgresNotifier(database, ["results"])
     notifier.start()
     async with await psycopg.AsyncConnection.connect(database, autocommit=True) as other:

@@ -1,11 +1,13 @@
 """The tables come from the records, the guards from the state tables, and a migrated database equals a new one."""
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from enum import StrEnum
+from importlib import resources
 from itertools import product
 from typing import ClassVar
 from uuid import UUID, uuid4
@@ -16,9 +18,10 @@ from psycopg.types.json import Jsonb
 
 from dagmaster.database.connect import connect, pool, translate_errors
 from dagmaster.database.schema import compare, deploy, guards
+from dagmaster.database.schema.records import RECORDS
 from dagmaster.database.schema.tables import column_names, metadata_of
 from dagmaster.errors import Conflict, InvalidRequest, Unavailable
-from dagmaster.jobs.model import RECORDS, Job, JobEvent, NodeState, Task, WorkerRecord, WorkflowDefinition, new_job_id
+from dagmaster.jobs.model import Job, JobEvent, NodeState, Task, WorkerRecord, WorkflowDefinition, new_job_id
 from dagmaster.jobs.states import EventType
 from dagmaster.local.platform import complete_schema, ensure_schema
 from dagmaster.records import Index, Record, Table
@@ -33,9 +36,9 @@ GUARDED = pytest.mark.parametrize("cycle", guards.GUARDED_TABLES, ids=lambda cyc
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.table.name)
 def test_the_database_has_the_columns_of_every_record(database, record):
     with psycopg.connect(database) as connection:
-        found = connection.execute(f"SELECT * FROM dagapp.{record.table.name}").description
+        columns = connection.execute(f"SELECT * FROM dagapp.{record.table.name}").description
 
-    assert tuple(column.name for column in found or ()) == column_names(record)
+    assert tuple(column.name for column in columns or ()) == column_names(record)
 
 
 @pytest.mark.requirement("D1")
@@ -207,9 +210,9 @@ def test_events_that_came_before_their_partition_move_into_it(database):
 
         connection.execute("SET dagapp.fake_now = '2032-05-01T00:00:00Z'")
         connection.execute("SELECT dagapp.ensure_event_partitions(0)")
-        found = connection.execute("SELECT tableoid::regclass::text FROM dagapp.dag_job_events").fetchall()
+        partitions = connection.execute("SELECT tableoid::regclass::text FROM dagapp.dag_job_events").fetchall()
 
-        assert found == [("dagapp.dag_job_events_2032_05",)]
+        assert partitions == [("dagapp.dag_job_events_2032_05",)]
         with pytest.raises(psycopg.DatabaseError, match="never change"):
             connection.execute("UPDATE dagapp.dag_job_events SET node_id = 'other'")
 
@@ -240,12 +243,12 @@ def test_a_second_deployment_changes_nothing(empty_database):
 
 @pytest.mark.requirement("D4")
 def test_a_deployment_answers_what_it_came_upon(empty_database):
-    found = [deploy.deploy(empty_database), deploy.deploy(empty_database)]
+    results = [deploy.deploy(empty_database), deploy.deploy(empty_database)]
     with psycopg.connect(empty_database) as connection:
         connection.execute("UPDATE dagapp.schema_info SET fingerprint = 'older'")
-    found += [deploy.deploy(empty_database), deploy.deploy(empty_database)]
+    results += [deploy.deploy(empty_database), deploy.deploy(empty_database)]
 
-    assert found == ["nothing", "current", "other", "current"]
+    assert results == ["nothing", "current", "other", "current"]
 
 
 @pytest.mark.requirement("D4")
@@ -552,6 +555,53 @@ def test_two_migrations_at_once_are_safe(database):
 
 
 @pytest.mark.requirement("D4")
+def test_migrations_at_once_report_each_what_it_did(database):
+    """One of them made the changes, and the others say that it was not they. None sees a state in between."""
+    reports: list[deploy.Migration] = []
+
+    assert at_once(lambda: reports.append(deploy.run_migration(database, NEWER)), times=4) == []
+
+    changed = [report for report in reports if report.changes]
+    assert len(changed) == 1
+    assert not changed[0].done_by_another
+    assert all(report.is_current and report.pending == [] for report in reports)
+    # One that began after the first had ended found nothing to do and waited for nobody.
+    assert deploy.run_migration(database, NEWER) == deploy.Migration([], [], is_current=True, done_by_another=False)
+
+
+@pytest.mark.requirement("D4")
+def test_a_migration_that_waited_says_that_another_one_migrated(database):
+    with deploy._exclusive(database, 5) as first:
+        reports: list[deploy.Migration] = []
+        second = threading.Thread(target=lambda: reports.append(deploy.run_migration(database, NEWER)))
+        second.start()
+        while not second_waits(database):
+            time.sleep(0.01)
+        deploy._migrate(first, NEWER, 5)
+    second.join()
+
+    assert reports == [deploy.Migration([], [], is_current=True, done_by_another=True)]
+
+
+def second_waits(dsn: str) -> bool:
+    """Whether another deployment has asked for the lock."""
+    with psycopg.connect(dsn) as connection:
+        asked = "SELECT 1 FROM pg_stat_activity WHERE query LIKE '%pg_try_advisory_lock%' AND pid <> pg_backend_pid()"
+        rows = connection.execute(f"{asked} AND datname = current_database()").fetchall()
+    return len(rows) > 0
+
+
+@pytest.mark.requirement("D4")
+def test_a_migration_reports_functions_that_it_renewed(database):
+    with psycopg.connect(database) as connection:
+        connection.execute("UPDATE dagapp.schema_info SET fingerprint = 'of-another-version'")
+
+    report = deploy.run_migration(database)
+
+    assert report == deploy.Migration(["renewed functions and triggers"], [], is_current=True, done_by_another=False)
+
+
+@pytest.mark.requirement("D4")
 def test_partitions_survive_a_migration(database):
     partitions = "SELECT count(*) FROM pg_inherits WHERE inhparent = 'dagapp.dag_job_events'::regclass"
     with psycopg.connect(database) as connection:
@@ -581,9 +631,9 @@ async def test_a_connection_is_set_up_for_its_role(database):
 
 async def test_a_pool_opens_when_asked(database):
     async with pool(database, "orchestrator", 1, 2) as connections, connections.connection() as connection:
-        found = await (await connection.execute("SHOW application_name")).fetchone()
+        name = await (await connection.execute("SHOW application_name")).fetchone()
 
-    assert found == ("dagmaster-orchestrator",)
+    assert name == ("dagmaster-orchestrator",)
 
 
 async def test_a_server_that_goes_away_is_unavailable(database):
@@ -728,8 +778,8 @@ def at_once(act, times: int) -> list[BaseException]:
 
 def columns_of(dsn: str, table: str) -> dict[str, str]:
     with deploy._connected(dsn) as connection:
-        found = compare.facts(connection, "dagapp", [table])
-    return {subject.name: text for subject, text in found.items() if subject.kind == "column"}
+        facts = compare.facts(connection, "dagapp", [table])
+    return {subject.name: text for subject, text in facts.items() if subject.kind == "column"}
 
 
 def everything(dsn: str) -> dict[object, object]:
@@ -742,7 +792,7 @@ def everything(dsn: str) -> dict[object, object]:
                 "AND NOT relispartition"
             )
         ]
-        found: dict[object, object] = dict(compare.facts(connection, "dagapp", names))
+        objects: dict[object, object] = dict(compare.facts(connection, "dagapp", names))
         for query in (
             "SELECT 'trigger', tgrelid::regclass::text, tgname, pg_get_triggerdef(oid) FROM pg_trigger "
             "WHERE NOT tgisinternal",
@@ -752,5 +802,11 @@ def everything(dsn: str) -> dict[object, object]:
             "SELECT 'partition', '', relname, pg_get_expr(relpartbound, oid) FROM pg_class "
             "WHERE relispartition AND relkind = 'r' AND relnamespace = 'dagapp'::regnamespace",
         ):
-            found |= {(kind, table, name): text for kind, table, name, text in connection.exec_driver_sql(query)}
-    return found
+            objects |= {(kind, table, name): text for kind, table, name, text in connection.exec_driver_sql(query)}
+    return objects
+
+
+def test_the_fingerprint_beside_the_schema_is_up_to_date():
+    written = resources.files("dagmaster.database.schema").joinpath("fingerprint.txt").read_text()
+
+    assert written.strip() == deploy.fingerprint(), "`make docs` renews it"

@@ -36,8 +36,8 @@ def blocks(*infos: str) -> list[Block]:
 
 def blocks_in(page: Path) -> list[Block]:
     text = page.read_text()
-    found = _FENCE.finditer(text)
-    return [Block(name_of(page), text.count("\n", 0, m.start()) + 1, m["info"].strip(), m["body"]) for m in found]
+    matches = _FENCE.finditer(text)
+    return [Block(name_of(page), text.count("\n", 0, m.start()) + 1, m["info"].strip(), m["body"]) for m in matches]
 
 
 def prose(page: Path) -> str:

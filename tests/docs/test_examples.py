@@ -6,6 +6,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import yaml
 
 from dagmaster.errors import InvalidWorkflow
 from dagmaster.handlers.registry import Registration, handlers_in, installed
@@ -13,12 +14,13 @@ from dagmaster.jobs.fan import ChildResult
 from dagmaster.settings import DEFAULT_QUEUES
 from dagmaster.testing import Trial, run_handler
 from dagmaster.workflows.graph import build
-from dagmaster.workflows.load import read
+from dagmaster.workflows.load import read, read_with_aliases
 from tests.docs.pages import Block, blocks
 
 WORKFLOWS = blocks("yaml workflow")
 REFUSED = blocks("yaml refused")
-EXAMPLES = blocks("python")
+# The guide of the Python client needs a platform; test_python_client_guide runs it.
+EXAMPLES = [block for block in blocks("python") if block.page != "docs/guides/python-client.md"]
 
 
 @pytest.mark.parametrize("block", WORKFLOWS, ids=str)
@@ -35,6 +37,18 @@ def test_an_example_workflow_uses_only_installed_handlers_and_default_queues(blo
     work = build(workflow).work.values()
     assert {part.handler for part in work} <= set(installed())
     assert {part.queue for part in work} <= {None, *DEFAULT_QUEUES}
+
+
+@pytest.mark.parametrize("block", blocks("yaml alias"), ids=str)
+def test_an_example_of_an_alias_gives_its_workflow_another_name(block):
+    named = read(WORKFLOWS[0].body, "named.yaml", handlers=None, queues=None)
+    alias = yaml.safe_load(block.body)
+    library = {alias["alias_of"]: named}
+
+    workflow = read_with_aliases(block.body.encode(), "alias.yaml", lambda: library, handlers=None, queues=None)
+
+    assert (workflow.workflow_id, workflow.description) == (alias["workflow_id"], alias["description"])
+    assert workflow.nodes == named.nodes
 
 
 def test_yaml_that_is_shown_is_checked():
@@ -64,7 +78,7 @@ def test_shown_errors_are_what_the_loader_says(block):
 @pytest.fixture(scope="module")
 def handlers() -> Iterator[dict[str, Registration]]:
     """Every handler of the examples, each block imported as a module of its own."""
-    found: dict[str, Registration] = {}
+    registrations: dict[str, Registration] = {}
     names = []
     for number, block in enumerate(EXAMPLES):
         module = ModuleType(f"docs_example_{number}")
@@ -72,8 +86,8 @@ def handlers() -> Iterator[dict[str, Registration]]:
         sys.modules[module.__name__] = module
         exec(compile(block.body, str(block), "exec"), vars(module))
         marked = (mark for mark in handlers_in(module) if mark.target.startswith(module.__name__))
-        found |= {mark.name: mark for mark in marked}
-    yield found
+        registrations |= {mark.name: mark for mark in marked}
+    yield registrations
     for name in names:
         del sys.modules[name]
 

@@ -169,6 +169,6 @@ def test_fields_that_are_refused_are_not_in_the_reference():
 def test_every_handler_that_ships_is_in_the_reference_and_says_what_it_does():
     page = script("write_reference").handlers_page()
 
-    assert re.findall(r"^## (.+)$", page, re.MULTILINE) == sorted(found.name for found in shipped.REGISTRATIONS)
+    assert re.findall(r"^## (.+)$", page, re.MULTILINE) == sorted(handler.name for handler in shipped.REGISTRATIONS)
     assert re.findall(r"^## .+\n\n\n", page, re.MULTILINE) == []
     assert "| `failure_rate` | number, at least 0, at most 1 | `0.2` |" in page

@@ -114,9 +114,9 @@ def test_the_guide_can_be_followed_word_by_word(reader: Reader) -> None:
 
 def test_the_guide_writes_the_example_package() -> None:
     """One example, twice: to be read here, and to be installed by tests."""
-    told = {file_of(block): block.body for block in BLOCKS if file_of(block)}
+    written = {file_of(block): block.body for block in BLOCKS if file_of(block)}
     files = [path for path in EXAMPLE.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
 
     there = {path.relative_to(EXAMPLE).as_posix(): path.read_text() for path in files}
 
-    assert there == {"src/rivers/__init__.py": "", **told}
+    assert there == {"src/rivers/__init__.py": "", **written}

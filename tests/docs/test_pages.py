@@ -14,7 +14,18 @@ from tests.docs.pages import ROOT, blocks, name_of, pages, prose
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#{1,6} (.+)$", re.MULTILINE)
 _COMMAND = re.compile(r"(?<![\w./-])dagmaster ((?:[a-z][a-z-]*)(?: (?:[a-z][a-z-]*))?)")
-_GROUPS = ("jobs", "workflows", "db", "queues", "workers", "orchestrators", "dead-letters", "janitor")
+_GROUPS = (
+    "jobs",
+    "workflows",
+    "db",
+    "queues",
+    "workers",
+    "orchestrators",
+    "dead-letters",
+    "janitor",
+    "assets",
+    "platforms",
+)
 DECISIONS = sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md"))
 
 
@@ -39,8 +50,8 @@ def make_targets() -> set[str]:
 
 def commands_in(text: str) -> set[str]:
     """`dagmaster jobs watch …` is the command `jobs watch`, `dagmaster submit echo_test` is `submit`."""
-    found = (match.split(" ") for match in _COMMAND.findall(text))
-    return {" ".join(words if words[0] in _GROUPS else words[:1]) for words in found}
+    commands = (match.split(" ") for match in _COMMAND.findall(text))
+    return {" ".join(words if words[0] in _GROUPS else words[:1]) for words in commands}
 
 
 def shown_commands() -> list[str]:

@@ -5,6 +5,7 @@ through `tests/engine/processes.py`.
 """
 
 import asyncio
+import json
 import textwrap
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
@@ -15,6 +16,7 @@ from uuid import UUID, uuid4
 
 import psycopg
 from psycopg.rows import dict_row
+from psycopg.types.json import set_json_loads
 
 from dagmaster.database.connect import pool
 from dagmaster.database.ledger.postgres import PostgresLedger
@@ -25,6 +27,7 @@ from dagmaster.errors import HandlerFailed
 from dagmaster.handlers.registry import Registration, Registry, installed
 from dagmaster.jobs.model import Submission
 from dagmaster.jobs.plan import Planner
+from dagmaster.jobs.rendering import AT_ONCE_SECONDS, RenderLimits
 from dagmaster.observe import log
 from dagmaster.operations.library import WorkflowLibrary, load_library
 from dagmaster.operations.submit import submit
@@ -103,7 +106,7 @@ class Engine:
         self.has_notifiers = has_notifiers
         self.settings = settings or fast_settings()
         self.registry = Registry([*installed().values(), *TEST_HANDLERS, *handlers])
-        self.catalog: WorkflowLibrary = load_library(self.settings, self.registry, self.settings.known_queues)
+        self.library: WorkflowLibrary = load_library(self.settings, self.registry, self.settings.known_queues)
         self.notifier = PostgresNotifier(dsn)
         self.ledger = PostgresLedger(dsn, "test", self.notifier)
         self.orchestrators: list[Orchestrator] = []
@@ -126,9 +129,10 @@ class Engine:
             max_losses=self.settings.max_losses,
             max_fan_out=self.settings.max_fan_out,
             max_params_bytes=self.settings.max_params_bytes,
+            render_limits=RenderLimits(self.settings.template_timeout_sec, AT_ONCE_SECONDS),
         )
         transport = PostgresTransport(notifier, [])
-        orchestrator = Orchestrator(self.settings, ledger, beats, notifier, transport, planner, self.catalog)
+        orchestrator = Orchestrator(self.settings, ledger, beats, notifier, transport, planner, self.library)
         self._closing += [notifier, ledger, beats]
         self.orchestrators.append(orchestrator)
         self._running.append(asyncio.create_task(orchestrator.run()))
@@ -174,10 +178,10 @@ class Engine:
     # Using
 
     def add(self, *workflows: Workflow) -> None:
-        known = {**self.catalog.workflows, **{w.workflow_id: w for w in workflows}}
-        self.catalog = replace(self.catalog, workflows=known)
+        known = {**self.library.workflows, **{w.workflow_id: w for w in workflows}}
+        self.library = replace(self.library, workflows=known)
         for orchestrator in self.orchestrators:
-            orchestrator.catalog = self.catalog
+            orchestrator.library = self.library
 
     async def submit(self, workflow_id: str | Workflow, **inputs: Any) -> UUID:
         if isinstance(workflow_id, Workflow):
@@ -187,13 +191,15 @@ class Engine:
         return job_id
 
     async def submit_all(self, submissions: Sequence[Submission]) -> list[UUID]:
-        return await submit(self.ledger, self.catalog, submissions)
+        return await submit(self.ledger, self.library, submissions)
 
     async def rows(self, sql: str, *values: Any) -> list[dict[str, Any]]:
         if self._reader is None or self._reader.closed:
             self._reader = await psycopg.AsyncConnection.connect(
                 self.dsn, row_factory=dict_row, autocommit=True, application_name="harness"
             )
+            # pypgstac sets another parser for all connections, which refuses some of the rows that tests write.
+            set_json_loads(json.loads, self._reader)
         cursor = await self._reader.execute(sql, values or None)
         return await cursor.fetchall() if cursor.description else []
 
@@ -230,9 +236,9 @@ class Engine:
 async def until(holds: Callable[[], Awaitable[Any]], timeout: float = 10) -> Any:
     """Wait for something to become true; answers what it is."""
     async with asyncio.timeout(timeout):
-        while not (found := await holds()):
+        while not (value := await holds()):
             await asyncio.sleep(0.02)
-        return found
+        return value
 
 
 async def check_history(dsn: str, max_losses: int | None = None) -> None:

@@ -81,7 +81,7 @@ class Process:
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
     def start(self, **settings: Any) -> None:
-        """Start with these settings besides the usual ones, for this once."""
+        """Start with these settings in addition to the usual ones, only this time."""
         self.starts += 1
         address = self.environment["DATABASE_URL"]
         named = f"{address}{'&' if '?' in address else '?'}application_name={self.name}.{self.starts}"
@@ -151,7 +151,7 @@ class Fleet:
         self._publish_handlers()
 
     def _publish_handlers(self) -> None:
-        """A package by its looks: all that an installed one has for others to find its entry points."""
+        """Files that make a folder an installed package: its entry points are found."""
         info = self.folder / "path" / "dagmaster_test_handlers-1.0.dist-info"
         info.mkdir(parents=True, exist_ok=True)
         (info / "METADATA").write_text("Metadata-Version: 2.1\nName: dagmaster-test-handlers\nVersion: 1.0\n")
@@ -200,7 +200,7 @@ class Fleet:
         return rows[0]["id"] if rows else None
 
     async def stats(self, process: Process) -> dict[str, Any]:
-        """What it told with its latest heartbeat."""
+        """What it reported with its latest heartbeat."""
         table, _ = _TABLES[process.role]
         rows = await self.rows(f"SELECT stats FROM dagapp.{table} WHERE pid = %s", process.pid)
         return rows[0]["stats"] if rows else {}
@@ -356,14 +356,14 @@ async def fleet(
 def marked(mark: str) -> dict[int, str]:
     """Processes with this mark in their environment, children of children included; the dead don't count."""
     needle = f"{MARK}={mark}".encode()
-    found: dict[int, str] = {}
+    processes: dict[int, str] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             if needle in (folder / "environ").read_bytes() and _state_of(int(folder.name)) not in "ZX":
-                found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+                processes[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
         except OSError:
             continue
-    return found
+    return processes
 
 
 def is_alive(pid: int) -> bool:

@@ -25,6 +25,7 @@ from dagmaster.handlers.registry import Registration
 
 REGISTRATIONS = (
     Registration("note", "tests.engine.roles:note"),
+    Registration("block_loop", "tests.engine.roles:block_loop"),
     Registration("ignore_cancellation", "tests.engine.roles:ignore_cancellation"),
     Registration("note_blocking", "tests.engine.roles:note_blocking", is_async=False),
     Registration("spawn_and_hang", "tests.engine.roles:spawn_and_hang", is_async=False),
@@ -52,6 +53,12 @@ def _seconds(ctx: Any) -> float:
     """`seconds` has one figure for each attempt; the last one holds for the rest."""
     seconds = ctx.params.get("seconds", 0)
     return seconds[min(ctx.attempt, len(seconds)) - 1] if isinstance(seconds, list) else seconds
+
+
+async def block_loop(ctx: Any) -> None:
+    """Notes that it runs, then blocks the event loop of its worker, as a call of a plain library would."""
+    _keep(ctx)
+    time.sleep(ctx.params["seconds"])
 
 
 async def ignore_cancellation(ctx: Any) -> None:

@@ -1,4 +1,4 @@
-"""Cancel and deadline: what waits never starts, what runs is told, and ended if it does not listen."""
+"""Cancel and deadline: waiting tasks never start; running handlers are asked to stop, and killed if they do not."""
 
 import asyncio
 import os
@@ -21,7 +21,7 @@ async def listening(ctx: Any) -> None:
     while not ctx.cancelled:
         await asyncio.sleep(0.01)
     _ran.append("heard")
-    raise RuntimeError("was told to stop")
+    raise RuntimeError("was asked to stop")
 
 
 async def counting(ctx: Any) -> None:
@@ -56,15 +56,15 @@ def two(handler: str, timeout: float | None = None, params: str = "") -> str:
 
 
 @pytest.fixture(autouse=True)
-def nothing_ran():
+def no_handler_ran():
     _ran.clear()
 
 
 async def running_task(running, job_id):
-    async def found():
+    async def is_started():
         return [task for task in await running.tasks(job_id) if task["status"] == "running"]
 
-    return (await until(found))[0]
+    return (await until(is_started))[0]
 
 
 @pytest.mark.requirement("E14")
@@ -76,11 +76,11 @@ async def test_a_running_handler_is_notified_within_a_second_and_waiting_nodes_n
 
         answer = await cancel(running.ledger, job_id, by="ana", reason="wrong file")
         await until(lambda: asyncio.sleep(0, _ran))
-        told_after = time.monotonic() - asked
+        notified_seconds = time.monotonic() - asked
         job = await running.wait(job_id)
 
         assert answer.is_new
-        assert told_after < 1.5  # the orchestrator's look, then the worker's
+        assert notified_seconds < 1.5  # the orchestrator's poll, then the worker's
         assert job["status"] == "cancelled"
         assert _ran == ["heard"]
         nodes = await running.nodes(job_id)

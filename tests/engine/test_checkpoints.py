@@ -61,8 +61,8 @@ async def _held(running: Fleet, wanted: dict[UUID, int]) -> dict[UUID, int]:
     lines = (
         [line.split() for line in running.executions.read_text().splitlines()] if running.executions.exists() else []
     )
-    found = {UUID(job): int(pid) for job, _, _, pid, phase in lines if wanted[UUID(job)] == int(phase)}
-    return found if len(found) == len(wanted) else {}
+    held = {UUID(job): int(pid) for job, _, _, pid, phase in lines if wanted[UUID(job)] == int(phase)}
+    return held if len(held) == len(wanted) else {}
 
 
 @pytest.mark.parametrize(
@@ -80,13 +80,13 @@ async def test_what_was_checkpointed_is_done_once_wherever_the_handler_is_interr
     async with fleet(
         database, tmp_path, orchestrators=1, workers=1, worker_processes=4, shutdown_grace_sec=0.5
     ) as running:
-        told = {"file": str(running.executions), "folder": str(tmp_path)}
+        params = {"file": str(running.executions), "folder": str(tmp_path)}
         holds = {
-            await running.submit_one(PHASES.replace("WHAT", kind), **told, hold=hold): hold
+            await running.submit_one(PHASES.replace("WHAT", kind), **params, hold=hold): hold
             for kind in kinds
             for hold in (1, 2, 3)
         }
-        bereft = await running.submit_one(PHASES.replace("WHAT", kinds[0]), **told, hold=3)
+        bereft = await running.submit_one(PHASES.replace("WHAT", kinds[0]), **params, hold=3)
         pids = await running.until(lambda: _held(running, holds | {bereft: 3}), 30, "the phases that hold")
         (tmp_path / f"{bereft}_2").unlink()
 
@@ -118,9 +118,9 @@ async def test_handlers_in_c_calls_are_given_back_and_a_second_signal_hurries(da
         database, tmp_path, orchestrators=1, workers=1, shutdown_grace_sec=3600, task_lease_sec=30, lease_renew_sec=1
     ) as running:
         stopped = running.processes[1]
-        told = {"file": str(running.executions), "folder": str(tmp_path)}
-        jobs = [await running.submit_one(PHASES.replace("WHAT", "pause_once"), **told, hold=1)]
-        jobs.append(await running.submit_one(PHASES.replace("WHAT", "phases"), **told, hold=2))
+        params = {"file": str(running.executions), "folder": str(tmp_path)}
+        jobs = [await running.submit_one(PHASES.replace("WHAT", "pause_once"), **params, hold=1)]
+        jobs.append(await running.submit_one(PHASES.replace("WHAT", "phases"), **params, hold=2))
         await running.until(lambda: _held(running, dict(zip(jobs, (1, 2), strict=True))), 30, "the handlers")
 
         stopped.signal(signal.SIGTERM)

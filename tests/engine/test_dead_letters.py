@@ -30,7 +30,7 @@ async def test_a_task_that_kills_its_process_again_and_again_is_kept_among_the_d
 
 
 async def test_a_refused_submission_is_replayed_once_its_workflow_exists(database):
-    async with engine(database) as running:
+    async with engine(database, unknown_handler_timeout_sec=0) as running:
         await running.ledger.enqueue_message("m1", "dag-jobs", {"workflow_id": "later"})
         running.notifier.notify(JOBS)
         while not (letters := await running.rows("SELECT * FROM dagapp.dag_dead_letters")):

@@ -10,8 +10,10 @@ import pytest
 from dagmaster.database.ledger import orchestrator
 from dagmaster.database.ledger.protocol import Demand, Report
 from dagmaster.errors import InvalidRequest
+from dagmaster.jobs.draft import Draft
 from dagmaster.jobs.model import Submission, new_job_id
 from dagmaster.jobs.states import TaskStatus
+from dagmaster.orchestrator import owned
 from tests.engine.harness import engine, open_gate, until, workflow
 
 
@@ -318,16 +320,16 @@ TASK_WITHOUT_NODE = """
 async def test_a_node_is_dispatched_if_and_only_if_its_task_exists_at_every_moment(database):
     async with engine(database, orchestrators=2, workers=2) as running:
         job_ids = [await running.submit(workflow(MIXED)) for _ in range(5)]
-        looks = 0
+        polls = 0
         while await running.rows("SELECT 1 FROM dagapp.dag_jobs WHERE status IN ('pending', 'running')"):
             assert await running.rows(DISPATCHED_WITHOUT_TASK) == []
             assert await running.rows(TASK_WITHOUT_NODE) == []
-            looks += 1
+            polls += 1
             await asyncio.sleep(0.003)
         jobs = [await running.wait(job_id) for job_id in job_ids]
 
     assert {job["status"] for job in jobs} == {"completed"}
-    assert looks > 10
+    assert polls > 10
 
 
 AUDIT = """
@@ -634,13 +636,13 @@ async def test_a_handlers_failure_is_retried_as_often_as_the_yaml_says(database)
         (3, "failed", 2),
     ]
     assert {result["error_message"] for result in results} == {"no good"}
-    told = [e for e in events if e["event_type"] in ("node_retried", "node_dispatched")][1:]
+    retries = [e for e in events if e["event_type"] in ("node_retried", "node_dispatched")][1:]
     waits = [
         (after["created_at"] - before["created_at"]).total_seconds()
-        for before, after in pairwise(told)
+        for before, after in pairwise(retries)
         if before["event_type"] == "node_retried"
     ]
-    planned = [e["event_data"]["wait_seconds"] for e in told if e["event_type"] == "node_retried"]
+    planned = [e["event_data"]["wait_seconds"] for e in retries if e["event_type"] == "node_retried"]
     assert 0.1 <= planned[0] <= 0.2
     assert 0.15 <= planned[1] <= 0.3
     assert all(-0.02 <= waited - wait < 0.5 for waited, wait in zip(waits, planned, strict=True))
@@ -735,7 +737,8 @@ async def _add_bad_job(running):
 
 
 @pytest.mark.requirement("E27")
-async def test_a_bad_job_does_not_stop_the_others(database):
+async def test_a_bad_job_does_not_stop_the_others_and_fails_with_the_reason(database, monkeypatch):
+    monkeypatch.setattr(owned, "ATTEMPTS", 3)
     async with engine(database, verify_history=False) as running:
         bad = await _add_bad_job(running)
         jobs = [await running.run("hello_world") for _ in range(3)]
@@ -747,11 +750,57 @@ async def test_a_bad_job_does_not_stop_the_others(database):
         before = running.orchestrators[0].counters.cycles
         await asyncio.sleep(1.0)
         cycles = running.orchestrators[0].counters.cycles - before
-        unfinished = await running.job(bad)
+        failed = await running.wait(bad)
 
     assert {job["status"] for job in jobs} == {"completed"}
-    assert unfinished["status"] == "pending"
+    assert (failed["status"], failed["owner_id"]) == ("failed", None)
+    assert failed["error_message"].startswith("the job could not be advanced: ValidationError in loading.py, line ")
+    assert "nonsense" not in failed["error_message"]  # values of the job are not shown
     assert cycles < 30  # it rests: the loop does not spin around it
+
+
+ONCE = """
+    workflow_id: once
+    version: 1
+    nodes:
+      start: {type: start, next: work}
+      work: {handler: noop, retry: {max_attempts: 0}, next: end}
+      end: {type: end}
+"""
+
+
+@pytest.mark.requirement("E27")
+async def test_an_exception_that_nobody_expected_fails_the_node_or_the_job(database, monkeypatch):
+    monkeypatch.setattr(owned, "ATTEMPTS", 2)
+
+    class Confused:
+        queues = ()
+
+        def routable_handlers(self):
+            return []
+
+        def route(self, work):
+            raise KeyError("a secret value")
+
+    async with engine(database) as running:
+        planner = running.orchestrators[0].planner
+        router = planner.router
+        planner.router = Confused()
+        in_a_node = await running.run(workflow(ONCE))
+        nodes = await running.nodes(in_a_node["job_id"])
+        planner.router = router
+        monkeypatch.setattr(Draft, "settle_countdowns", lambda _: {}.popitem())
+        in_a_decision = await running.run("hello_world")
+        monkeypatch.undo()
+        healthy = await running.run("hello_world")
+
+    (error,) = [node["error"] for node in nodes.values() if node["status"] == "failed"]
+    assert error["code"] == "engine.unexpected"
+    assert error["message"].startswith("unexpected KeyError in test_engine.py, line ")
+    assert in_a_node["status"] == in_a_decision["status"] == "failed"
+    assert in_a_decision["error_message"].startswith("the job could not be advanced: KeyError in test_engine.py, line ")
+    assert "secret" not in str((error, in_a_node["error_message"]))
+    assert healthy["status"] == "completed"
 
 
 @pytest.mark.requirement("E27")

@@ -41,8 +41,8 @@ async def _run(database, definition, *, timeout=30, overrides=None, **inputs):
 
 
 def _children(nodes, parent="each"):
-    found = [node for node in nodes.values() if node["parent_node_id"] == parent]
-    return sorted(found, key=lambda node: node["fan_out_index"])
+    children = [node for node in nodes.values() if node["parent_node_id"] == parent]
+    return sorted(children, key=lambda node: node["fan_out_index"])
 
 
 # Fan-outs

@@ -10,7 +10,7 @@ from uuid import UUID, uuid4
 import orjson
 import pytest
 
-from dagmaster.client.client import Client
+from dagmaster.client.json_client import JsonClient
 from dagmaster.client.models.jobs import JobPart
 from dagmaster.database.ledger.postgres import PostgresLedger
 from dagmaster.database.ledger.protocol import Demand
@@ -225,7 +225,7 @@ async def test_a_named_output_above_256_kb_is_a_reference_in_the_result(database
 async def test_no_message_exceeds_256_kb_and_larger_params_are_the_same_to_the_handler(database):
     """The message with all that is around the params counts."""
     definition = workflow("""
-        workflow_id: told
+        workflow_id: given
         version: 1
         inputs: {text: {type: string}}
         nodes:
@@ -607,7 +607,7 @@ async def test_damage_on_the_way_breaks_a_long_answer_off(database):
         job = await running.run(workflow(CHAIN.format(plain="")), bytes=3 * MB)
         await running.rows("UPDATE dagapp.dag_payload_parts SET data = set_byte(data, 5, 65) WHERE part = 2")
         async with served(app_of(database, running)) as server:
-            client = Client(lambda: server.url)
+            client = JsonClient.of(lambda: server.url)
             file = BytesIO()
             with pytest.raises(Unavailable) as broken:
                 await asyncio.to_thread(client.download_output, str(job["job_id"]), "big", file)

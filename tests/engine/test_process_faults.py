@@ -157,14 +157,14 @@ async def _children_of_running_workers(running: Fleet) -> set[int]:
     """Dead workers' children need a moment to follow."""
     await asyncio.sleep(0.3)
     workers = {process.pid for process in running.processes if process.is_running}
-    found = set()
+    children = set()
     for pid in running.survivors():
         ancestor = pid
         while ancestor > 1 and ancestor not in workers:
             ancestor = _parent_of(ancestor)
         if ancestor in workers:
-            found.add(pid)
-    return found
+            children.add(pid)
+    return children
 
 
 def _parent_of(pid: int) -> int:
@@ -435,7 +435,7 @@ async def test_a_lost_workers_task_runs_again_long_before_its_timeout(database, 
 
 @pytest.mark.requirement("E7", "E11")
 async def test_a_frozen_workers_tasks_run_elsewhere_and_its_late_reports_count_for_nothing(database, tmp_path):
-    """One task ends while its worker is frozen, the other would go on: one is told too late, one is stopped."""
+    """One task ends while its worker is frozen and is reported too late; the other still runs and is stopped."""
     async with fleet(database, tmp_path, orchestrators=1, workers=1) as running:
         frozen = running.processes[1]
         file = str(running.executions)

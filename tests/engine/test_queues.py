@@ -7,6 +7,7 @@ import pytest
 from dagmaster.database.ledger.protocol import Demand
 from dagmaster.database.notify.notifier import JOBS
 from dagmaster.jobs.model import Submission, task_id
+from dagmaster.operations.submit import submit_once
 from tests.engine.harness import engine, until, workflow
 
 QUEUE = "dag-jobs"
@@ -20,6 +21,9 @@ MESSAGE = {
     "priority": 4,
     "submitted_at": "2026-05-01T12:00:00Z",
 }
+
+
+UNKEYED = {name: value for name, value in MESSAGE.items() if name != "idempotency_key"}
 
 
 async def _queue_is_empty(running):
@@ -81,10 +85,10 @@ async def test_a_message_id_becomes_one_job_however_often_it_comes(database):
     ],
 )
 async def test_a_message_that_cannot_become_a_job_is_kept_with_the_reason(database, body, reason, named):
-    async with engine(database) as running:
-        await running.ledger.enqueue_message("good", QUEUE, MESSAGE)
+    async with engine(database, unknown_handler_timeout_sec=0) as running:
+        await running.ledger.enqueue_message("good", QUEUE, UNKEYED)
         await running.ledger.enqueue_message("bad", QUEUE, body)
-        await running.ledger.enqueue_message("good-too", QUEUE, MESSAGE)
+        await running.ledger.enqueue_message("good-too", QUEUE, UNKEYED)
         await _queue_is_empty(running)
         jobs, letters = await running.rows("SELECT * FROM dagapp.dag_jobs"), await _letters(running)
         for job in jobs:
@@ -100,7 +104,7 @@ async def test_a_message_that_cannot_become_a_job_is_kept_with_the_reason(databa
 @pytest.mark.requirement("Q1")
 async def test_competing_orchestrators_take_each_message_once(database):
     async with engine(database, orchestrators=3, workers=2) as running:
-        await asyncio.gather(*(running.ledger.enqueue_message(f"m-{n}", QUEUE, MESSAGE) for n in range(60)))
+        await asyncio.gather(*(running.ledger.enqueue_message(f"m-{n}", QUEUE, UNKEYED) for n in range(60)))
         running.notifier.notify(JOBS)
         await _queue_is_empty(running)
         jobs = await running.rows("SELECT * FROM dagapp.dag_jobs")
@@ -163,7 +167,7 @@ async def test_an_unknown_queue_fails_the_node_with_a_clear_error(database):
           end: {type: end}
         """)
 
-    async with engine(database) as running:
+    async with engine(database, unknown_handler_timeout_sec=0) as running:
         job = await running.run(definition)
         nodes = await running.nodes(job["job_id"])
 
@@ -216,3 +220,56 @@ async def test_a_higher_priority_is_claimed_first(database):
         started = await running.rows("SELECT priority FROM dagapp.dag_tasks ORDER BY started_at")
 
     assert [row["priority"] for row in started] == [10, 7, 3, 0, 0]
+
+
+@pytest.mark.requirement("Q1")
+async def test_a_key_stands_for_one_job_whether_it_is_submitted_through_the_queue_or_the_api(database):
+    keyed = {**MESSAGE, "idempotency_key": "k-1", "submitted_by": "ada"}
+    other = {**keyed, "input_params": {"message": "other"}}
+    async with engine(database, orchestrators=2) as running:
+        answer = await submit_once(running.ledger, running.library, Submission.model_validate(keyed))
+        for number, body in enumerate((keyed, other, keyed)):
+            await running.ledger.enqueue_message(f"m-{number}", QUEUE, body)
+        running.notifier.notify(JOBS)
+        await _queue_is_empty(running)
+        jobs, letters = await running.rows("SELECT * FROM dagapp.dag_jobs"), await _letters(running)
+        await running.wait(answer.job_id)
+
+    assert [job["job_id"] for job in jobs] == [answer.job_id]
+    assert [(letter["message_id"], letter["reason"]) for letter in letters] == [("m-1", "KeyConflict")]
+
+
+@pytest.mark.requirement("Q1")
+async def test_workflows_that_are_idempotent_need_no_key_in_the_queue_either(database):
+    definition = workflow("""
+        workflow_id: once
+        idempotent: true
+        inputs: {n: {type: integer}}
+        nodes:
+          start: {type: start, next: end}
+          end: {type: end}
+        """)
+    async with engine(database) as running:
+        running.add(definition)
+        for number, value in enumerate((1, 1, 2)):
+            await running.ledger.enqueue_message(f"m-{number}", QUEUE, {"workflow_id": "once", "inputs": {"n": value}})
+        running.notifier.notify(JOBS)
+        await _queue_is_empty(running)
+        jobs = await running.rows("SELECT * FROM dagapp.dag_jobs")
+        for job in jobs:
+            await running.wait(job["job_id"])
+
+    assert sorted(job["input_params"]["n"] for job in jobs) == [1, 2]
+
+
+@pytest.mark.requirement("Q1")
+async def test_a_message_with_a_callback_url_that_jobs_must_not_reach_is_refused(database):
+    async with engine(database) as running:
+        body = {**MESSAGE, "callback_url": "http://169.254.169.254/latest"}
+        await running.ledger.enqueue_message("bad", QUEUE, body)
+        await _queue_is_empty(running)
+        letters = await _letters(running)
+
+    assert [(letter["reason"], "callback_url" in letter["description"]) for letter in letters] == [
+        ("InvalidSubmission", True)
+    ]

@@ -1,8 +1,12 @@
-"""Raster jobs from end to end, on a real PostgreSQL with its catalogue: files in; COGs, mosaic and STAC out."""
+"""Raster jobs from end to end, on a real PostgreSQL with its catalogue: files in; COGs, mosaic and STAC out.
 
+Most are submitted as assets and approved, so that their items are in the catalogue."""
+
+import asyncio
+import hashlib
 import json
 import subprocess
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -12,14 +16,30 @@ import pystac
 import pytest
 import rasterio
 from affine import Affine
+from fastapi.testclient import TestClient
 from rio_cogeo.cogeo import cog_validate
 
+from dagmaster.assets.states import Exposure
+from dagmaster.client.models.assets import AssetSubmissionResult
+from dagmaster.database.assets.store import AssetStore
 from dagmaster.database.catalog.pgstac import StacCatalog
 from dagmaster.database.connect import pool
 from dagmaster.database.notify.notifier import JOBS
+from dagmaster.jobs.model import Submission
+from dagmaster.operations.assets.expose import expose
 from dagmaster.operations.rerun import resume
+from dagmaster.operations.submit import prepare
+from dagmaster.raster.cog.grid import output_grid
+from dagmaster.raster.cog.stack import bordered
+from dagmaster.raster.cog.write import write_cog
+from dagmaster.raster.source.facts import RasterType, read_facts
+from dagmaster.serving.app import create_app
+from dagmaster.settings import Settings
 from dagmaster.stac.validate import problems
+from dagmaster.storage import open_storage
 from tests.engine.harness import Engine, engine
+from tests.published import ADMIN, Publisher
+from tests.raster.rasters import hills, write_raster
 
 UTM = Affine(10, 0, 500_000, 0, -10, 5_300_000)
 
@@ -49,15 +69,54 @@ def scene(
 class Hub:
     """A storage with files to process, and a look at what came of them."""
 
-    def __init__(self, folder: Path, running: Engine, catalog: StacCatalog) -> None:
+    def __init__(self, folder: Path, running: Engine, catalog: StacCatalog, store: AssetStore) -> None:
         self.folder, self.running, self.catalog = folder, running, catalog
+        self.publisher = Publisher(store, running.library, open_storage(Settings(storage_folder=folder)))
 
     def file(self, name: str, **options: Any) -> str:
         scene(self.folder / "bronze" / "bronze" / name, **options)
         return name
 
     async def run(self, workflow: str, timeout: float = 60, **inputs: Any) -> dict[str, Any]:
+        """Post a job directly: its results belong to no asset."""
         return await self.running.run(workflow, timeout, **inputs)
+
+    async def run_as_platform(self, workflow: str, **inputs: Any) -> dict[str, Any]:
+        """Run a job whose reserved inputs are set, without an asset."""
+        job = prepare(self.running.library, Submission(workflow_id=workflow, inputs=inputs), allow_reserved=True)
+        (job_id,) = await self.running.ledger.create_jobs([job])
+        return await self._ended(job_id)
+
+    async def process(
+        self, dataset: str, source: str | list[str], workflow: str | None = None, **options: Any
+    ) -> dict[str, Any]:
+        """Submit files as an asset, and approve the result if the job completes."""
+        submitted = await self.publisher.submit(dataset, source, workflow, **options)
+        job = await self._ended(submitted.job_id)
+        if job["status"] == "completed":
+            await self.publisher.approve(submitted)
+        return job
+
+    async def review(self, dataset: str, source: str | list[str], **options: Any) -> AssetSubmissionResult:
+        """Submit files as an asset, and wait for the result, which is not approved."""
+        submitted = await self.publisher.submit(dataset, source, **options)
+        assert (await self._ended(submitted.job_id))["status"] == "completed"
+        return submitted
+
+    async def _ended(self, job_id: Any) -> dict[str, Any]:
+        self.running.notifier.notify(JOBS)
+        return await self.running.wait(job_id, 60)
+
+    async def documents(self, dataset: str, revision: int = 1, ordinal: int = 0) -> dict[str, dict[str, Any]]:
+        """The stored documents of a revision, by id; that of the collection is empty."""
+        rows = await self.running.rows(
+            "SELECT document_id, content FROM dagapp.stac_documents "
+            "WHERE dataset_id = %s AND version_ordinal = %s AND revision = %s ORDER BY document_id",
+            dataset,
+            ordinal,
+            revision,
+        )
+        return {row["document_id"]: row["content"] for row in rows}
 
     def silver(self, blob: str = "") -> Path:
         return self.folder / "silver" / "silver" / blob
@@ -80,15 +139,20 @@ async def hub(catalog_database: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @asynccontextmanager
 async def opened(dsn: str, folder: Path) -> AsyncIterator[Hub]:
-    async with engine(dsn, task_lease_sec=20.0, lease_renew_sec=5.0) as running, pool(dsn, "test", 0, 2) as database:
-        yield Hub(folder, running, StacCatalog(database))
+    async with (
+        engine(dsn, task_lease_sec=20.0, lease_renew_sec=5.0) as running,
+        pool(dsn, "test", 0, 2) as database,
+        AssetStore(dsn) as store,
+    ):
+        yield Hub(folder, running, StacCatalog(database), store)
 
 
 @pytest.mark.requirement("R9")
 async def test_a_large_raster_becomes_tiles_a_mosaic_and_catalogued_items(hub: Hub) -> None:
-    job = await hub.run(
+    job = await hub.process(
+        "scene-7",
+        hub.file("Scene 7.tif"),
         "process_large_raster",
-        blob_name=hub.file("Scene 7.tif"),
         tile_size=1024,
         overlap=512,
         datetime="2024-05-01T10:00:00Z",
@@ -110,10 +174,13 @@ async def test_a_large_raster_becomes_tiles_a_mosaic_and_catalogued_items(hub: H
     for item in items:
         assert problems(item) == []
         pystac.Item.from_dict(item)
-    assert (
-        collection["assets"]["mosaic"]["href"]
-        == f"https://maps.example.org/files/silver/silver/{result['mosaic_blob']}"
-    )
+    assert collection["assets"]["mosaic"]["href"] == f"/files/silver/silver/{result['mosaic_blob']}"
+    assert all(link["href"].startswith(("/stac/", "/tiles/")) for link in items[0]["links"])
+    assert result["viewer_url"] == "https://maps.example.org/tiles/scene-7/map?version=0"
+    assert result["blob_path"] == result["mosaic_blob"]
+    source = (hub.folder / "bronze" / "bronze" / "Scene 7.tif").read_bytes()
+    assert result["content_hash"] == hashlib.sha256(source).hexdigest()
+    assert collection["dagmaster:source_checksum"] == f"1220{result['content_hash']}"
     box, boxes = collection["extent"]["spatial"]["bbox"][0], np.array([item["bbox"] for item in items])
     assert box == pytest.approx([*boxes[:, :2].min(axis=0), *boxes[:, 2:].max(axis=0)])
     assert not list((hub.folder / "silver").rglob(".scratch/*/*")), "scratch folders are empty"
@@ -123,12 +190,13 @@ async def test_a_large_raster_becomes_tiles_a_mosaic_and_catalogued_items(hub: H
 
 
 @pytest.mark.requirement("R7")
-async def test_statistics_agree_with_gdal_when_exact_ones_are_asked_for(hub: Hub) -> None:
-    job = await hub.run(
+async def test_statistics_of_a_mosaic_agree_with_gdal(hub: Hub) -> None:
+    job = await hub.process(
+        "dem",
+        hub.file("dem.tif", bands=1, dtype="float32", nodata=-1.0),
         "process_large_raster",
-        blob_name=hub.file("dem.tif", bands=1, dtype="float32", nodata=-1.0),
         tile_size=1024,
-        exact_statistics=True,
+        overlap=512,
     )
     vrt = hub.folder / "all.vrt"
     subprocess.run(["gdalbuildvrt", "-q", vrt, *hub.cogs("dem")], check=True)
@@ -136,10 +204,13 @@ async def test_statistics_agree_with_gdal_when_exact_ones_are_asked_for(hub: Hub
     (expected,) = [band["metadata"][""] for band in json.loads(said.stdout)["bands"]]
     (found,) = job["result_data"]["statistics"]
 
-    assert found["minimum"] == pytest.approx(float(expected["STATISTICS_MINIMUM"]), rel=1e-5)
-    assert found["maximum"] == pytest.approx(float(expected["STATISTICS_MAXIMUM"]), rel=1e-5)
-    assert found["mean"] == pytest.approx(float(expected["STATISTICS_MEAN"]), rel=1e-5)
-    assert found["stddev"] == pytest.approx(float(expected["STATISTICS_STDDEV"]), rel=1e-4)
+    assert found["minimum"] == pytest.approx(float(expected["STATISTICS_MINIMUM"]), rel=1e-9)
+    assert found["maximum"] == pytest.approx(float(expected["STATISTICS_MAXIMUM"]), rel=1e-9)
+    assert found["mean"] == pytest.approx(float(expected["STATISTICS_MEAN"]), rel=1e-9)
+    assert found["stddev"] == pytest.approx(float(expected["STATISTICS_STDDEV"]), rel=1e-9)
+    with rasterio.open(vrt) as dataset:
+        assert found["count"] == np.count_nonzero(dataset.read_masks(1)), "each pixel counts once"
+    assert (found["approximate"], found["infinite"]) == (False, 0)
 
 
 @pytest.mark.requirement("E15")
@@ -149,7 +220,7 @@ async def test_a_resumed_job_makes_only_the_tiles_that_are_missing(hub: Hub) -> 
     other.parent.mkdir(parents=True)
     other.write_bytes(b"something else")
 
-    failed = await hub.run("process_large_raster", blob_name=name, tile_size=1024)
+    failed = await hub.process("scene", name, "process_large_raster", tile_size=1024)
     before = await hub.outputs(failed, "tiles")
     bad = [node_id for node_id, node in before.items() if node["status"] == "failed"]
     other.unlink()
@@ -162,19 +233,19 @@ async def test_a_resumed_job_makes_only_the_tiles_that_are_missing(hub: Hub) -> 
     assert "never overwritten" in failed["error_message"] or "already exists" in before[bad[0]]["error_message"]
     assert len(bad) == 1
     assert [name for name, node in after.items() if node["attempt"] != before[name]["attempt"]] == bad
-    assert await hub.catalog.count_items("scene") == len(after)
+    assert len(await hub.documents("scene")) == len(after) + 1
 
 
 @pytest.mark.requirement("R9")
 async def test_a_second_run_gives_the_same_outputs_and_no_duplicates(hub: Hub) -> None:
-    name = hub.file("scene.tif")
-    first = await hub.run("process_large_raster", blob_name=name, tile_size=1024)
+    inputs = {"blob_name": hub.file("scene.tif"), "dataset_id": "scene", "tile_size": 1024}
+    first = await hub.run_as_platform("process_large_raster", **inputs)
     made = {path: path.stat().st_ino for path in hub.cogs("scene")}
-    second = await hub.run("process_large_raster", blob_name=name, tile_size=1024)
+    second = await hub.run_as_platform("process_large_raster", **inputs)
 
     assert (first["status"], second["status"]) == ("completed", "completed")
     assert {path: path.stat().st_ino for path in hub.cogs("scene")} == made, "what is there stays"
-    assert await hub.catalog.count_items("scene") == len(made)
+    assert len(await hub.documents("scene")) == len(made) + 1
     assert second["result_data"]["statistics"] == first["result_data"]["statistics"]
 
 
@@ -196,7 +267,7 @@ async def test_an_unfit_file_fails_at_once_with_every_reason(hub: Hub) -> None:
 
 @pytest.mark.requirement("R3")
 async def test_a_small_file_becomes_one_cog_with_one_item(hub: Hub) -> None:
-    job = await hub.run("raster_ingest", blob_name=hub.file("heights.tif", bands=1, dtype="int16"), raster_type="dem")
+    job = await hub.process("heights", hub.file("heights.tif", bands=1, dtype="int16"), raster_type="dem")
     result = job["result_data"]
     item = await hub.catalog.get_item("heights", "heights-v0")
 
@@ -205,14 +276,21 @@ async def test_a_small_file_becomes_one_cog_with_one_item(hub: Hub) -> None:
     assert (result["stac_item_id"], result["stac_collection_id"], result["total_tiles"]) == ("heights-v0", "heights", 1)
     assert cog_validate(hub.silver(result["blob_path"]), strict=True, quiet=True)[0]
     assert item["properties"]["renders"]["default"]["colormap_name"] == "terrain"
+    source = (hub.folder / "bronze" / "bronze" / "heights.tif").read_bytes()
+    assert result["content_hash"] == hashlib.sha256(source).hexdigest()
+    assert item["properties"]["dagmaster:source_checksum"] == f"1220{result['content_hash']}"
+    assert item["properties"]["dagmaster:source_name"] == "heights.tif"
+    assert item["properties"]["processing:lineage"].startswith("heights.tif (EPSG:")
     assert problems(item) == []
 
 
 @pytest.mark.requirement("R3")
 async def test_what_is_large_or_crosses_the_antimeridian_goes_to_tiles(hub: Hub) -> None:
     across = hub.file("fiji.tif", width=700, height=300, crs="EPSG:4326", place=Affine(0.01, 0, 177, 0, -0.01, -16))
-    job = await hub.run("raster_ingest", blob_name=across)
-    large = await hub.run("raster_tiled_processing", blob_name=hub.file("large.tif"), tile_above_mb=1, tile_size=1024)
+    job = await hub.process("fiji", across)
+    large = await hub.process(
+        "large", hub.file("large.tif"), "raster_tiled_processing", tile_above_mb=1, tile_size=1024
+    )
 
     assert (job["status"], job["error_message"]) == ("completed", None)
     collection = await hub.catalog.get_collection("fiji")
@@ -223,24 +301,97 @@ async def test_what_is_large_or_crosses_the_antimeridian_goes_to_tiles(hub: Hub)
 
 
 @pytest.mark.requirement("R11")
-async def test_many_files_become_one_dataset_and_can_be_registered_again(hub: Hub) -> None:
+async def test_many_files_become_one_dataset(hub: Hub) -> None:
     places = [Affine(10, 0, 500_000 + 4000 * n, 0, -10, 5_300_000) for n in range(3)]
     names = [hub.file(f"part {n}.tif", width=500, height=400, place=place) for n, place in enumerate(places)]
-    job = await hub.run("raster_collection", blob_names=names, dataset_id="parts")
-    count = await hub.catalog.count_items("parts")
-    await hub.running.rows("DELETE FROM pgstac.items WHERE collection = 'parts'")
-    gone = await hub.catalog.count_items("parts")
-    again = await hub.run("stac_register", dataset_id="parts")
+    job = await hub.process("parts", names)
+    collection = await hub.catalog.get_collection("parts")
 
     assert (job["status"], job["error_message"]) == ("completed", None)
     assert [path.name for path in hub.cogs("parts")] == ["part-0.tif", "part-1.tif", "part-2.tif"]
-    assert (count, gone, await hub.catalog.count_items("parts")) == (3, 0, 3)
-    assert again["result_data"] == {"stac_collection_id": "parts", "item_count": 3}
+    assert await hub.catalog.count_items("parts") == 3
+    assert collection["title"] == "parts", "and not the name of one of its files"
+    digests = [hashlib.sha256((hub.folder / "bronze" / "bronze" / name).read_bytes()).hexdigest() for name in names]
+    combined = hashlib.sha256("".join(f"{digest}\n" for digest in digests).encode()).hexdigest()
+    assert job["result_data"]["content_hash"] == combined
+    assert collection["dagmaster:source_checksum"] == f"1220{combined}"
+    assert job["result_data"]["blob_path"] == job["result_data"]["mosaic_blob"]
     with rasterio.open(hub.cogs("parts")[0]) as one, rasterio.open(hub.cogs("parts")[1]) as other:
         apart = (other.transform.c - one.transform.c) / one.transform.a
     assert apart == pytest.approx(round(apart), abs=1e-4), "they share a grid"
+    vrt = hub.folder / "all.vrt"
+    subprocess.run(["gdalbuildvrt", "-q", vrt, *reversed(hub.cogs("parts"))], check=True)  # the last one is on top
+    with rasterio.open(vrt) as dataset:
+        for band, found in enumerate(job["result_data"]["statistics"], 1):
+            seen = dataset.read(band)[dataset.read_masks(band) != 0].astype("float64")
+            assert (found["count"], found["approximate"]) == (seen.size, False), "where they overlap, one is counted"
+            assert (found["mean"], found["stddev"]) == pytest.approx((seen.mean(), seen.std()), rel=1e-9)
     mixed = await hub.run("raster_collection", blob_names=[names[0], hub.file("dem.tif", bands=1)])
     assert "differ in their bands" in mixed["error_message"]
+
+
+@pytest.mark.requirement("R10")
+async def test_files_of_one_grid_keep_their_pixels(hub: Hub) -> None:
+    """In the target CRS; the grid is no multiple of its resolution away from 0, 0."""
+    folder, corner = hub.folder / "bronze" / "bronze", Affine(20, 0, 1_749_990, 0, -20, 5_430_010)
+    folder.mkdir(parents=True, exist_ok=True)
+    heights = hills(300, 900) + np.random.default_rng(5).normal(0, 20, (300, 900)).astype("float32")
+    names = [f"dem-{at}.tif" for at in range(3)]
+    for at, name in enumerate(names):
+        values, place = heights[:, 300 * at : 300 * at + 300], corner @ Affine.translation(300 * at, 0)
+        write_raster(folder / name, values, crs="EPSG:2193", transform=place, nodata=-9999)
+
+    job = await hub.process("kept", names, target_crs="EPSG:2193")
+    warped = await hub.process("warped", names)
+
+    assert (job["status"], job["error_message"]) == ("completed", None)
+    assert (warped["status"], warped["error_message"]) == ("completed", None)
+    for name, path in zip(names, hub.cogs("kept"), strict=True):
+        with rasterio.open(folder / name) as source, rasterio.open(path) as cog:
+            assert cog.transform == source.transform
+            assert np.array_equal(cog.read(), source.read())
+    size = output_grid(read_facts(folder / names[0])).resolution
+    with bordered(folder / names[1], [folder / names[0], folder / names[2]], raster_type=RasterType.DEM) as whole:
+        grid, expected = output_grid(whole.facts, resolution=size), hub.folder / "expected.tif"
+        write_cog(whole.pixels, whole.bands, expected, grid, raster_type=RasterType.DEM, core=whole.core)
+    assert hub.cogs("warped")[1].read_bytes() == expected.read_bytes(), "with pixels of its neighbours"
+
+
+@pytest.mark.requirement("R10")
+async def test_files_of_the_grid_of_most_files_keep_their_pixels(hub: Hub) -> None:
+    """One file of four is half a pixel off: it is resampled to the grid of the others, and they stay as they are."""
+    folder, corner = hub.folder / "bronze" / "bronze", Affine(20, 0, 1_749_993, 0, -20, 5_430_011)
+    folder.mkdir(parents=True, exist_ok=True)
+    heights = hills(200, 800)
+    names = [f"part-{at}.tif" for at in range(4)]
+    for at, name in enumerate(names):
+        place = corner @ Affine.translation(200 * at + (0.5 if at == 2 else 0), 0)
+        values = heights[:, 200 * at : 200 * at + 200]
+        write_raster(folder / name, values, crs="EPSG:2193", transform=place, nodata=-9999)
+
+    job = await hub.process("most", names, target_crs="EPSG:2193")
+
+    assert (job["status"], job["error_message"]) == ("completed", None)
+    for at, (name, path) in enumerate(zip(names, hub.cogs("most"), strict=True)):
+        with rasterio.open(folder / name) as source, rasterio.open(path) as cog:
+            assert np.array_equal(cog.read(), source.read()) == (at != 2)
+            steps = ~corner @ cog.transform
+            assert (steps.c, steps.f) == pytest.approx((round(steps.c), 0), abs=1e-6)
+    (finding,) = [each for each in job["result_data"]["findings"] if each["code"].startswith("collection.")]
+    assert finding["message"].startswith("the files are on 2 different pixel grids: 3 of 4 files keep their pixels")
+
+
+@pytest.mark.requirement("R10")
+async def test_files_that_cover_the_same_pixels_are_reported(hub: Hub) -> None:
+    bands = [hub.file(f"{name}.tif", bands=1, width=200, height=200) for name in ("B02", "B03", "B04")]
+
+    job = await hub.process("bands", bands)
+
+    assert job["status"] == "completed"
+    (finding,) = [each for each in job["result_data"]["findings"] if each["code"].startswith("collection.")]
+    assert finding["code"] == "collection.same-area"
+    assert finding["message"] == "3 files cover the same pixels as 'B02.tif'; the map shows one of them"
+    assert "bands of one scene" in finding["advice"]
 
 
 @pytest.mark.requirement("C1")
@@ -248,31 +399,29 @@ async def test_a_new_revision_keeps_earlier_metadata_unless_it_is_given(hub: Hub
     """Title, times, description, licence, refs and `created`;
     a new version keeps what is the dataset's, and not its time."""
     name = hub.file("scene.tif", width=600, height=500)
-    told = {
-        "title": "The valley",
-        "description": "In July",
-        "datetime": "2024-07",
-        "license": "CC-BY-4.0",
-        "version_label": "2024-Q3",
-        "platform_refs": {"dataset_id": "d7"},
-    }
-    kept = ("title", "description", "start_datetime", "end_datetime", "license", "version", "platform:dataset_id")
-    await hub.run("raster_ingest", blob_name=name, dataset_id="valley", **told)
-    first = await hub.catalog.get_item("valley", "valley-v0")
+    told = {"title": "The valley", "description": "In July", "datetime": "2024-07", "license": "CC-BY-4.0"}
+    kept = ("title", "description", "start_datetime", "end_datetime", "license", "version", "platform:dataset")
     await hub.running.rows(
-        """UPDATE pgstac.items SET content = jsonb_set(content, '{properties,created}', '"2025-01-02T03:04:05Z"')"""
+        """CREATE FUNCTION pg_temp.created() RETURNS void LANGUAGE sql AS $$
+           UPDATE dagapp.stac_documents SET content = jsonb_set(
+               content, '{properties,created}', '"2025-01-02T03:04:05Z"') WHERE document_id <> '' $$"""
     )
-    again = {"blob_name": name, "dataset_id": "valley"}
-    job = await hub.run("raster_ingest", revision=2, output_tier="archive", **again)
+    submitted = await hub.review("valley", name, label="2024-Q3", **told)
+    await hub.running.rows("SELECT pg_temp.created()")
+    await hub.publisher.approve(submitted)
+    first = await hub.catalog.get_item("valley", "valley-v0")
+    again = {"force": True, "label": "2024-Q3"}
+    job = await hub.process("valley", name, output_tier="archive", **again)
     second = await hub.catalog.get_item("valley", "valley-v0")
-    await hub.run("raster_ingest", revision=3, title="The lake", datetime="2023", **again)
+    await hub.process("valley", name, title="The lake", datetime="2023", **again)
     third = await hub.catalog.get_item("valley", "valley-v0")
-    await hub.run("raster_ingest", version_ordinal=1, **again)
+    await hub.process("valley", name, label="2024-Q4")
     newer = await hub.catalog.get_item("valley", "valley-v1")
     collection = await hub.catalog.get_collection("valley")
 
     assert (job["status"], job["error_message"]) == ("completed", None)
     assert {name: second["properties"].get(name) for name in kept} == {name: first["properties"][name] for name in kept}
+    assert second["properties"]["version"] == "2024-Q3"
     assert second["properties"]["created"] == "2025-01-02T03:04:05Z"
     assert second["properties"]["updated"] >= first["properties"]["updated"]
     assert (second["properties"]["dagmaster:revision"], second["properties"]["dagmaster:datetime_basis"]) == (
@@ -283,9 +432,9 @@ async def test_a_new_revision_keeps_earlier_metadata_unless_it_is_given(hub: Hub
     assert third["properties"]["start_datetime"] == "2023-01-01T00:00:00Z"
     assert third["properties"]["description"] == "In July"
     assert (newer["properties"]["title"], newer["properties"]["license"]) == ("The lake", "CC-BY-4.0")
+    assert newer["properties"]["version"] == "2024-Q4"
     assert newer["properties"]["dagmaster:datetime_basis"] == "publication"
     assert newer["properties"]["created"] > "2025-01-02T03:04:05Z"
-    assert "platform:dataset_id" not in newer["properties"]
     assert (collection["title"], problems(collection), problems(second)) == ("The lake", [], [])
 
 
@@ -293,12 +442,13 @@ async def test_a_new_revision_keeps_earlier_metadata_unless_it_is_given(hub: Hub
 async def test_older_tiled_versions_stay_servable(hub: Hub) -> None:
     name = hub.file("scene.tif", width=1200, height=700)
     other = hub.file("later.tif", width=700, height=700, place=Affine(10, 0, 520_000, 0, -10, 5_300_000))
-    tiles = {"dataset_id": "scene", "tile_size": 512, "overlap": 0}
-    await hub.run("process_large_raster", blob_name=name, **tiles)
+    tiles = {"workflow": "process_large_raster", "tile_size": 512, "overlap": 0}
+    await hub.process("scene", name, label="one", **tiles)
     before = await hub.catalog.get_collection("scene")
-    await hub.run("process_large_raster", blob_name=other, version_ordinal=1, **tiles)
+    await expose(hub.publisher.store, "scene", Exposure.ALL_VERSIONS, caller=ADMIN)
+    await hub.process("scene", other, label="two", **tiles)
     both = await hub.catalog.get_collection("scene")
-    await hub.run("process_large_raster", blob_name=name, revision=2, **{**tiles, "tile_size": 1024})
+    await hub.process("scene", name, label="one", **{**tiles, "tile_size": 1024})
     revised = await hub.catalog.get_collection("scene")
     mosaics = {key: asset["href"].partition("/silver/silver/")[2] for key, asset in revised["assets"].items()}
 
@@ -333,6 +483,7 @@ IMPOSSIBLE: dict[str, tuple[dict[str, Any], str]] = {
     "licence": ({"license": "proprietary"}, "'proprietary' is not an SPDX identifier"),
     "ref": ({"platform_refs": {"Data Set": "x"}}, "'Data Set' cannot be a ref's name"),
     "name": ({"dataset_id": "No Name"}, "is not a valid dataset id"),
+    "names": ({"dataset_id": "one", "collection_id": "two"}, "collection_id and dataset_id differ"),
     "two": ({"output_tier": "best", "tile_size": 7}, "tile_size=7 is not possible"),
 }
 
@@ -341,7 +492,7 @@ IMPOSSIBLE: dict[str, tuple[dict[str, Any], str]] = {
 async def test_impossible_options_are_refused_by_the_first_step_and_nothing_is_written(hub: Hub) -> None:
     name = hub.file("dem.tif", width=300, height=200, bands=1, dtype="float32")
     for wrong, message in IMPOSSIBLE.values():
-        job = await hub.run("process_large_raster", blob_name=name, **wrong)
+        job = await hub.run_as_platform("process_large_raster", blob_name=name, **wrong)
         (task,) = await hub.running.tasks(job["job_id"])
 
         assert (job["status"], task["node_id"], task["attempt"]) == ("failed", "validate", 1), wrong
@@ -351,13 +502,11 @@ async def test_impossible_options_are_refused_by_the_first_step_and_nothing_is_w
 
 
 @pytest.mark.requirement("R6")
-async def test_an_edition_is_made_in_one_way_and_revisions_go_up(hub: Hub) -> None:
-    name = hub.file("scene.tif", width=300, height=200)
-    await hub.run("raster_ingest", blob_name=name)
-    other = await hub.run("raster_ingest", blob_name=name, output_tier="archive")
-    renamed = await hub.run("raster_ingest", blob_name=name, title="A better name")
-    await hub.run("raster_ingest", blob_name=name, output_tier="archive", revision=2)
-    back = await hub.run("raster_ingest", blob_name=name, title="Another name")
+async def test_an_edition_is_made_in_one_way(hub: Hub) -> None:
+    inputs = {"blob_name": hub.file("scene.tif", width=300, height=200), "dataset_id": "scene"}
+    await hub.run_as_platform("raster_ingest", **inputs)
+    other = await hub.run_as_platform("raster_ingest", output_tier="archive", **inputs)
+    renamed = await hub.run_as_platform("raster_ingest", title="A better name", **inputs)
 
     assert (
         "revision 1 of version 0 of dataset 'scene' was made with other options: output_tier was analysis, not archive"
@@ -365,16 +514,121 @@ async def test_an_edition_is_made_in_one_way_and_revisions_go_up(hub: Hub) -> No
     )
     assert [task["node_id"] for task in await hub.running.tasks(other["job_id"])] == ["validate"]
     assert renamed["status"] == "completed", "what it is called is no part of how it is made"
-    assert "the catalogue already has revision 2 of version 0 of dataset 'scene'" in back["error_message"]
+
+
+@pytest.mark.requirement("A4")
+async def test_processing_changes_nothing_that_is_served_until_it_is_approved(hub: Hub) -> None:
+    name = hub.file("scene.tif", width=300, height=200)
+    await hub.process("scene", name, title="First")
+    submitted = await hub.review("scene", name, force=True, title="Second")
+    unapproved = await hub.catalog.get_item("scene", "scene-v0"), await hub.catalog.get_collection("scene")
+    stored = await hub.documents("scene", revision=2)
+    await hub.publisher.approve(submitted)
+    approved = await hub.catalog.get_item("scene", "scene-v0"), await hub.catalog.get_collection("scene")
+
+    assert [unapproved[0]["properties"]["title"], unapproved[1]["title"]] == ["First", "First"]
+    assert [approved[0]["properties"]["title"], approved[1]["title"]] == ["Second", "Second"]
+    assert unapproved[0]["properties"]["dagmaster:revision"] == 1
+    assert set(stored) == {"", "scene-v0"}
+    assert stored["scene-v0"]["assets"]["data"]["href"] == "/files/silver/silver/cogs/scene/v0/r2/scene.tif"
+
+
+def hrefs_in(document: Any) -> Iterator[str]:
+    """All URLs of a document, wherever they are."""
+    if isinstance(document, dict):
+        yield from (value for key, value in document.items() if key == "href")
+        yield from (href for value in document.values() for href in hrefs_in(value))
+    elif isinstance(document, list):
+        yield from (href for value in document for href in hrefs_in(value))
+
+
+@pytest.mark.requirement("C1", "C2")
+async def test_served_documents_have_urls_of_the_server_that_is_asked(hub: Hub) -> None:
+    await hub.process("scene", hub.file("scene.tif"), "process_large_raster", tile_size=1024)
+    app = create_app(Settings(public_url=None), hub.running.dsn, storage=hub.publisher.storage)
+
+    def ask() -> tuple[dict[str, Any], list[dict[str, Any]], list[int]]:
+        with TestClient(app, base_url="http://localhost:8123") as client:
+            collection = client.get("/stac/collections/scene").json()
+            items = client.get("/stac/collections/scene/items").json()["features"]
+            links = [link["href"] for link in items[0]["links"] if link["rel"] in ("self", "tilejson", "collection")]
+            files = [collection["assets"]["mosaic"]["href"], items[0]["assets"]["data"]["href"], *links]
+            return collection, items, [client.get(url).status_code for url in files]
+
+    collection, items, statuses = await asyncio.to_thread(ask)
+
+    assert statuses == [200] * 5
+    assert len(items) == len(hub.cogs("scene"))
+    for href in hrefs_in([collection, items]):
+        assert href.startswith("http://localhost:8123/"), href
+    for item in items:
+        assert problems(item) == []
+        assert pystac.Item.from_dict(item).id == item["id"]
+    assert problems(collection) == []
+    assert pystac.Collection.from_dict(collection).id == "scene"
+
+
+@pytest.mark.requirement("A4")
+async def test_results_of_a_job_that_was_posted_directly_belong_to_the_job(hub: Hub) -> None:
+    name = hub.file("scene.tif", width=300, height=200)
+    job = await hub.run("raster_ingest", blob_name=name, title="Direct")
+    dataset = f"job-{job['job_id']}"
+    documents = await hub.documents(dataset)
+    result = job["result_data"]
+    await hub.running.rows("DELETE FROM dagapp.stac_documents")
+    again = await hub.run("stac_register", dataset_id=dataset)
+
+    assert (job["status"], job["error_message"]) == ("completed", None)
+    assert result["blob_path"] == f"cogs/{dataset}/v0/r1/{dataset}.tif"
+    assert hub.silver(result["blob_path"]).is_file()
+    assert (result["viewer_url"], result["stac_url"], result["xyz_url"]) == (None, None, None)
+    assert documents[""]["title"] == "Direct"
+    assert set(documents) == {"", f"{dataset}-v0"}
+    assert await hub.catalog.get_collection(dataset) is None
+    assert again["result_data"] == {"stac_collection_id": dataset, "item_count": 1}
+    assert await hub.documents(dataset) == documents
+
+
+@pytest.mark.requirement("A4")
+async def test_only_the_job_of_a_revision_writes_its_results(hub: Hub) -> None:
+    name = hub.file("scene.tif", width=300, height=200)
+    submitted = await hub.review("scene", name)
+    before = await hub.documents("scene")
+    other = await hub.run_as_platform("raster_ingest", blob_name=name, dataset_id="scene", title="Other")
+    later = await hub.run_as_platform("raster_ingest", blob_name=name, dataset_id="scene", revision=2)
+    registered = await hub.run("stac_register", dataset_id="scene")
+
+    assert "this job does not process version 0, revision 1 of dataset 'scene'" in other["error_message"]
+    assert "this job does not process version 0, revision 2 of dataset 'scene'" in later["error_message"]
+    assert "this job does not process version 0, revision 1 of dataset 'scene'" in registered["error_message"]
+    (task,) = await hub.running.tasks(other["job_id"])
+    assert (task["node_id"], task["attempt"]) == ("validate", 1), "never tried again"
+    assert await hub.documents("scene") == before
+    await hub.publisher.approve(submitted)
+
+
+@pytest.mark.requirement("A4")
+async def test_a_source_that_changes_after_it_was_submitted_fails_the_job(hub: Hub) -> None:
+    name = hub.file("scene.tif", width=300, height=200)
+    hub.file("other.tif", width=300, height=200)
+    job = await hub.run_as_platform("raster_ingest", blob_name=name, source_etag="another")
+    many = await hub.run_as_platform("raster_collection", blob_names=[name, "other.tif"], source_etags=["a", "b"])
+
+    assert "the blob 'bronze/scene.tif' has changed since it was submitted" in job["error_message"]
+    assert "the blob 'bronze/scene.tif' has changed since it was submitted" in many["error_message"]
+    for each in (job, many):
+        (task,) = await hub.running.tasks(each["job_id"])
+        error = (await hub.running.nodes(each["job_id"]))["validate"]["error"]
+        assert (task["attempt"], error["code"], error["blame"]) == (1, "source.changed", "data")
 
 
 @pytest.mark.requirement("R4")
 async def test_polar_data_is_warned_about_the_cost_of_degrees(hub: Hub) -> None:
     name = hub.file(
-        "ice.tif", width=300, height=300, crs="EPSG:3413", place=Affine(1000, 0, -150_000, 0, -1000, 150_000)
+        "ice.tif", width=1500, height=1500, crs="EPSG:3413", place=Affine(500, 0, -375_000, 0, -500, 375_000)
     )
     job = await hub.run("raster_ingest", blob_name=name, target_crs="EPSG:3413")
-    lossy = await hub.run("raster_ingest", blob_name=name, dataset_id="degrees")
+    lossy = await hub.run("raster_ingest", blob_name=name)
     kept, told = [
         {
             finding["code"]: finding

@@ -29,7 +29,7 @@ async def test_numbers_that_were_seen_to_fit_are_stored_narrower(hub: Hub) -> No
     ) as dataset:
         dataset.write(values, 1)
 
-    job = await hub.run("raster_ingest", blob_name="classes.tif", target_crs="EPSG:32633")
+    job = await hub.process("classes", "classes.tif", target_crs="EPSG:32633")
 
     assert job["status"] == "completed", job
     (cog,) = hub.cogs("classes")

@@ -107,8 +107,8 @@ async def test_only_what_failed_and_what_followed_runs_again(database):
             (task["attempt"], task["status"]) for task in await running.tasks(job_id) if task["node_id"] == "right"
         ]
         assert attempts == [(1, "failed"), (2, "succeeded")]
-        told = next(event for event in await running.events(job_id) if event["event_type"] == "job_resumed")
-        assert told["event_data"] == {"by": "ana", "why": "disk was full"}
+        resumption = next(event for event in await running.events(job_id) if event["event_type"] == "job_resumed")
+        assert resumption["event_data"] == {"by": "ana", "why": "disk was full"}
 
 
 async def test_of_hundreds_of_children_only_the_missing_run_again(database):
@@ -309,8 +309,10 @@ async def test_a_retried_node_runs_again_with_everything_downstream_and_nothing_
         assert (would.nodes, answer.nodes) == (("left", "last", "end"), ("left", "last", "end"))
         assert (job["status"], again["status"], again["resume_count"]) == ("completed", "completed", 1)
         assert _runs == ["left", "last"]
-        told = next(event for event in await running.events(job["job_id"]) if event["event_type"] == "job_resumed")
-        assert told["event_data"] == {"by": "ana", "retry": {"node": "left"}}
+        resumption = next(
+            event for event in await running.events(job["job_id"]) if event["event_type"] == "job_resumed"
+        )
+        assert resumption["event_data"] == {"by": "ana", "retry": {"node": "left"}}
 
 
 async def test_a_retried_stage_is_all_its_nodes(database):
@@ -392,7 +394,7 @@ async def test_what_was_chosen_from_what_has_changed_is_refused(database):
         _broken.clear()
 
         class SlowLedger:
-            """Someone resumes the job between the look and the decision."""
+            """Someone resumes the job between reading and decision."""
 
             def __getattr__(self, name: str) -> Any:
                 return getattr(running.ledger, name)

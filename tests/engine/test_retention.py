@@ -78,7 +78,7 @@ async def test_a_job_goes_with_everything_that_is_its_own(database, later):
     async with engine(database) as running:
         running.add(GIVING)
         one = Submission(workflow_id="giving", submitted_by="hub", idempotency_key="k")
-        gone = (await submit_once(running.ledger, running.catalog, one)).job_id
+        gone = (await submit_once(running.ledger, running.library, one)).job_id
         running.notifier.notify("jobs")
         await running.wait(gone)
         kept = await running.submit(WAITING)
@@ -92,6 +92,10 @@ async def test_a_job_goes_with_everything_that_is_its_own(database, later):
         await running.rows(letter, "PoisonTask", f'{{"job_id": "{gone}"}}')
         await running.rows(letter, "PoisonTask", f'{{"job_id": "{kept}"}}')
         await running.rows(letter, "Malformed", "{}")
+        document = "INSERT INTO dagapp.stac_documents VALUES (%s, 0, 1, %s, '{}')"
+        for dataset in (f"job-{gone}", f"job-{kept}", "dem"):
+            await running.rows(document, dataset, "")
+            await running.rows(document, dataset, "item")
         assert min((await rows_of(running, [gone])).values()) > 0
         before = await rows_of(running, [kept])
 
@@ -102,6 +106,8 @@ async def test_a_job_goes_with_everything_that_is_its_own(database, later):
         assert set((await rows_of(running, [gone])).values()) == {0}
         assert await rows_of(running, [kept]) == before
         assert (forgotten.letters, forgotten.definitions, forgotten.partitions) == (1, 1, ())
+        datasets = await running.value("SELECT array_agg(DISTINCT dataset_id) FROM dagapp.stac_documents")
+        assert set(datasets) == {f"job-{kept}", "dem"}, "only those that the job made without an asset"
         assert await running.value("SELECT array_agg(workflow_id) FROM dagapp.dag_workflow_definitions") == ["waiting"]
         assert await running.value("SELECT count(*) FROM dagapp.dag_dead_letters") == 2
         open_gate(kept)
@@ -120,11 +126,11 @@ async def test_a_submission_whose_old_job_goes_meanwhile_makes_a_new_one(databas
     async with engine(database) as running:
         running.add(GIVING)
         again = Submission(workflow_id="giving", idempotency_key="k")
-        old = (await submit_once(running.ledger, running.catalog, again)).job_id
+        old = (await submit_once(running.ledger, running.library, again)).job_id
         running.notifier.notify("jobs")
         await running.wait(old)
 
-        answer = await submit_once(ledger, running.catalog, again)
+        answer = await submit_once(ledger, running.library, again)
 
         assert answer.status == "accepted"
         assert answer.job_id != old

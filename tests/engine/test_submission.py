@@ -5,9 +5,10 @@ import asyncio
 import pytest
 
 from dagmaster.database.ledger.postgres import PostgresLedger
-from dagmaster.errors import Conflict
+from dagmaster.database.notify.notifier import JOBS
+from dagmaster.errors import Conflict, InvalidRequest
 from dagmaster.jobs.model import Submission
-from dagmaster.operations.submit import submit_once
+from dagmaster.operations.submit import prepare, submit_once
 from tests.engine.harness import engine, workflow
 
 pytestmark = pytest.mark.requirement("E16")
@@ -32,13 +33,13 @@ def asked(key=None, by=None, **inputs):
 async def test_a_repeated_submission_answers_in_every_state(database):
     async with engine(database, orchestrators=0, workers=0) as running:
         running.add(workflow(ONCE))
-        first = await submit_once(running.ledger, running.catalog, asked(n=1))
-        waiting = await submit_once(running.ledger, running.catalog, asked(n=1))
+        first = await submit_once(running.ledger, running.library, asked(n=1))
+        waiting = await submit_once(running.ledger, running.library, asked(n=1))
         await running.start_orchestrator()
         await running.start_worker()
         await running.wait(first.job_id)
 
-        done = await submit_once(running.ledger, running.catalog, asked(n=1))
+        done = await submit_once(running.ledger, running.library, asked(n=1))
 
         assert (first.status, waiting.status, done.status) == ("accepted", "already_processing", "already_completed")
         assert first.job_id == waiting.job_id == done.job_id
@@ -48,12 +49,12 @@ async def test_a_repeated_submission_answers_in_every_state(database):
 async def test_a_failed_job_says_where_it_failed_and_force_starts_a_new_one(database):
     async with engine(database) as running:
         running.add(workflow(ONCE))
-        first = await submit_once(running.ledger, running.catalog, asked(n=1, fail=True))
+        first = await submit_once(running.ledger, running.library, asked(n=1, fail=True))
         await running.wait(first.job_id)
 
-        again = await submit_once(running.ledger, running.catalog, asked(n=1, fail=True))
-        forced = await submit_once(running.ledger, running.catalog, asked(n=1, fail=True), force=True)
-        after = await submit_once(running.ledger, running.catalog, asked(n=1, fail=True))
+        again = await submit_once(running.ledger, running.library, asked(n=1, fail=True))
+        forced = await submit_once(running.ledger, running.library, asked(n=1, fail=True), force=True)
+        after = await submit_once(running.ledger, running.library, asked(n=1, fail=True))
 
         assert (again.status, again.job_status, again.failed_stage) == ("previously_failed", "failed", "trouble")
         assert "start" in again.completed_stages
@@ -68,7 +69,7 @@ async def test_of_two_that_race_one_creates_the_job(database):
         running.add(workflow(ONCE))
         ledgers = [PostgresLedger(database, f"racer-{n}") for n in range(8)]
 
-        answers = await asyncio.gather(*(submit_once(each, running.catalog, asked(n=7)) for each in ledgers))
+        answers = await asyncio.gather(*(submit_once(each, running.library, asked(n=7)) for each in ledgers))
 
         assert len({answer.job_id for answer in answers}) == 1
         assert sorted(answer.status for answer in answers) == ["accepted"] + ["already_processing"] * 7
@@ -80,10 +81,10 @@ async def test_of_two_that_race_one_creates_the_job(database):
 async def test_the_same_key_with_other_inputs_is_a_conflict(database):
     async with engine(database, orchestrators=0, workers=0) as running:
         running.add(workflow(ONCE))
-        await submit_once(running.ledger, running.catalog, asked("k", n=1))
+        await submit_once(running.ledger, running.library, asked("k", n=1))
 
         with pytest.raises(Conflict) as refused:
-            await submit_once(running.ledger, running.catalog, asked("k", n=2), force=True)
+            await submit_once(running.ledger, running.library, asked("k", n=2), force=True)
 
         assert refused.value.code == "job.key-conflict"
         assert len(await running.rows("SELECT 1 FROM dagapp.dag_jobs")) == 1
@@ -93,7 +94,44 @@ async def test_keys_belong_to_their_submitter(database):
     async with engine(database, orchestrators=0, workers=0) as running:
         running.add(workflow(ONCE))
 
-        mine = await submit_once(running.ledger, running.catalog, asked("k", by="me", n=1))
-        yours = await submit_once(running.ledger, running.catalog, asked("k", by="you", n=2))
+        mine = await submit_once(running.ledger, running.library, asked("k", by="me", n=1))
+        yours = await submit_once(running.ledger, running.library, asked("k", by="you", n=2))
 
         assert (mine.status, yours.status) == ("accepted", "accepted")
+
+
+RESERVED = """
+    workflow_id: reserved
+    inputs: {n: {type: integer}, place: {type: string, reserved: true}}
+    nodes:
+      start: {type: start, next: end}
+      end: {type: end}
+"""
+
+
+@pytest.mark.requirement("W1")
+async def test_only_the_platform_itself_sets_reserved_inputs(database):
+    submission = Submission(workflow_id="reserved", inputs={"n": 1, "place": "roads"})
+    async with engine(database, orchestrators=0, workers=0) as running:
+        running.add(workflow(RESERVED))
+        with pytest.raises(InvalidRequest) as refused:
+            await submit_once(running.ledger, running.library, submission)
+        own = prepare(running.library, submission, allow_reserved=True)
+
+        assert (refused.value.code, refused.value.facts["fields"]) == ("inputs.reserved", ["place"])
+        assert own.input_params == {"n": 1, "place": "roads"}
+        assert await running.rows("SELECT 1 FROM dagapp.dag_jobs") == []
+
+
+@pytest.mark.requirement("W1", "Q1")
+async def test_a_message_that_sets_a_reserved_input_becomes_a_dead_letter(database):
+    async with engine(database, workers=0) as running:
+        running.add(workflow(RESERVED))
+        await running.ledger.enqueue_message("m1", "dag-jobs", {"workflow_id": "reserved", "inputs": {"place": "x"}})
+        running.notifier.notify(JOBS)
+        while not (letters := await running.rows("SELECT * FROM dagapp.dag_dead_letters")):
+            pass
+
+        assert [letter["reason"] for letter in letters] == ["InvalidSubmission"]
+        assert "'place' is a reserved input" in letters[0]["description"]
+        assert await running.rows("SELECT 1 FROM dagapp.dag_jobs") == []

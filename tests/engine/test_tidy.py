@@ -21,7 +21,6 @@ from dagmaster.orchestrator import tidy as tidying
 from dagmaster.orchestrator.janitor import Janitor
 from dagmaster.orchestrator.tidy import Tidy, tidy_of
 from dagmaster.storage import Storage, Zone, open_storage
-from dagmaster.testing.memory_notifier import MemoryExchange
 from tests.api.serving import V1, api, ok
 from tests.engine.harness import engine, fast_settings, until, workflow
 
@@ -42,15 +41,15 @@ class Place:
     def __init__(self, dsn: str, folder: Path) -> None:
         self.dsn, self.folder = dsn, folder
         self.storage = open_storage(fast_settings(storage_folder=folder))
-        self._made: list[Tidy] = []
+        self._tidies: list[Tidy] = []
         self._killed: list[AbstractContextManager[Path]] = []  # attempts that did not come to their end
 
     def tidy(self, storage: Storage | None = None, **settings: Any) -> Tidy:
-        made = tidy_of(fast_settings(storage_folder=self.folder, **settings), self.dsn)
-        assert made is not None
-        made.storage = storage or made.storage
-        self._made.append(made)
-        return made
+        tidy = tidy_of(fast_settings(storage_folder=self.folder, **settings), self.dsn)
+        assert tidy is not None
+        tidy.storage = storage or tidy.storage
+        self._tidies.append(tidy)
+        return tidy
 
     async def turn(self, *, is_dry: bool = False, **settings: Any) -> SweepResult:
         tidy = self.tidy(**settings)
@@ -96,15 +95,15 @@ class Place:
         return await self.sql("SELECT action_type, target_id FROM dagapp.dag_janitor_actions ORDER BY target_id")
 
     async def close(self) -> None:
-        for tidy in self._made:
+        for tidy in self._tidies:
             await tidy.store.close()
 
 
 @pytest.fixture
 async def place(database: str, tmp_path: Path) -> AsyncIterator[Place]:
-    made = Place(database, tmp_path)
-    yield made
-    await made.close()
+    place = Place(database, tmp_path)
+    yield place
+    await place.close()
 
 
 def targets(swept: SweepResult) -> list[str]:
@@ -396,9 +395,7 @@ async def test_the_janitor_runs_it_and_does_not_wait_for_a_disk_that_hangs(place
     job_id = await place.job("completed", DAY)
     slow = Slow(place.storage)
     tidy = place.tidy(slow, janitor_interval_sec=0.01)
-    janitor = Janitor(
-        tidy.settings, PostgresJanitor(place.dsn), PostgresRetention(place.dsn), MemoryExchange().notifier(), tidy=tidy
-    )
+    janitor = Janitor(tidy.settings, PostgresJanitor(place.dsn), PostgresRetention(place.dsn), tidy=tidy)
     running = asyncio.create_task(janitor.run())
     await until(lambda: asyncio.sleep(0, slow.is_at_it.is_set()))
     runs = janitor.counters.runs
@@ -431,7 +428,7 @@ async def test_a_janitor_run_on_request_removes_files_too(place):
         assert place.left(job_id) == {"blobs", "scratch"}
         wet = await ok(client.post(f"{V1}/janitor/run"))
 
-    told = [(action["action_type"], action["target_id"]) for action in wet["actions"]]
-    assert told == [("files_removed", str(job_id))]
+    actions = [(action["action_type"], action["target_id"]) for action in wet["actions"]]
+    assert actions == [("files_removed", str(job_id))]
     assert len(dry["actions"]) == 1
     assert place.left(job_id) == set()

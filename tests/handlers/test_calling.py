@@ -127,7 +127,7 @@ for _ in range(300):
 
 @pytest.mark.requirement("H1")
 @pytest.mark.parametrize(
-    ("output", "told"),
+    ("output", "message"),
     [
         ({"a": [0, {"b": float("nan")}]}, "output.a[1].b is nan"),
         ([float("-inf")], "output[0] is -inf"),
@@ -143,10 +143,10 @@ for _ in range(300):
         ({"a": {1, 2}}, "output.a is a set"),
     ],
 )
-def test_what_jsonb_cannot_hold_is_refused_with_its_path(output: Any, told: str) -> None:
+def test_what_jsonb_cannot_hold_is_refused_with_its_path(output: Any, message: str) -> None:
     with pytest.raises(HandlerFailed) as caught:
         accept(output)
-    assert told in caught.value.message
+    assert message in caught.value.message
     assert caught.value.code == "handler.bad-output"
 
 

@@ -39,10 +39,10 @@ both = pytest.mark.parametrize("loading", [plain, coroutine])
 
 @pytest.fixture
 def files(tmp_path: Path) -> list[Path]:
-    made = [tmp_path / f"file {number} ü.bin" for number in range(3)]
-    for number, file in enumerate(made):
+    files = [tmp_path / f"file {number} ü.bin" for number in range(3)]
+    for number, file in enumerate(files):
         file.write_bytes(bytes([number]) * 1000)
-    return made
+    return files
 
 
 @pytest.mark.requirement("E22")
@@ -85,10 +85,10 @@ def test_a_checkpoint_whose_artifact_vanished_or_changed_is_not_trusted_and_repo
     trial = saving(first=files[0], second=[files[1], files[2]])
     harm(files[2])
 
-    found = run_handler(loading(), after=trial)
+    after = run_handler(loading(), after=trial)
 
-    assert found.output == ["first", {"of": "first"}]
-    (line,) = found.log
+    assert after.output == ["first", {"of": "first"}]
+    (line,) = after.log
     assert line.startswith("warning: a checkpoint is not valid")
     assert "checkpoint=second" in line
     assert why in line
@@ -132,7 +132,7 @@ def test_what_nothing_here_can_check_is_checked_by_the_handler_or_not_trusted(lo
     checked = run_handler(loading(check=check), after=trial)
     refused = run_handler(loading(check=lambda _: False), after=trial)
 
-    assert [found.output[0] for found in (unchecked, checked, refused)] == ["first", "second", "first"]
+    assert [each.output[0] for each in (unchecked, checked, refused)] == ["first", "second", "first"]
     assert seen == [ELSEWHERE]
     assert "the facts of s3://bucket/tiles/1 cannot be measured" in unchecked.log[0]
 

@@ -1,5 +1,6 @@
 """Handlers that make one COG of several files, called as a worker calls them on a folder as storage."""
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -7,11 +8,16 @@ import numpy as np
 import pytest
 import rasterio
 from affine import Affine
+from tests.raster.rasters import write_raster
 
+from dagmaster.handlers.raster.sources import SourceParams, checksum_of, find_source
 from dagmaster.handlers.raster.validate import part_name
 from dagmaster.handlers.registry import installed
 from dagmaster.jobs.states import Blame
+from dagmaster.raster.cog.warp import Copy
+from dagmaster.settings import Settings
 from dagmaster.stac.validate import problems
+from dagmaster.storage.zones import open_storage
 from dagmaster.testing.trial import Trial, run_handler
 
 PLACE = Affine(10, 0, 500_000, 0, -10, 5_300_000)
@@ -42,7 +48,11 @@ def depths(folder: Path, name: str, value: float, *, col: int = 0, zone: str = "
     return name
 
 
-def made(folder: Path, trial: Trial) -> Path:
+def sha256_of(folder: Path, zone: str, name: str) -> str:
+    return hashlib.sha256((folder / zone / zone / name).read_bytes()).hexdigest()
+
+
+def cog_of(folder: Path, trial: Trial) -> Path:
     return folder / "silver" / "silver" / trial.output["cog_blob"]
 
 
@@ -65,17 +75,20 @@ def test_files_of_the_same_ground_become_the_bands_of_a_cog(storage: Path) -> No
 
     trial = run_handler("raster.band_stack", {"blob_names": names, "about": about, "raster_type": "dem", "part": "t1"})
 
-    told = trial.output
-    assert (told["band_count"], told["total_sources"], told["reprojection_performed"]) == (2, 2, True)
-    assert told["cog_blob"] == "cogs/flood/v0/r1/t1.tif"
-    with rasterio.open(made(storage, trial)) as cog:
+    output = trial.output
+    assert (output["band_count"], output["total_sources"], output["reprojection_performed"]) == (2, 2, True)
+    assert output["cog_blob"] == "cogs/flood/v0/r1/t1.tif"
+    with rasterio.open(cog_of(storage, trial)) as cog:
         assert cog.descriptions == ("rp10", "rp100")
         data = np.ma.getdata(cog.read(masked=True).max(axis=(1, 2)))
         assert data.tolist() == [10, 100]
-    item = told["stac_item"]
+    item = output["stac_item"]
     assert problems(item) == []
     assert [band["name"] for band in item["assets"]["data"]["bands"]] == ["rp10", "rp100"]
     assert item["properties"]["processing:lineage"].startswith("bands of rp10.tif, rp100.tif stacked, to EPSG:4326")
+    assert item["properties"]["dagmaster:sources"] == [
+        {"name": Path(name).name, "checksum": f"1220{sha256_of(storage, 'bronze', name)}"} for name in names
+    ]
 
 
 @pytest.mark.requirement("R10")
@@ -86,14 +99,30 @@ def test_tiles_that_an_earlier_job_made_are_merged_to_a_larger_one(storage: Path
         "raster.merge", {"blob_names": names, "zone": "silver", "about": ABOUT, "target_crs": "EPSG:32633"}
     )
 
-    with rasterio.open(made(storage, trial)) as cog:
-        found = cog.read(1)
-    assert found.shape == (300, 12 * 400)
-    assert found[100, ::400].tolist() == list(range(1, 13))
-    assert (found[:20] == -9999).all()
+    with rasterio.open(cog_of(storage, trial)) as cog:
+        pixels = cog.read(1)
+    assert pixels.shape == (300, 12 * 400)
+    assert pixels[100, ::400].tolist() == list(range(1, 13))
+    assert (pixels[:20] == -9999).all()
     lineage = trial.output["stac_item"]["properties"]["processing:lineage"]
     assert lineage.startswith("0.tif, 1.tif, ")
     assert "9.tif and 2 more merged, kept in EPSG:32633" in lineage
+    sources = trial.output["stac_item"]["properties"]["dagmaster:sources"]
+    assert [source["checksum"] for source in sources] == [f"1220{sha256_of(storage, 'silver', name)}" for name in names]
+    assert problems(trial.output["stac_item"]) == []
+
+
+@pytest.mark.requirement("R10")
+def test_a_long_list_of_sources_has_one_checksum(storage: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dagmaster.handlers.raster.stack._LISTED_SOURCES", 2)
+    names = [depths(storage, f"{at}.tif", at + 1, col=400 * at) for at in range(3)]
+
+    trial = run_handler("raster.merge", {"blob_names": names, "about": ABOUT, "target_crs": "EPSG:32633"})
+
+    properties = trial.output["stac_item"]["properties"]
+    lines = "".join(f"{sha256_of(storage, 'bronze', name)}\n" for name in names)
+    assert properties["dagmaster:source_checksum"] == f"1220{hashlib.sha256(lines.encode()).hexdigest()}"
+    assert "dagmaster:sources" not in properties
 
 
 @pytest.mark.requirement("R1")
@@ -145,13 +174,44 @@ def test_whole_numbers_that_are_too_wide_are_stored_as_what_they_fit(storage: Pa
         "raster.create_cog", {"source": narrow, "about": ABOUT, "target_crs": "EPSG:32633", "part": "b"}
     )
 
-    with rasterio.open(made(storage, fitting)) as cog:
+    with rasterio.open(cog_of(storage, fitting)) as cog:
         assert cog.dtypes == ("uint8",)
         assert np.array_equal(cog.read(), values)
     assert (fitting.output["data_type"], fitting.output["clamped"]) == ("uint8", 0)
     assert clamped.output["clamped"] == 73 * 150
     assert "10950 values clamped to int8" in clamped.output["stac_item"]["properties"]["processing:lineage"]
     assert any("values were clamped" in line for line in clamped.log)
+
+
+def test_data_that_a_cog_lost_is_a_finding(storage: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = storage / "bronze" / "bronze"
+    folder.mkdir(parents=True)
+    write_raster(folder / "a.tif", np.ones((1, 300, 1200), "uint8"))
+    params = {"source": {"blob_name": "a.tif", "raster_type": "dem"}, "about": ABOUT, "target_crs": "EPSG:32633"}
+    complete = run_handler("raster.create_cog", params | {"part": "complete"})
+    block = Copy.block
+    monkeypatch.setattr(Copy, "block", lambda self, col, row: block(self, col, row) if col == 0 else None)
+
+    lost = run_handler("raster.create_cog", params)
+
+    assert complete.output["findings"] == []
+    assert complete.output["valid_area"]["lost_km2"] == 0
+    assert [finding["code"] for finding in lost.output["findings"]] == ["raster.area-differs"]
+    assert "of the valid area lost" in lost.output["stac_item"]["properties"]["processing:lineage"]
+    assert any("is not valid in the COG" in line for line in lost.log)
+
+
+def test_the_treatment_of_unknown_integers_is_a_finding(storage: Path) -> None:
+    folder = storage / "bronze" / "bronze"
+    folder.mkdir(parents=True)
+    write_raster(folder / "a.tif", np.arange(90_000, dtype="uint16").reshape(1, 300, 300) // 3)
+
+    trial = run_handler("raster.create_cog", {"source": {"blob_name": "a.tif"}, "about": ABOUT})
+
+    (finding,) = trial.output["findings"]
+    assert (finding["code"], finding["severity"]) == ("raster.treated-as", "info")
+    assert "they look like measurements" in finding["message"]
+    assert "bilinear" in trial.output["stac_item"]["properties"]["processing:lineage"]
 
 
 def test_the_name_of_a_part_comes_from_its_file():
@@ -173,3 +233,54 @@ def test_a_tiling_scheme_that_an_earlier_release_stored_is_kept(storage: Path) -
     assert (storage / "silver" / "silver" / earlier.output["tiling_scheme_blob"]).read_bytes() == stored
     assert other.error is not None
     assert other.error["code"] == "storage.taken"
+
+
+@pytest.mark.requirement("R7")
+def test_a_cog_has_exact_statistics_and_reports_infinity(storage: Path) -> None:
+    path = storage / "bronze" / "bronze" / "hills.tif"
+    path.parent.mkdir(parents=True)
+    values = np.random.default_rng(4).normal(50, 9, (1, 1100, 1300)).astype("float32")
+    values[0, :3, 0] = np.inf
+    with rasterio.open(
+        path, "w", driver="GTiff", width=1300, height=1100, count=1, dtype="float32", crs="EPSG:32633", transform=PLACE
+    ) as dataset:
+        dataset.write(values)
+    params = {"source": {"blob_name": "hills.tif", "raster_type": "dem"}, "about": ABOUT, "target_crs": "EPSG:32633"}
+
+    exact = run_handler("raster.create_cog", params | {"overview_level": 1})
+    approximate = run_handler("raster.create_cog", params | {"part": "b", "exact_statistics": False})
+
+    finite = values[np.isfinite(values)].astype("float64")
+    [band] = exact.output["stac_item"]["assets"]["data"]["bands"]
+    assert (band["statistics"]["minimum"], band["statistics"]["maximum"]) == (finite.min(), finite.max())
+    assert (band["statistics"]["count"], band["dagmaster:infinite"]) == (finite.size, 3)
+    assert band["statistics"]["stddev"] == pytest.approx(finite.std(), rel=1e-9)
+    assert "dagmaster:statistics_approximate" not in band
+    assert 0 < band["dagmaster:percentile_error"] <= 2 * (finite.max() - finite.min()) / 65_536
+    assert exact.output["infinite"] == 3
+    assert [finding["code"] for finding in exact.output["findings"]] == ["raster.infinite"]
+    assert any("3 values are infinite" in line for line in exact.log)
+    [band] = approximate.output["stac_item"]["assets"]["data"]["bands"]
+    assert band["dagmaster:statistics_approximate"] is True
+    assert band["statistics"]["stddev"] < 0.7 * finite.std()
+    assert "dagmaster:percentile_error" not in band
+    assert problems(exact.output["stac_item"]) == problems(approximate.output["stac_item"]) == []
+
+
+@pytest.mark.requirement("C1")
+def test_an_item_names_its_source_with_crs_and_checksum(storage: Path) -> None:
+    name = depths(storage, "deep water.tif", 3.0)
+    path = storage / "bronze" / "bronze" / name
+    store = open_storage(Settings(STORAGE_FOLDER=str(storage)))
+    digest = checksum_of(store, find_source(store, SourceParams(blob_name=name)))
+    source = {"blob_name": name, "raster_type": "dem", "crs": "EPSG:32633", "sha256": digest}
+
+    trial = run_handler("raster.create_cog", {"source": source, "about": ABOUT})
+
+    assert digest == hashlib.sha256(path.read_bytes()).hexdigest()
+    item = trial.output["stac_item"]
+    assert item["properties"]["dagmaster:source_name"] == "deep water.tif"
+    assert item["properties"]["dagmaster:source_crs"] == "EPSG:32633"
+    assert item["properties"]["dagmaster:source_checksum"] == f"1220{digest}"
+    assert item["properties"]["processing:lineage"].startswith("deep water.tif (EPSG:32633) to EPSG:4326 (bilinear)")
+    assert problems(item) == []

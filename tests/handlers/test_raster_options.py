@@ -28,7 +28,8 @@ def facts(bands=PICTURE, *, crs="EPSG:32632", at=(10, 0, 5e5, 0, -10, 5.2e6), bo
     return RasterFacts("a.tif", "GTiff", side, side, bands, crs, at, (0, 0, 1, 1), BBox(*box), size_bytes=77)
 
 
-POLAR = facts(crs="EPSG:3413", at=(500, 0, -250_000, 0, -500, 250_000), box=(-180.0, 86.7, 180.0, 90.0))
+POLAR = facts(crs="EPSG:3413", at=(500, 0, -750_000, 0, -500, 750_000), box=(-180.0, 80.2, 180.0, 90.0), side=3000)
+AT_THE_POLE = facts(crs="EPSG:3413", at=(500, 0, -250_000, 0, -500, 250_000), box=(-180.0, 86.7, 180.0, 90.0))
 
 
 @pytest.mark.parametrize(
@@ -99,13 +100,22 @@ def advised(options, of):
 
 
 def test_polar_data_is_warned_about_the_cost_of_degrees_with_advice():
-    found = advised(Options(), POLAR)
+    findings = advised(Options(), POLAR)
 
-    assert set(found) == {"raster.polar", "raster.beyond-maps"}
-    assert found["raster.polar"].advice == "to keep its detail, pass target_crs=EPSG:3413"
+    assert set(findings) == {"raster.polar", "raster.beyond-maps"}
+    assert findings["raster.polar"].advice == "to keep its detail, pass target_crs=EPSG:3413"
     assert set(advised(Options(target_crs="EPSG:3413"), POLAR)) == {"raster.beyond-maps"}
     assert set(advised(Options(resolution=0.001), POLAR)) == {"raster.beyond-maps"}, "who chose knows"
     assert advised(Options(), facts()) == {}
+
+
+def test_data_around_a_pole_are_refused_in_degrees_if_most_of_them_would_be_lost():
+    with pytest.raises(InvalidRequest, match="39 times coarser") as refused:
+        require_possible(Options(), AT_THE_POLE, RasterType.RGB)
+
+    assert refused.value.code == "raster.too-coarse"
+    assert "target_crs=EPSG:3413" in refused.value.hint
+    require_possible(Options(target_crs="EPSG:3413"), AT_THE_POLE, RasterType.RGB)
 
 
 class TestEdition:
@@ -129,7 +139,7 @@ class TestEdition:
             claim(storage, edition, self.recipe(output_tier="archive", resolution=2.0))
 
         assert refused.value.message.endswith("output_tier was analysis, not archive, resolution was not set, not 2.0")
-        assert refused.value.hint == "use revision 2, or another dataset_id"
+        assert refused.value.hint == "submit it again: that makes a new revision"
         claim(storage, Edition("scene", 0, 2), self.recipe(output_tier="archive"))
 
     def test_a_job_without_outputs_blocks_no_other_job(self, storage):

@@ -1,4 +1,4 @@
-"""A handler for tests of history: fails as often as it is told, then succeeds."""
+"""A handler for tests of history: it fails as often as its params say, then succeeds."""
 
 from typing import Any
 

@@ -1,8 +1,8 @@
 """What a job must come to, by the book: each node's last state follows from its definition and the scripts,
 recursively.
 
-Written without a look at the planner, and naive on purpose. It knows no time, no attempts in flight and no winding
-down: of a job in which a critical node fails it says what each node would have come to, had the rest gone on.
+Written independently of the planner, and naive on purpose. It knows no time, no attempts in flight and no winding
+down: of a job in which a critical node fails it says what each node would have come to, had the others continued.
 """
 
 from functools import cache

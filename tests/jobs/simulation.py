@@ -1,7 +1,7 @@
 """One job driven through the real planner over the ledger in memory, on a virtual clock, with everything that may go
 wrong.
 
-Orchestrators are small copies of the loop's decisive part: they look only when something stirs, keep their view only
+Orchestrators are small copies of the loop's decisive part: they read only when work is pending, keep their view only
 after a commit, and read it again after any doubt. Workers follow the scripts of a case. What happens next is drawn from
 a seeded Random, so that a run is repeated by its seed.
 """
@@ -160,8 +160,8 @@ class Simulation:
         """Let time pass. Workers renew their leases meanwhile, but for those that are lost."""
         self.clock.advance(seconds)
         running = [Running(t.job_id, t.node_id, t.attempt) for t in self.held if self.script(t) != "lost"]
-        gone = at_once(self.ledger.renew(self.worker_id, running, lease_seconds=LEASE_SECONDS))
-        self.held = [task for task in self.held if task.task_id not in gone]
+        lost = at_once(self.ledger.renew(self.worker_id, running, lease_seconds=LEASE_SECONDS))
+        self.held = [task for task in self.held if task.task_id not in lost]
 
     def pass_time(self) -> None:
         self.advance(self.random.choice([0.1, 1.0, 4.0, 30.0, LEASE_SECONDS + 1]))
@@ -178,9 +178,9 @@ class Simulation:
     def turn(self) -> None:
         owner = self.owner
         self._stay_alive()
-        stirring = at_once(self.ledger.sweep_jobs(owner.owner_id, started_after_seconds=0.5))
-        if owner.is_dirty or self.job_id in (*stirring.reported, *stirring.overdue, *stirring.started):
-            self._advance(owner, frozenset(stirring.overdue), frozenset(stirring.started))
+        pending = at_once(self.ledger.sweep_jobs(owner.owner_id, started_after_seconds=0.5))
+        if owner.is_dirty or self.job_id in (*pending.reported, *pending.overdue, *pending.started):
+            self._advance(owner, frozenset(pending.overdue), frozenset(pending.started))
 
     def _stay_alive(self) -> None:
         at_once(self.ledger.beat(OrchestratorInfo(self.owner.owner_id, "host", 1, "test")))

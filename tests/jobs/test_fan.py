@@ -1,8 +1,13 @@
 """How a source becomes children, and how children's results become one output."""
 
-import pytest
+from fractions import Fraction
 
-from dagmaster.jobs.fan import ChildResult, aggregate, batch_count, fan_out_output, size_bytes, tolerated
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dagmaster.jobs.fan import ChildResult, SumOutOfRange, aggregate, batch_count, fan_out_output, size_bytes, tolerated
 from dagmaster.jobs.payload import INLINE_BYTES
 from dagmaster.workflows.model import Aggregation, FanOutNode
 
@@ -102,3 +107,23 @@ def test_a_fan_out_names_its_children_while_the_list_is_small():
 @pytest.mark.parametrize("name", ["t", "a" * 64])
 def test_the_output_of_a_fan_out_never_exceeds_what_is_kept_inline(name):
     assert all(size_bytes(fan_out_output(name, total)) <= INLINE_BYTES for total in (3000, 17_000, 25_000, 100_000))
+
+
+NUMBERS = st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False, allow_infinity=False)
+
+
+@pytest.mark.requirement("W8")
+@given(st.lists(NUMBERS, max_size=6))
+def test_a_sum_is_the_exact_one_rounded_once_or_refused(numbers):
+    exact = sum((Fraction(repr(number)) for number in numbers), Fraction(0))
+
+    try:
+        total = aggregate(Aggregation.SUM, children(*numbers))["total"]
+    except SumOutOfRange:
+        if all(isinstance(number, int) for number in numbers):
+            assert not -(2**63) <= exact < 2**64
+        else:
+            assert abs(exact) >= 2**64
+        return
+    assert total == (exact if isinstance(total, int) else float(exact))
+    assert orjson.loads(orjson.dumps(total)) == total

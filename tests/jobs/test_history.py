@@ -207,7 +207,7 @@ def test_any_missing_event_is_reported():
 
 
 def test_any_missing_event_is_reported_even_if_the_others_were_renumbered():
-    """A node's start may be left out, by the tables; only the job's row tells of that, and of its own steps."""
+    """The tables allow a node without an event of its start; only the job's row records that, and its own steps."""
     events = sound_events()
 
     for n, missing in enumerate(events):

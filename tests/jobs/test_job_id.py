@@ -21,11 +21,11 @@ def test_ids_sort_by_time_as_values_and_as_text(early, late, some, other):
 
 @given(MOMENTS, RANDOMNESS)
 def test_an_id_is_a_valid_version_7_uuid_and_carries_its_time(moment, randomness):
-    made = new_job_id(moment, randomness)
+    job_id = new_job_id(moment, randomness)
 
-    assert made.version == 7
-    assert made.variant == "specified in RFC 4122"
-    assert made.int >> 80 == moment
+    assert job_id.version == 7
+    assert job_id.variant == "specified in RFC 4122"
+    assert job_id.int >> 80 == moment
 
 
 def test_ids_of_the_same_moment_differ():

@@ -61,17 +61,17 @@ def a_view(expression: str) -> JobView:
 def test_a_slow_expansion_ends_its_transaction_early_and_continues_in_the_next():
     ticks = count()
     planner = Planner(AnyRoute(), clock=lambda: next(ticks) * 0.2, expansion_seconds=0.5)
-    view, made = a_view("{{ item }}"), []
+    view, children = a_view("{{ item }}"), []
 
     for _ in range(10):
         plan = planner.decide(view, [], epoch=1, sequence=0, look_at_all=True)
-        made.append(len(plan.changes.tasks))
+        children.append(len(plan.changes.tasks))
         view = plan.view
         if not plan.is_unfinished:
             break
 
-    assert sum(made) == 10
-    assert max(made) < 10
+    assert sum(children) == 10
+    assert max(children) < 10
     assert view.nodes["split"].status is NodeStatus.COMPLETED
 
 
@@ -155,8 +155,8 @@ def test_jobs_of_one_transaction_share_what_it_holds():
 def test_params_beyond_the_limit_are_refused_with_their_size():
     plan = decide(large_view("{{ inputs.text }}", "x" * LOADABLE_BYTES))
 
-    told = plan.view.nodes["split"].error_message
-    assert told.startswith(f"child 0: the params have {LOADABLE_BYTES + 8:,} bytes; the limit is {LOADABLE_BYTES:,}")
+    message = plan.view.nodes["split"].error_message
+    assert message.startswith(f"child 0: the params have {LOADABLE_BYTES + 8:,} bytes; the limit is {LOADABLE_BYTES:,}")
 
 
 @pytest.mark.requirement("E18")

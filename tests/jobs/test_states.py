@@ -25,12 +25,12 @@ TASK = "queued → running | cancelled; running → succeeded | failed | lost | 
 
 
 def moves_of(text):
-    found = {}
+    moves = {}
     for sentence in re.sub(r"\s+", " ", text).strip().split(";"):
         sources, targets = sentence.split("→")
         for source in sources.split(","):
-            found[source.strip()] = {target.strip() for target in targets.split("|")}
-    return found
+            moves[source.strip()] = {target.strip() for target in targets.split("|")}
+    return moves
 
 
 @pytest.mark.parametrize(

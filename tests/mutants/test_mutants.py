@@ -1,4 +1,4 @@
-"""The sown bugs still fit the code, and the runner tells when one is not caught. `make mutants` runs them all."""
+"""The inserted bugs still fit the code, and the runner reports those that are not caught. `make mutants` runs all."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from mutants.scratch import ROOT, Scratch, occurrences
 from mutants.trials import Run, Verdict, judged, tried
 
 RETRY = "src/dagmaster/jobs/retry.py"
-NOTHING = Edit(RETRY, '"""None: the failure is final."""', '"""Nothing: the failure is final."""')
+HARMLESS = Edit(RETRY, '"""None: the failure is final."""', '"""Nothing: the failure is final."""')
 (UNCAPPED,) = (mutant for mutant in MUTANTS if mutant.bug == "retry without cap")
 
 
@@ -37,20 +37,20 @@ def test_all_bugs_of_the_plan_are_there_and_name_tests_that_exist():
 
 
 def test_a_bug_that_survives_fails_the_run(capsys, tmp_path, monkeypatch):
-    """Of two the one that changes nothing survives; both are told."""
+    """Of two the one that changes nothing survives; both are reported."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
 
-    code = main(["--json"], known=[a_mutant(NOTHING), UNCAPPED])
+    code = main(["--json"], known=[a_mutant(HARMLESS), UNCAPPED])
 
-    told = capsys.readouterr()
-    report = json.loads(told.out)
+    output = capsys.readouterr()
+    report = json.loads(output.out)
     assert code == 1
     assert [row["verdict"] for row in report["mutants"]] == ["survived", "caught"]
     assert report["mutants"][1]["caught_by"].startswith("tests/jobs/test_retry.py::")
     assert (report["caught"], report["total"]) == (1, 2)
-    assert "99. none at all: survived" in told.err
-    assert "1 of 2 bugs caught" in told.err
+    assert "99. none at all: survived" in output.err
+    assert "1 of 2 bugs caught" in output.err
     assert list(tmp_path.iterdir()) == []
 
 
@@ -102,9 +102,9 @@ def test_an_interrupted_run_leaves_nothing_behind(tmp_path):
         time.sleep(0.02)
 
     process.send_signal(signal.SIGINT)
-    _, told = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=60)
 
-    assert (process.returncode, b"stopped" in told) == (INTERRUPTED, True)
+    assert (process.returncode, b"stopped" in errors) == (INTERRUPTED, True)
     assert list(tmp_path.iterdir()) == []
     assert not _at_work(tmp_path)
 
@@ -117,5 +117,5 @@ def _at_work(folder: Path) -> list[Path]:
 def _command(process: Path) -> str:
     try:
         return (process / "cmdline").read_text()
-    except OSError:  # it is gone
+    except OSError:  # it has ended
         return ""

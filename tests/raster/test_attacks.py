@@ -315,13 +315,13 @@ def test_any_name_is_just_a_name(tmp_path: Path, name: str) -> None:
     odd = path.rename(tmp_path / name)
 
     checked = check(odd)
-    made = make_cog(odd, tmp_path / "cog.tif", output_grid(read_facts(odd)), raster_type=RasterType.RGB)
+    result = make_cog(odd, tmp_path / "cog.tif", output_grid(read_facts(odd)), raster_type=RasterType.RGB)
 
     assert checked.verdict is Verdict.PASS
     assert checked.facts is not None
     assert checked.facts.name.isprintable()
     assert len(checked.facts.name) <= 101
-    assert made.band_count == 3
+    assert result.band_count == 3
     assert sorted(entry.name for entry in tmp_path.iterdir()) == sorted(["cog.tif", name])
 
 
@@ -397,11 +397,11 @@ def test_float_nodata_on_whole_numbers_never_hides_data(tmp_path: Path) -> None:
     for text in ("-0.5", "nan", "1e400", "-9999", "hello"):
         path.write_bytes(a_tiff(nodata(text)))
 
-        made = make_cog(
+        result = make_cog(
             path, tmp_path / "cog.tif", output_grid(read_facts(path), "EPSG:32633"), raster_type=RasterType.DEM
         )
 
-        with rasterio.open(made.path) as cog:
+        with rasterio.open(result.path) as cog:
             expected = np.frombuffer(PIXELS, "uint8").reshape(SIDE, SIDE)
             assert np.array_equal(cog.read(1), expected)
             assert text == "hello" or (cog.dataset_mask() == 255).all()

@@ -21,8 +21,8 @@ from rasterio.transform import from_bounds, from_origin
 
 from dagmaster.bbox import BBox
 from dagmaster.errors import InvalidRequest, NotFound, UnfitData
-from dagmaster.raster.source.facts import BandFacts, RasterFacts, RasterType
-from dagmaster.raster.source.sample import BandRange, Sample
+from dagmaster.raster.source.facts import BandFacts, RasterFacts, RasterType, read_facts
+from dagmaster.raster.source.sample import BandRange, Sample, take_sample
 from dagmaster.raster.validation.check import Ceilings, Checked, Severity, Verdict, check
 from dagmaster.raster.validation.header_rules import judge_header
 from dagmaster.raster.validation.pixel_rules import judge_pixels
@@ -481,13 +481,29 @@ def test_a_sparse_file_passes_and_an_empty_one_does_not(tmp_path: Path) -> None:
     assert codes(checked) == {"sparse"}
 
 
-def test_a_large_file_with_nodata_in_all_of_the_sample_is_only_suspicious(tmp_path: Path) -> None:
+def test_a_large_file_with_nodata_in_all_of_the_sample_is_read_until_data_are_found(tmp_path: Path) -> None:
     values = np.zeros((3, 4000, 4000), "uint8")
+    options = {"nodata": 0, "compress": "deflate", "interleave": "pixel", **TILES}
+    empty = write_raster(tmp_path / "empty.tif", values, **options)
     values[:, 700, 700] = 9
-    path = write_raster(tmp_path / "scene.tif", values, nodata=0, compress="deflate", interleave="pixel", **TILES)
+    path = write_raster(tmp_path / "scene.tif", values, **options)
 
-    assert codes(check(path)) == {"nodata-in-sample"}
+    assert codes(check(path)) == {"constant"}
+    assert codes(check(empty)) == {"all-nodata"}
     assert not check(path, whole=True).has("raster.all-nodata")
+
+
+def test_a_file_without_data_that_takes_too_long_to_read_is_only_suspicious(tmp_path: Path) -> None:
+    path = write_raster(
+        tmp_path / "scene.tif", np.zeros((3, 4000, 4000), "uint8"), nodata=0, compress="deflate", **TILES
+    )
+    facts = read_facts(path)
+
+    with rasterio.open(path) as dataset:
+        sample = take_sample(dataset, facts, seconds=-1)
+
+    findings, _ = judge_pixels(facts, sample, RasterType.MULTISPECTRAL)
+    assert [finding.code for finding in findings] == ["raster.nodata-in-sample"]
 
 
 def test_absurd_dimensions_are_rejected_from_the_header(tmp_path: Path) -> None:

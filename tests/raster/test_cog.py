@@ -102,7 +102,7 @@ def test_facts_are_those_of_the_file(tmp_path: Path) -> None:
     assert facts.size_bytes == facts.path.stat().st_size
     assert facts.reprojection_performed
     assert facts.resampling == "bilinear"
-    assert set(facts.seconds) == {"read_and_warp", "overviews", "encode", "join"}
+    assert set(facts.seconds) == {"read_and_warp", "statistics", "overviews", "encode", "join"}
     assert beside(facts.path) == ["cog.tif"]
 
 

@@ -68,7 +68,7 @@ def test_the_collar_of_nodata_is_no_part_of_the_footprint(tmp_path):
     assert abs(ours.area - theirs.area) < theirs.length * 30
     assert ours.symmetric_difference(theirs).area < theirs.length * 30
     assert shapely.hausdorff_distance(ours.exterior, theirs.exterior) < 30
-    assert shapely.get_num_coordinates(ours) < 30  # the thousand steps of the pixels are gone
+    assert shapely.get_num_coordinates(ours) < 30  # the thousand steps of the pixels are simplified
     assert is_well_formed(ground)
 
 
@@ -174,14 +174,14 @@ def test_pixels_that_touch_at_a_corner_are_one_piece(tmp_path):
 
 def test_a_hole_is_as_large_in_an_overview_as_it_is(tmp_path):
     """A pixel of an overview is valid if any pixel below it is: holes shrink as islands grow."""
-    nothing = turned_square(1024, angle=20, half=0.2)
+    is_nodata = turned_square(1024, angle=20, half=0.2)
     path = write(
-        tmp_path / "a.tif", (~nothing).astype("uint8"), crs=UTM, transform=UTM_GRID, nodata=0, overviews=(2, 4, 8)
+        tmp_path / "a.tif", (~is_nodata).astype("uint8"), crs=UTM, transform=UTM_GRID, nodata=0, overviews=(2, 4, 8)
     )
 
     (hole,) = in_crs(footprint(path, max_pixels=256 * 256), UTM).interiors
 
-    assert shapely.Polygon(hole).area == pytest.approx(nothing.sum() * 900, rel=0.002)
+    assert shapely.Polygon(hole).area == pytest.approx(is_nodata.sum() * 900, rel=0.002)
     assert len(hole.coords) - 1 <= 8
 
 
@@ -336,3 +336,60 @@ def test_the_same_ground_gives_the_same_text(tmp_path):
 
     assert json.dumps(footprint(path).geometry) == json.dumps(footprint(path).geometry)
     assert isinstance(footprint(path), Footprint)
+
+
+GRIDS = {
+    "worldwide": ("EPSG:4326", Affine(1, 0, -180, 0, -1, 90)),
+    "0 to 360": ("EPSG:4326", Affine(1, 0, 0, 0, -1, 90)),
+    "over the antimeridian": ("EPSG:4326", Affine(0.05, 0, 171, 0, -0.05, 10)),
+    "UTM": (UTM, UTM_GRID),
+}
+
+
+def ragged(seed, *, share, height=180, width=360):
+    """Like land and sea: irregular at every scale, with islands and lakes."""
+    rng = np.random.default_rng(seed)
+    heights = sum(
+        np.kron(rng.normal(size=(height // size + 1, width // size + 1)), np.ones((size, size)))[:height, :width] * size
+        for size in (2, 5, 15, 40)
+    )
+    return heights > np.quantile(heights, 1 - share)
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+@pytest.mark.parametrize(("seed", "share"), [(1, 0.66), (2, 0.3), (3, 0.5), (4, 0.05), (5, 0.9)])
+def test_the_footprint_covers_all_valid_pixels_and_hardly_more(tmp_path, grid, seed, share):
+    """At most a tenth of a pixel per side between valid and nodata pixels: corners are cut, and pinched ones joined."""
+    crs, transform = GRIDS[grid]
+    valid = ragged(seed, share=share)
+    path = write(tmp_path / "a.tif", np.where(valid, 7, 0).astype("uint8"), crs=crs, transform=transform, nodata=0)
+
+    ground = footprint(path)
+
+    rows, columns = np.nonzero(valid)
+    x, y = transform @ (columns + 0.5, rows + 0.5)
+    longitudes, latitudes = transform_points(crs, "EPSG:4326", x, y)[:2]
+    longitudes = (np.array(longitudes) + 180) % 360 - 180
+    polygon = shape(ground.geometry)
+    shapely.prepare(polygon)
+    assert shapely.contains_xy(polygon, longitudes, latitudes).all()
+    area = in_crs(ground, crs).area / abs(transform.a * transform.e)
+    edges = (valid[1:] != valid[:-1]).sum() + (valid[:, 1:] != valid[:, :-1]).sum()
+    assert is_well_formed(ground)
+    assert valid.sum() * 0.99 <= area <= valid.sum() + 0.1 * edges
+    assert shapely.get_num_coordinates(polygon) <= module.MOST_VERTICES
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_an_outline_with_too_many_corners_still_covers_all_valid_pixels(tmp_path, seed):
+    valid = np.random.default_rng(seed).random((180, 360)) < (0.02, 0.3, 0.65, 0.95)[seed]
+    transform = GRIDS["worldwide"][1]
+    path = write(tmp_path / "a.tif", np.where(valid, 7, 0).astype("uint8"), transform=transform, nodata=0)
+
+    polygon = shape(footprint(path).geometry)
+
+    rows, columns = np.nonzero(valid)
+    x, y = transform @ (columns + 0.5, rows + 0.5)
+    shapely.prepare(polygon)
+    assert shapely.contains_xy(polygon, x, y).all()
+    assert shapely.get_num_coordinates(polygon) <= module.MOST_VERTICES

@@ -93,7 +93,7 @@ def scene(request, tmp_path):
 
 def holders(paths, lon, lat):
     """Names of the rasters whose grid holds each point, by the affine transform alone."""
-    found = [set() for _ in lon]
+    tiles = [set() for _ in lon]
     for path in paths:
         with rasterio.open(path) as dataset:
             x, y = transform_points("EPSG:4326", dataset.crs, lon, lat)[:2]
@@ -101,8 +101,8 @@ def holders(paths, lon, lat):
             columns, rows = a * np.array(x) + b * np.array(y) + c, d * np.array(x) + e * np.array(y) + f
             inside = (columns > 0) & (columns < dataset.width) & (rows > 0) & (rows < dataset.height)
         for place in np.flatnonzero(inside):
-            found[place].add(path.name)
-    return found
+            tiles[place].add(path.name)
+    return tiles
 
 
 def random_points(paths, number, *, seed=8):
@@ -150,11 +150,11 @@ def test_points_read_exactly_the_tiles_that_hold_them(tmp_path, kind, number):
     with MosaicBackend(str(tmp_path / "mosaic.json")) as backend:
         for x, y, names in zip(lon, lat, expected, strict=True):
             try:
-                found = {asset.rpartition("/")[2] for asset, _ in backend.point(x, y, threads=0)}
+                tiles = {asset.rpartition("/")[2] for asset, _ in backend.point(x, y, threads=0)}
             except NoAssetFoundError:
-                found = set()
-            if found != names:
-                wrong.append((x, y, found, names))
+                tiles = set()
+            if tiles != names:
+                wrong.append((x, y, tiles, names))
 
     assert wrong == []
 

@@ -79,18 +79,17 @@ def test_quality_has_limits(quality: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("raster_type", "dtype", "has_palette", "warp", "overview"),
+    ("raster_type", "has_palette", "warp", "overview"),
     [
-        (RasterType.RGB, "uint8", False, Resampling.bilinear, Resampling.average),
-        (RasterType.DEM, "float32", False, Resampling.bilinear, Resampling.average),
-        (RasterType.CATEGORICAL, "uint8", False, Resampling.nearest, Resampling.mode),
-        (RasterType.RGB, "uint8", True, Resampling.nearest, Resampling.mode),
-        (RasterType.UNKNOWN, "int16", False, Resampling.nearest, Resampling.mode),
-        (RasterType.UNKNOWN, "float32", False, Resampling.bilinear, Resampling.average),
+        (RasterType.RGB, False, Resampling.bilinear, Resampling.average),
+        (RasterType.DEM, False, Resampling.bilinear, Resampling.average),
+        (RasterType.CATEGORICAL, False, Resampling.nearest, Resampling.mode),
+        (RasterType.RGB, True, Resampling.nearest, Resampling.mode),
+        (RasterType.UNKNOWN, False, Resampling.bilinear, Resampling.average),
     ],
 )
 def test_classes_are_chosen_and_measurements_interpolated(
-    raster_type: RasterType, dtype: str, has_palette: bool, warp: Resampling, overview: Resampling
+    raster_type: RasterType, has_palette: bool, warp: Resampling, overview: Resampling
 ) -> None:
-    assert resampling_for(raster_type, dtype, has_palette) is warp
-    assert overview_resampling_for(raster_type, dtype, has_palette) is overview
+    assert resampling_for(raster_type, has_palette) is warp
+    assert overview_resampling_for(raster_type, has_palette) is overview

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyproj
 import pytest
 import rasterio
 from affine import Affine
@@ -172,6 +173,38 @@ def test_a_gap_in_one_band_stays_out_of_that_band_only(tmp_path: Path) -> None:
     gaps = (block.values == -9999).mean(axis=(1, 2))
     assert gaps[0] < 0.05  # the edge of the source
     assert 0.15 < gaps[1] < 0.5
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_bilinear_is_valid_where_the_source_pixel_at_the_centre_is(tmp_path: Path, seed: int) -> None:
+    """Compared with centres that pyproj projects, for random gaps, bands, types, rotations and pixel sizes."""
+    rng = np.random.default_rng(seed)
+    bands, height, width = 1 + seed % 3, *rng.integers(60, 140, 2)
+    nodata = int(rng.integers(0, 5))  # bilinear passes it on the way from lower to higher values
+    values = rng.integers(0, 5, (bands, height, width)).astype(rng.choice(["uint8", "int16", "float32"]))
+    values[values == nodata] += 1
+    shown = rng.random((bands if seed % 2 else 1, height, width)) < rng.choice([0.03, 0.6])
+    shown = np.broadcast_to(shown, values.shape)
+    values[~shown] = nodata
+    place = Affine.translation(500_000, 5_000_000) @ Affine.rotation(rng.choice([0, 7, 33])) @ Affine.scale(10, -10)
+    source = write_raster(tmp_path / "s.tif", values, nodata=nodata, transform=place)
+    grid = output_grid(read_facts(source), "EPSG:3857", 14.2 * rng.choice([0.5, 1, 3]))
+
+    with rasterio.open(source) as dataset:
+        block = open_blocks(dataset, grid, raster_type=RasterType.MULTISPECTRAL).block(0, 0)
+
+    assert block is not None
+    assert block.valid is not None
+    across, down = np.meshgrid(np.arange(block.values.shape[2]) + 0.5, np.arange(block.values.shape[1]) + 0.5)
+    projection = pyproj.Transformer.from_crs("EPSG:3857", "EPSG:32633", always_xy=True)
+    x, y = projection.transform(*(grid.transform_of(grid.window) @ (across, down)))
+    at = ~place @ (x, y)
+    cols, rows = (np.floor(axis).astype(int) for axis in at)
+    inside = (cols >= 0) & (cols < width) & (rows >= 0) & (rows < height)
+    expected = shown[:, rows.clip(0, height - 1), cols.clip(0, width - 1)] & inside
+    is_clear = np.min([np.abs(axis - np.round(axis)) for axis in at], axis=0) > 0.01  # of the edges of source pixels
+    assert is_clear.mean() > 0.9
+    assert (((block.values != nodata) == expected) | ~is_clear).all()
 
 
 def test_transparent_pixels_do_not_count(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from starlette.testclient import TestClient
 
 from dagmaster.bbox import BBox
 from dagmaster.database.catalog.pgstac import deploy_catalog
+from dagmaster.database.schema.deploy import deploy
 from dagmaster.local.embedded import Cluster
 from dagmaster.serving.app import create_app
 from dagmaster.settings import load
@@ -29,6 +30,7 @@ from dagmaster.stac.versions import joined
 from dagmaster.storage.location import Edition, Zone
 from dagmaster.storage.zones import Storage, open_storage
 from tests.conftest import administrator
+from tests.serving.assets import Assets
 from tests.serving.data import FORMER, PUBLIC, collection, href, item, stored
 from tests.web.conftest import plain_logs
 
@@ -42,6 +44,7 @@ def catalogue(cluster: Cluster) -> str:
     with administrator(cluster) as connection:
         connection.execute("CREATE DATABASE test_serving")
     dsn = cluster.dsn_of("test_serving")
+    deploy(dsn)
     deploy_catalog(dsn)
     return dsn
 
@@ -55,13 +58,10 @@ def storage(tmp_path_factory: pytest.TempPathFactory) -> Storage:
 def served(catalogue: str, storage: Storage, tmp_path_factory: pytest.TempPathFactory) -> str:
     """The address of the database, once everything is in it."""
     folder = tmp_path_factory.mktemp("made")
-    pairs = [make(storage, folder) for make in (_plain, _dem, _scene, _tiled, _grown, _across)]
-    with PgstacDB(dsn=catalogue) as database:
-        loader = Loader(db=database)
-        loader.load_collections(iter([made for made, _ in pairs]), insert_mode=Methods.upsert)
-        loader.load_items(iter([one for _, items in pairs for one in items]), insert_mode=Methods.upsert)
+    for make in (_plain, _dem, _scene, _tiled, _grown, _across):
+        Assets(catalogue).publish(*make(storage, folder))
     storage.put(storage.location("secret.tif", zone=Zone.BRONZE), b"raw data")
-    storage.put(storage.location("note.html", zone=Zone.SILVER), b"<script>alert(1)</script>")
+    storage.put(storage.location("stac/plain/v0/r1/note.html", zone=Zone.SILVER), b"<script>alert(1)</script>")
     storage.put(storage.location("3f1b9a52-0000-4000-8000-000000000000/part.tif", zone=Zone.SILVER), b"on its way")
     return catalogue
 
@@ -82,6 +82,11 @@ def client(running: TestClient) -> TestClient:
     """The map server, which remembers nothing of the test before."""
     running.app.state.services.resolver.clear()
     return running
+
+
+@pytest.fixture
+def assets(served: str) -> Assets:
+    return Assets(served)
 
 
 def load_again(dsn: str, *items: dict) -> None:

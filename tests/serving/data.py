@@ -34,10 +34,10 @@ def write_cog(path: Path, pixels: np.ndarray, bounds: BBox, **profile: Any) -> P
             crs=crs,
             transform=from_bounds(*bounds, columns, rows),
             **profile,
-        ) as made:
-            made.write(pixels)
-        with memory.open() as made:
-            copy(made, path, driver="COG", compress="DEFLATE", blocksize=256)
+        ) as dataset:
+            dataset.write(pixels)
+        with memory.open() as dataset:
+            copy(dataset, path, driver="COG", compress="DEFLATE", blocksize=256)
     return path
 
 

@@ -1,20 +1,19 @@
-"""How long answers may be kept: seconds for what is the latest, for ever for what names its revision."""
+"""How long answers may be kept, and by whom: by the client for seconds, and by anyone if it is public and names its
+revision."""
 
-import asyncio
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
-from dagmaster.errors import NotFound, Unavailable
-from dagmaster.serving.sources import CachedResolver, SourceKind, TileSource
 from dagmaster.storage.location import Edition, Location, Zone
-from tests.serving.conftest import BOX, load_again, remove_item
-from tests.serving.data import item, stored
+from tests.serving.conftest import BOX
+from tests.serving.data import collection, item, stored
 
-pytestmark = pytest.mark.requirement("C2")
+pytestmark = pytest.mark.requirement("C2", "C3")
 
 PINNED = "public, max-age=31536000, immutable"
-SHORT = "public, max-age=10, must-revalidate"
+SHORT = "private, max-age=10, must-revalidate"
 
 
 def pinned(client, dataset):
@@ -56,7 +55,7 @@ def test_a_cached_tile_is_answered_as_not_modified_without_rendering_it(client, 
     assert len(etags) == 1
     (etag,) = etags
 
-    monkeypatch.setattr("dagmaster.serving.tiles.open_for_display", None)
+    monkeypatch.setattr("dagmaster.serving.readers.ReaderInput.open_cog", None)
     for address, kept in asked:
         again = client.get(address, headers={"If-None-Match": etag})
         assert (again.status_code, again.content) == (304, b"")
@@ -86,162 +85,134 @@ def test_the_newest_version_is_the_latest_and_others_stay(client):
     assert value("latest") == value(1) == value(0) + 1
 
 
-def test_a_new_revision_is_seen_at_once_and_the_old_ones_tiles_are_refused(client, served, storage, tmp_path):
-    import numpy as np
-
-    edition = Edition("plain", 5, 1)
-    paths = [
-        stored(storage, tmp_path, replace(edition, revision=n).cog("p.tif"), np.full((1, 256, 256), n, np.uint8), BOX)
-        for n in (1, 2)
-    ]
-    load_again(served, item(edition, paths[0], BOX))
-    client.app.state.services.resolver.clear()
-    try:
-        before = client.get("/tiles/plain/preview.png")
-        old = pinned(client, "plain")
-        assert client.get(old).status_code == 200
-
-        load_again(served, item(replace(edition, revision=2), paths[1], BOX))
-        client.app.state.services.resolver.clear()
-        after = client.get("/tiles/plain/preview.png", headers={"If-None-Match": before.headers["etag"]})
-
-        assert after.status_code == 200
-        assert after.headers["etag"].startswith('"5-2-')
-        assert client.get(old).json()["code"] == "version.replaced"
-        assert client.get(pinned(client, "plain")).headers["cache-control"] == PINNED
-    finally:
-        remove_item(served, "plain-v5")
+@pytest.fixture
+def revised(assets, storage, tmp_path):
+    """A dataset with a value for each of two revisions, of which the first is approved."""
+    edition = Edition("revised")
+    for revision in (1, 2):
+        edition = replace(edition, revision=revision)
+        pixels = np.full((1, 256, 256), revision, np.uint8)
+        cog = stored(storage, tmp_path, edition.cog("p.tif"), pixels, BOX)
+        assets.submit("revised", [collection("revised", BOX), item(edition, cog, BOX)], revision=revision)
+        if revision == 1:
+            assets.approve("revised", clearance="public")
+    yield
+    assets.remove("revised")
 
 
-SOURCE = TileSource("x", SourceKind.COG, 0, 1, Location(Zone.SILVER, "silver", "cogs/x/v0/r1/x.tif"), BOX, "abc")
+def test_an_approved_revision_is_seen_at_once_and_the_tiles_of_the_old_one_are_refused(client, assets, revised):
+    before = client.get("/tiles/revised/preview.png")
+    old = pinned(client, "revised")
+    assert client.get(old).status_code == 200
+
+    assets.approve("revised")
+    after = client.get("/tiles/revised/preview.png", headers={"If-None-Match": before.headers["etag"]})
+
+    assert before.headers["etag"].startswith('"0-1-')
+    assert after.status_code == 200
+    assert after.headers["etag"].startswith('"0-2-')
+    assert client.get(old).headers["cache-control"] == SHORT, "staff reads it as a preview"
+    assert client.get(pinned(client, "revised")).headers["cache-control"] == PINNED
 
 
-class Counting:
-    def __init__(self, error=None):
-        self.asked = []
-        self.error = error
-
-    async def resolve(self, asset_id, version):
-        self.asked.append((asset_id, version))
-        await asyncio.sleep(0)
-        if self.error:
-            raise self.error
-        return SOURCE
-
-
-async def test_concurrent_lookups_share_one_query():
-    counting = Counting()
-    resolver = CachedResolver(counting, clock=lambda: 0.0)
-
-    found = await asyncio.gather(*(resolver.resolve("x", "latest") for _ in range(30)))
-
-    assert len(counting.asked) == 1
-    assert found == [SOURCE] * 30
-
-
-@pytest.mark.parametrize(("pin", "seconds"), [(None, 1.5), ("1-abc", 30.0)])
-async def test_an_answer_is_used_for_a_while(pin, seconds):
+def test_a_preview_is_private_and_follows_its_documents(client, assets, revised, monkeypatch):
+    """Until its review a revision may be processed again."""
+    address = "/tiles/revised/point/10.5,50.5?version=0&rev=2"
     now = 0.0
-    counting = Counting()
-    resolver = CachedResolver(counting, clock=lambda: now)
-    await resolver.resolve("x", "0", pin)
+    monkeypatch.setattr(client.app.state.services.resolver._sources, "_clock", lambda: now)
+    first = client.get(address)
+    assert (first.json()["values"], first.headers["cache-control"]) == ([2], SHORT)
+    assert (
+        client.get(first.url.copy_set_param("rev", first.headers["etag"].strip('"')[2:])).headers["cache-control"]
+        == SHORT
+    )
 
-    now = seconds / 2 - 0.1
-    await resolver.resolve("x", "0", pin)
-    assert len(counting.asked) == 1
+    changed = item(Edition("revised", 0, 2), Location(Zone.SILVER, "silver", "cogs/revised/v0/r1/p.tif"), BOX)
+    assets.write_documents("revised", 0, 2, [changed])
 
-    now = seconds + 0.1
-    await resolver.resolve("x", "0", pin)
-    assert len(counting.asked) == 2
+    assert client.get(address).json()["values"] == [2], "for a map with many tiles"
+    now = 2.0
+    assert client.get(address).json()["values"] == [1]
 
-
-class Slow:
-    """Answers when told to."""
-
-    def __init__(self):
-        self.answers = []
-
-    async def resolve(self, asset_id, version):
-        self.answers.append(asyncio.get_running_loop().create_future())
-        return await self.answers[-1]
+    original = item(Edition("revised", 0, 2), Location(Zone.SILVER, "silver", "cogs/revised/v0/r2/p.tif"), BOX)
+    assets.write_documents("revised", 0, 2, [original])
+    assets.approve("revised")
+    assert client.get(address).json()["values"] == [2], "nothing of the preview is used for what is published"
 
 
-async def test_a_lookup_of_an_old_entry_does_not_wait_for_its_refresh():
-    now, slow, newer = 0.0, Slow(), replace(SOURCE, revision=2)
-    resolver = CachedResolver(slow, clock=lambda: now)
-    first = asyncio.create_task(resolver.resolve("x", "latest"))
-    await settled()
-    slow.answers[0].set_result(SOURCE)
-    assert await first == SOURCE
+@pytest.mark.parametrize(
+    "path", ["/", "/stac", "/stac/collections", "/stac/search", "/stac/collections/plain", "/livez"]
+)
+def test_what_depends_on_the_caller_is_private(client, path):
+    answer = client.get(path)
 
-    now = 1.0
-    assert await asyncio.wait_for(resolver.resolve("x", "latest"), 5) == SOURCE
-    assert await asyncio.wait_for(resolver.resolve("x", "latest"), 5) == SOURCE
-    await settled()
-    assert len(slow.answers) == 2, "one question ahead of its time, for all"
-
-    slow.answers[1].set_result(newer)
-    await settled()
-    assert await resolver.resolve("x", "latest") == newer
+    assert "public" not in answer.headers["cache-control"]
+    assert {"authorization", "x-api-key"} <= {name.strip().lower() for name in answer.headers["vary"].split(",")}
 
 
-async def test_what_is_older_than_promised_is_not_used_when_the_next_answer_failed():
-    now, slow = 0.0, Slow()
-    resolver = CachedResolver(slow, clock=lambda: now)
-    first = asyncio.create_task(resolver.resolve("x", "latest"))
-    await settled()
-    slow.answers[0].set_result(SOURCE)
-    await first
-    now = 1.0
-    await resolver.resolve("x", "latest")
-    await settled()
-    slow.answers[1].set_exception(Unavailable("away"))
-    await settled()
-    assert await resolver.resolve("x", "latest") == SOURCE, "it is not too old yet"
-
-    now = 1.6
-    late = asyncio.create_task(resolver.resolve("x", "latest"))
-    await settled()
-    assert not late.done()
-    slow.answers[2].set_exception(Unavailable("away"))
-    with pytest.raises(Unavailable):
-        await late
+def test_what_anyone_may_keep_does_not_vary_with_the_caller(client):
+    assert "vary" not in client.get(pinned(client, "plain")).headers
+    assert "Authorization" in client.get("/tiles/plain/preview.png").headers["vary"]
 
 
-async def settled():
-    """Once all that can go on has."""
-    for _ in range(10):
-        await asyncio.sleep(0)
+@pytest.mark.parametrize("kind", ["tile", "file"])
+def test_only_public_data_is_kept_by_others(client, assets, revised, kind):
+    address = pinned(client, "revised") if kind == "tile" else "/files/silver/silver/cogs/revised/v0/r1/p.tif"
+    for kept in (PINNED, SHORT):
+        assert client.get(address).headers["cache-control"] == kept
+        assert client.get(address, headers={"If-None-Match": "*"}).headers["cache-control"] == kept
+        assets.clear("revised", "ouo" if kept == PINNED else "public")
 
 
-@pytest.mark.parametrize(("error", "questions"), [(NotFound("no"), 1), (Unavailable("away"), 3)])
-async def test_what_is_not_there_is_remembered_and_what_failed_is_asked_again(error, questions):
-    counting = Counting(error)
-    resolver = CachedResolver(counting, clock=lambda: 0.0)
+def test_a_version_that_is_hidden_by_the_latest_one_is_private(client, assets, revised, storage):
+    """Staff reads it; others do not."""
+    old = pinned(client, "revised")
+    cog = Location(Zone.SILVER, "silver", "cogs/revised/v0/r1/p.tif")
+    assets.submit("revised", [collection("revised", BOX), item(Edition("revised", 1), cog, BOX)], ordinal=1)
+    assert client.get(old).headers["cache-control"] == PINNED
 
-    for _ in range(3):
-        with pytest.raises(type(error)):
-            await resolver.resolve("x", "latest")
+    assets.approve("revised", 1)
 
-    assert len(counting.asked) == questions
-
-
-async def test_a_cancelled_lookup_does_not_cancel_the_others():
-    counting = Counting()
-    resolver = CachedResolver(counting, clock=lambda: 0.0)
-    leaving = asyncio.create_task(resolver.resolve("x", "latest"))
-    staying = asyncio.create_task(resolver.resolve("x", "latest"))
-    await asyncio.sleep(0)
-
-    leaving.cancel()
-
-    assert await staying == SOURCE
+    assert client.get(old).headers["cache-control"] == SHORT
 
 
-async def test_memory_of_what_was_asked_is_bounded():
-    resolver = CachedResolver(Counting(), clock=lambda: 0.0)
+def test_a_file_of_a_preview_is_private(client, revised):
+    answer = client.get("/files/silver/silver/cogs/revised/v0/r2/p.tif")
 
-    for number in range(1100):
-        await resolver.resolve(f"x{number}", "latest")
+    assert (answer.status_code, answer.headers["cache-control"]) == (200, SHORT)
 
-    assert len(resolver._entries) == 1024
+
+INVALID = [
+    ("tiles/WebMercatorQuad/9/0/0.png", 404),
+    ("tiles/WebMercatorQuad/99/0/0.png", 404),
+    ("tiles/WebMercatorQuad/9/270/172.gif", 400),
+    ("tiles/WebMercatorQuad/9/270/172.png?colormap_name=nonsense", 400),
+    ("tiles/WebMercatorQuad/x/270/172.png", 422),
+    ("preview.png?max_size=4000", 422),
+    ("point/500,0", 422),
+    ("point/100,0", 404),
+    ("statistics?histogram_bins=400", 422),
+]
+
+
+@pytest.mark.parametrize(("path", "status"), INVALID)
+def test_an_invalid_request_is_invalid_whatever_the_client_has(client, path, status):
+    for condition in ("*", " * ", None):
+        headers = {} if condition is None else {"If-None-Match": condition}
+        answer = client.get(f"/tiles/plain/{path}", headers=headers)
+        assert (answer.status_code, answer.headers["content-type"]) == (status, "application/problem+json")
+
+
+@pytest.mark.parametrize(("path", "status"), [(path, status) for path, status in INVALID if status != 404])
+def test_invalid_parameters_are_refused_even_with_the_current_etag(client, path, status):
+    etag = client.get("/tiles/plain/info").headers["etag"]
+
+    assert client.get(f"/tiles/plain/{path}", headers={"If-None-Match": etag}).status_code == status
+
+
+@pytest.mark.parametrize("path", ["tiles/WebMercatorQuad/9/270/172.png", "preview.png", "info", "statistics"])
+def test_any_content_that_exists_is_not_modified_for_a_client_with_any(client, path):
+    answer = client.get(f"/tiles/plain/{path}", headers={"If-None-Match": "*"})
+
+    assert (answer.status_code, answer.content) == (304, b"")
+    assert answer.headers["etag"] == client.get(f"/tiles/plain/{path}").headers["etag"]

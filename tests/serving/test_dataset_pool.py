@@ -8,8 +8,8 @@ from rasterio.errors import RasterioIOError
 
 from dagmaster.serving.dataset_pool import DatasetPool
 from dagmaster.storage.location import Edition
-from tests.serving.conftest import BOX, load_again, remove_item
-from tests.serving.data import decoded, item, stored, write_cog
+from tests.serving.conftest import BOX
+from tests.serving.data import collection, decoded, item, stored, write_cog
 
 pytestmark = pytest.mark.requirement("C2")
 
@@ -130,16 +130,17 @@ def test_a_reader_gives_its_dataset_back(client):
     assert len(pool) == 1
 
 
-def test_tiles_are_those_of_the_file_that_is_there_now(client, served, storage, tmp_path):
+def test_tiles_are_those_of_the_file_that_is_there_now(client, assets, storage, tmp_path):
     """Under the same name and the same catalogue."""
-    edition, address = Edition("plain", 7), "/tiles/plain/tiles/WebMercatorQuad/9/270/172.png?version=7"
+    edition, address = Edition("replaced"), "/tiles/replaced/tiles/WebMercatorQuad/9/270/172.png"
     shown = []
     try:
         for value in (10, 20):
             location = stored(storage, tmp_path, edition.cog("p.tif"), np.full((1, 256, 256), value, np.uint8), BOX)
-            load_again(served, item(edition, location, BOX))
+            if value == 10:
+                assets.publish(collection("replaced", BOX), [item(edition, location, BOX)])
             shown.append(int(decoded(client.get(address).content)[0].max()))
     finally:
-        remove_item(served, "plain-v7")
+        assets.remove("replaced")
 
     assert shown == [10, 20]

@@ -139,7 +139,71 @@ def test_a_link_out_of_storage_is_not_followed(client, storage, tmp_path):
 
 
 def test_an_uploaded_page_does_not_run_on_the_servers_origin(client):
-    answer = client.get("/files/silver/silver/note.html")
+    answer = client.get("/files/silver/silver/stac/plain/v0/r1/note.html")
 
     assert answer.headers["content-type"] == "application/octet-stream"
     assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+MOSAIC = "/files/silver/silver/mosaics/tiled/v0/r1/mosaic.json"
+
+
+def test_a_mosaic_is_served_with_the_addresses_of_its_cogs(client):
+    answer = client.get(MOSAIC)
+    document = answer.json()
+    names = {name for names in document["tiles"].values() for name in names}
+
+    assert document["asset_prefix"] == "http://localhost:8003/files/silver/silver/cogs/tiled/v0/r1/"
+    assert len(names) == 4
+    for name in names:
+        assert client.head(document["asset_prefix"] + name).status_code == 200
+    assert int(answer.headers["content-length"]) == len(answer.content)
+
+
+def test_a_mosaic_in_parts_is_the_whole_mosaic(client):
+    whole = client.get(MOSAIC)
+    middle = len(whole.content) // 2
+    parts = [client.get(MOSAIC, headers={"Range": f"bytes={span}"}) for span in (f"0-{middle - 1}", f"{middle}-")]
+
+    assert b"".join(part.content for part in parts) == whole.content
+    assert {part.status_code for part in parts} == {206}
+    assert {part.headers["etag"] for part in parts} == {whole.headers["etag"]}
+    assert client.get(MOSAIC, headers={"If-None-Match": whole.headers["etag"]}).status_code == 304
+
+
+def test_the_etag_of_a_mosaic_depends_on_the_address_of_the_server(client):
+    other = client.get(MOSAIC, headers={"Host": "127.0.0.1:8003"})
+
+    assert other.json()["asset_prefix"].startswith("http://127.0.0.1:8003/files/")
+    assert other.headers["etag"] != client.get(MOSAIC).headers["etag"]
+
+
+@pytest.mark.parametrize(
+    ("prefix", "name", "expected"),
+    [
+        ("", "a.tif", "http://maps.example/x/files/silver/silver/cogs/d/v0/r1/a.tif"),
+        ("part/", "a b.tif", "http://maps.example/x/files/silver/silver/cogs/d/v0/r1/part/a%20b.tif"),
+        ("http://127.0.0.1:9/files/silver/silver/", "a.tif", "http://maps.example/x/files/silver/silver/a.tif"),
+        ("http://other.example/", "a.tif", "http://other.example/a.tif"),
+        ("", "http://other.example/a.tif", "http://other.example/a.tif"),
+        ("../../", "a.tif", "../../a.tif"),
+    ],
+)
+def test_the_prefix_of_a_mosaic_is_a_whole_address(prefix, name, expected):
+    import json
+
+    from dagmaster.serving.mosaics import with_asset_urls
+
+    stored = json.dumps({"asset_prefix": prefix, "tiles": {"0": [name]}}).encode()
+    location = Location(Zone.SILVER, "silver", "mosaics/d/v0/r1/mosaic.json")
+    document = json.loads(with_asset_urls(stored, location, "http://maps.example/x/"))
+
+    assert document["asset_prefix"] + document["tiles"]["0"][0] == expected
+
+
+@pytest.mark.parametrize("text", [b"", b"[]", b"{}", b'{"tiles": 7}', b'{"tiles": {"0": [1]}}', b"\xff"])
+def test_a_document_that_is_no_mosaic_is_served_unchanged(text):
+    from dagmaster.serving.mosaics import with_asset_urls
+
+    location = Location(Zone.SILVER, "silver", "mosaics/d/v0/r1/mosaic.json")
+    assert with_asset_urls(text, location, "http://maps.example/") == text

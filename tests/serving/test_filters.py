@@ -14,8 +14,11 @@ from dagmaster.serving.filters import (
     MAX_CHARACTERS,
     MAX_JSON_NESTING,
     MAX_TEXT_NESTING,
+    MAX_VERTICES,
     require_flat_json,
     require_simple_filter,
+    require_simple_geometries,
+    require_simple_geometry,
 )
 
 pytestmark = pytest.mark.requirement("C1", "X3")
@@ -139,3 +142,86 @@ def test_a_search_with_such_a_filter_is_refused_as_a_problem(client) -> None:
     for position, response in enumerate(requests):
         assert response.status_code in (400, 422), response.text[:200]
         assert response.headers["content-type"] == "application/problem+json", (position, response.text[:200])
+
+
+def line(count: int) -> dict:
+    return {"type": "LineString", "coordinates": [[n / 1000, 1.5] for n in range(count)]}
+
+
+def collection_of(*geometries: dict) -> dict:
+    return {"type": "GeometryCollection", "geometries": list(geometries)}
+
+
+def intersecting(geometry: dict) -> dict:
+    return {"op": "s_intersects", "args": [{"property": "geometry"}, geometry]}
+
+
+BAD_GEOMETRIES = [
+    line(MAX_VERTICES + 1),
+    collection_of(line(MAX_VERTICES // 2), line(MAX_VERTICES // 2), line(2)),
+    collection_of(*[{"type": "Point", "coordinates": [1, 2]}] * (MAX_VERTICES + 1)),
+    {"type": "Point", "coordinates": [1e308, 0]},
+    {"type": "Point", "coordinates": [0, -1e308]},
+    {"type": "Point", "coordinates": [0, 0, 1e308]},
+    {"type": "Point", "coordinates": [361, 0]},
+    {"type": "Point", "coordinates": [1]},
+    {"type": "Point", "coordinates": [1, 2, 3, 4]},
+    {"type": "Point", "coordinates": ["1", None]},
+    {"type": "Point", "coordinates": "1,2"},
+    {"type": "LineString", "coordinates": [[0, 0], 1]},
+    {"coordinates": [[[[0, 0], [0, 1e99]]]], "type": "MultiPolygon"},
+]
+
+
+@pytest.mark.parametrize("geometry", BAD_GEOMETRIES, ids=lambda value: json.dumps(value)[:60])
+def test_geometries_with_too_many_vertices_or_bad_coordinates_are_refused(client, geometry: dict) -> None:
+    text = json.dumps(geometry).replace("e+", "e")  # stac-fastapi reads a plus sign as a space
+    with pytest.raises(InvalidRequest):
+        require_simple_geometry(text)
+    posted = [{"intersects": geometry}, {"filter-lang": "cql2-json", "filter": intersecting(geometry)}]
+    responses = [client.post("/stac/search", json=body) for body in posted]
+    if len(text) < 10_000:
+        responses.append(client.get("/stac/search", params={"intersects": text}))
+        for path in ("/stac/search", "/stac/collections/plain/items"):
+            filtered = {"filter-lang": "cql2-json", "filter": json.dumps(intersecting(geometry)).replace("e+", "e")}
+            responses.append(client.get(path, params=filtered))
+
+    for response in responses[1:]:
+        assert (response.status_code, response.json()["code"]) == (400, "request.bad-geometry"), response.url
+    assert responses[0].status_code in (400, 422)  # the model of a search refuses some of them before
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_coordinates_that_are_no_numbers_are_refused(client, value: float) -> None:
+    geometry = {"type": "Point", "coordinates": [value, 0]}
+    with pytest.raises(InvalidRequest):
+        require_simple_geometries(geometry)
+    for response in (
+        client.get("/stac/search", params={"intersects": json.dumps(geometry)}),
+        client.post("/stac/search", content=json.dumps({"intersects": geometry})),
+        client.post("/stac/search", content=json.dumps({"filter": intersecting(geometry)})),
+    ):
+        assert 400 <= response.status_code < 500
+        assert response.headers["content-type"] == "application/problem+json"
+
+
+@pytest.mark.parametrize(
+    "geometry",
+    [
+        line(MAX_VERTICES),
+        {"type": "Point", "coordinates": [190.5, -90, 8848.0]},
+        {"type": "MultiPolygon", "coordinates": [[[[10, 50], [11, 50], [11, 51], [10, 50]]]]},
+        collection_of(line(3), {"type": "Point", "coordinates": [10.5, 50.5]}),
+    ],
+    ids=lambda value: json.dumps(value)[:60],
+)
+def test_ordinary_geometries_are_searched_for(client, geometry: dict) -> None:
+    assert client.post("/stac/search", json={"intersects": geometry}).status_code == 200
+    if geometry["type"] != "GeometryCollection":  # pgSTAC's filters do not have them
+        assert client.post("/stac/search", json={"filter": intersecting(geometry)}).status_code == 200
+    if len(json.dumps(geometry)) < 10_000:
+        assert client.get("/stac/search", params={"intersects": json.dumps(geometry)}).status_code == 200
+
+
+def test_a_property_named_coordinates_is_no_geometry() -> None:
+    require_simple_geometries({"query": {"coordinates": {"in": [1e300, "x"]}}, "fields": ["coordinates"]})

@@ -83,7 +83,7 @@ def test_without_a_catalogue_it_says_what_to_do(nowhere):
     assert nowhere.get("/livez").status_code == 200
     for path in ("/stac/collections", "/stac/search", "/stac/collections/x", "/tiles/x/info"):
         answer = nowhere.get(path)
-        assert (answer.status_code, answer.json()["code"]) == (503, "catalog.not-deployed"), path
+        assert (answer.status_code, answer.json()["code"]) == (503, "database.not-deployed"), path
         assert "deploy" in answer.json()["hint"]
         assert answer.headers["retry-after"]
     ready = nowhere.get("/readyz")
@@ -137,3 +137,14 @@ def test_pages_load_nothing_from_elsewhere(client, path):
 
 def test_the_map_of_an_unknown_dataset_is_not_found(client):
     assert client.get("/tiles/unknown/map").status_code == 404
+
+
+def test_metrics_are_for_operators(client, public):
+    """A proxy that forwards the public URL to this server must not publish them."""
+    public.get("/livez")
+    own = public.get("/metrics", headers={"Host": "localhost:8003"})
+
+    check(public.get("/metrics"), 403, "metrics.not-public")
+    assert client.get("/metrics").headers["content-type"].startswith("text/plain; version=0.0.4")
+    assert 'dagmaster_http_requests_total{method="GET",status="200"} 1' in own.text.splitlines()
+    assert "dagmaster_open_datasets 0" in own.text.splitlines()

@@ -67,19 +67,36 @@ def test_pystac_client_finds_and_follows(server):
 
     url, _ = server
     catalog = Client.open(f"{url}/stac")
-    found = {
+    items = {
         item.id: item for item in catalog.search(bbox=[10.1, 50.1, 10.2, 50.2], collections=["tiled", "plain"]).items()
     }
 
     collections = {collection.id for collection in catalog.get_collections()}
     assert collections == {"across", "plain", "dem", "scene", "tiled", "grown"}
-    assert set(found) == {"plain-v0", "tiled-v0-r1c0"}
-    assert found["plain-v0"].get_collection().title == "The plain"
-    assert found["plain-v0"].assets["data"].href.startswith(f"{PUBLIC}/files/silver/")
+    assert set(items) == {"plain-v0", "tiled-v0-r1c0"}
+    assert items["plain-v0"].get_collection().title == "The plain"
+    assert items["plain-v0"].assets["data"].href.startswith(f"{PUBLIC}/files/silver/")
     ordered = catalog.search(
         collections=["dem"], sortby="-id", filter={"op": ">=", "args": [{"property": "dagmaster:version_ordinal"}, 0]}
     )
     assert [item.id for item in ordered.items()] == ["dem-v1", "dem-v0"]
+
+
+def test_cogeo_mosaic_reads_a_tile_by_the_address_of_the_mosaic(server):
+    """All that it knows is the address of the asset in the catalogue."""
+    import httpx2
+    from cogeo_mosaic.backends import MosaicBackend
+    from morecantile import tms
+
+    url, _ = server
+    collection = httpx2.get(f"{url}/stac/collections/across").json()  # its stored address has another port
+    options = {"GDAL_DISABLE_READDIR_ON_OPEN": "EMPTY_DIR", "GDAL_HTTP_TIMEOUT": "10"}
+    with rasterio.Env(**options), MosaicBackend(collection["assets"]["mosaic"]["href"]) as mosaic:
+        for longitude, value in ((179.0, 10), (-179.0, 20)):
+            tile = tms.get("WebMercatorQuad").tile(longitude, 1.0, 8)
+            image, assets = mosaic.tile(tile.x, tile.y, tile.z)
+            assert (image.data == value).all()
+            assert all(asset.startswith(f"{url}/files/silver/") for asset in assets)
 
 
 def test_gdal_shows_the_tiles(server):

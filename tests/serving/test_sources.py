@@ -11,7 +11,7 @@ from dagmaster.errors import UnfitData
 from dagmaster.serving.mosaics import MAX_ASSETS, MosaicCache, parse, quadkey
 from dagmaster.serving.readers import ReaderInput, open_for_display
 from dagmaster.serving.rendering import rendering_of
-from dagmaster.serving.sources import SourceKind, TileSource, _cog_source, _mosaic_source, location_of
+from dagmaster.serving.sources import SourceKind, TileSource, _mosaic_source, cog_source, location_of
 from dagmaster.storage.location import Edition, Location, Zone
 from tests.serving.conftest import BOX
 from tests.serving.data import href, stored, write_cog
@@ -27,6 +27,7 @@ MOSAIC = Location(Zone.SILVER, "silver", "mosaics/x/v0/r1/mosaic.json")
     [
         ("http://127.0.0.1:8003/files/silver/silver/cogs/x/v0/r1/a.tif", "silver/cogs/x/v0/r1/a.tif"),
         ("https://maps.example/geo/files/external/maps/a%20b.tif", "maps/a b.tif"),
+        ("/files/silver/silver/cogs/x/v0/r1/a.tif", "silver/cogs/x/v0/r1/a.tif"),
     ],
 )
 def test_an_address_of_the_server_is_a_location(address, path):
@@ -38,7 +39,8 @@ def test_an_address_of_the_server_is_a_location(address, path):
     [
         "/vsicurl/http://127.0.0.1/x.tif",
         "file:///files/silver/silver/x.tif",
-        "/files/silver/silver/x.tif",
+        "//files/silver/silver/x.tif",
+        "files/silver/silver/x.tif",
         "http://h/files/bronze/bronze/secret.tif",
         "http://h/files/silver/silver/../../bronze/bronze/secret.tif",
         "http://h/files/silver/silver/%2e%2e/%2e%2e/bronze/secret.tif",
@@ -55,8 +57,8 @@ def test_any_other_address_is_refused(address):
 
 
 def mosaic(tiles, **more):
-    made = {"mosaicjson": "0.0.3", "minzoom": 6, "maxzoom": 10, "quadkey_zoom": 8, "bounds": BOX, "tiles": tiles}
-    return parse(json.dumps({**made, **more}).encode(), MOSAIC)
+    document = {"mosaicjson": "0.0.3", "minzoom": 6, "maxzoom": 10, "quadkey_zoom": 8, "bounds": BOX, "tiles": tiles}
+    return parse(json.dumps({**document, **more}).encode(), MOSAIC)
 
 
 def test_a_mosaics_assets_are_those_of_its_edition():
@@ -227,8 +229,8 @@ def test_a_source_says_which_revision_it_is():
         "assets": {"data": {"href": href(place), "file:checksum": "1220ab"}},
     }
 
-    source = _cog_source("x", {}, said, 3)
-    again = _cog_source("x", {}, {**said, "properties": {"dagmaster:revision": 2, "updated": "2025"}}, 3)
+    source = cog_source("x", {}, said, 3)
+    again = cog_source("x", {}, {**said, "properties": {"dagmaster:revision": 2, "updated": "2025"}}, 3)
 
     assert (source.ordinal, source.revision, source.location) == (3, 2, place)
     assert source.bounds == (170, -10, -170, 10)
@@ -272,7 +274,7 @@ def test_renders_are_read_as_the_extension_has_them():
 
     assert rendering.rescale == ((0, 10),)
     assert np.isnan(rendering.nodata)
-    assert rendering.colormap == {"1": "#ff0000"}
+    assert rendering.colormap == {1: (255, 0, 0, 255)}
 
 
 @pytest.mark.parametrize(("kind", "stretch"), [("uint8", None), ("uint16", [(0, 255)])])

@@ -1,5 +1,7 @@
 """The STAC API under its prefix, for reading."""
 
+import json
+
 import psycopg
 import pytest
 
@@ -86,8 +88,8 @@ def test_a_page_has_an_end_whatever_is_asked_for(client, monkeypatch):
 
 
 def test_what_is_catalogued_links_to_its_map(client):
-    def maps(found):
-        return [link["href"] for link in found["links"] if link["rel"] == "alternate"]
+    def maps(document):
+        return [link["href"] for link in document["links"] if link["rel"] == "alternate"]
 
     item = client.get("/stac/collections/dem/items/dem-v0").json()
     listed = {one["id"]: one for one in client.get("/stac/collections").json()["collections"]}
@@ -114,12 +116,12 @@ def test_stored_addresses_of_the_server_begin_with_the_requested_host(client):
     answers = item_answers(client)
 
     assert len(answers) == 5
-    for found in answers:
-        links = {link["rel"]: link["href"] for link in found["links"]}
-        assert found["assets"]["data"]["href"].startswith("http://localhost:8003/files/silver/")
-        assert client.head(found["assets"]["data"]["href"]).status_code == 200
+    for document in answers:
+        links = {link["rel"]: link["href"] for link in document["links"]}
+        assert document["assets"]["data"]["href"].startswith("http://localhost:8003/files/silver/")
+        assert client.head(document["assets"]["data"]["href"]).status_code == 200
         assert links["tilejson"] == "http://localhost:8003/tiles/across/WebMercatorQuad/tilejson.json"
-        assert found["assets"]["foreign"]["href"] == "http://elsewhere.example/files/silver/x.tif"
+        assert document["assets"]["foreign"]["href"] == "http://elsewhere.example/files/silver/x.tif"
         assert links["about"] == "http://127.0.0.1:9/notes/tiles/"
 
 
@@ -127,21 +129,21 @@ def test_stored_addresses_of_the_server_begin_with_the_requested_host(client):
 def test_stored_addresses_of_collections_begin_with_the_requested_host(client, query):
     listed = {one["id"]: one for one in client.get(f"/stac/collections{query}").json()["collections"]}
 
-    for found in (listed["across"], client.get("/stac/collections/across").json()):
-        assert found["assets"]["mosaic"]["href"].startswith("http://localhost:8003/files/silver/")
+    for document in (listed["across"], client.get("/stac/collections/across").json()):
+        assert document["assets"]["mosaic"]["href"].startswith("http://localhost:8003/files/silver/")
 
 
 def test_an_interval_has_a_datetime_of_null(client):
-    for found in item_answers(client):
-        assert found["properties"]["datetime"] is None, found
-        assert found["properties"]["start_datetime"].startswith("2024-01-01")
+    for document in item_answers(client):
+        assert document["properties"]["datetime"] is None, document
+        assert document["properties"]["start_datetime"].startswith("2024-01-01")
 
 
 def test_a_datetime_that_is_not_asked_for_is_not_null(client):
-    (found,) = client.get("/stac/search?ids=plain-v0&fields=id,properties.title").json()["features"]
+    (document,) = client.get("/stac/search?ids=plain-v0&fields=id,properties.title").json()["features"]
     (without,) = client.get("/stac/search?ids=plain-v0&fields=-properties.datetime").json()["features"]
 
-    assert "datetime" not in found["properties"]
+    assert "datetime" not in document["properties"]
     assert "datetime" not in without["properties"]
 
 
@@ -212,3 +214,98 @@ def test_every_statement_fits_the_catalogue(served, name):
 )
 def test_a_strange_request_is_not_a_server_error(client, path):
     assert client.get(path).status_code < 500, client.get(path).text
+
+
+@pytest.mark.parametrize("path", ["/stac/search?collections=dem", "/stac/collections/dem/items?limit=10"])
+def test_items_are_geojson_whatever_fields_are_asked_for(client, path):
+    for fields in ("", "&fields=id", "&fields=-geometry", "&fields=%2Bproperties.title,-links"):
+        answer = client.get(path + fields)
+        assert answer.headers["content-type"] == "application/geo+json", fields
+        assert [item["id"] for item in answer.json()["features"]] == ["dem-v1", "dem-v0"]
+    body = {"collections": ["dem"], "fields": {"include": ["id"]}}
+    assert client.post("/stac/search", json=body).headers["content-type"] == "application/geo+json"
+    assert client.get("/stac/collections?fields=id").headers["content-type"] == "application/json"
+
+
+TITLES = {"plain-v0": "plain 0", "dem-v0": "dem 0", "dem-v1": "dem 1", "scene-v0": "scene 0"}
+
+
+@pytest.mark.parametrize(
+    ("operator", "value", "holds"),
+    [
+        ("eq", "dem 1", lambda title: title == "dem 1"),
+        ("neq", "dem 1", lambda title: title != "dem 1"),
+        ("ne", "dem 1", lambda title: title != "dem 1"),
+        ("lt", "dem 1", lambda title: title < "dem 1"),
+        ("lte", "dem 1", lambda title: title <= "dem 1"),
+        ("gt", "dem 1", lambda title: title > "dem 1"),
+        ("gte", "dem 1", lambda title: title >= "dem 1"),
+        ("startsWith", "d", lambda title: title.startswith("d")),
+        ("endsWith", " 0", lambda title: title.endswith(" 0")),
+        ("contains", "ne", lambda title: "ne" in title),
+        ("contains", "%", lambda _: False),
+        ("startsWith", "d_m", lambda _: False),
+        ("contains", "\\", lambda _: False),
+        ("in", ["dem 0", "scene 0", "none"], lambda title: title in ("dem 0", "scene 0")),
+    ],
+)
+def test_every_operator_of_a_query_works(client, operator, value, holds):
+    query = {"title": {operator: value}}
+    ids = {"ids": ["plain-v0", "dem-v0", "dem-v1", "scene-v0"]}
+    posted = client.post("/stac/search", json={**ids, "query": query})
+    got = client.get("/stac/search", params={"ids": ",".join(ids["ids"]), "query": json.dumps(query)})
+    listed = client.get("/stac/collections/dem/items", params={"query": json.dumps(query)})
+
+    expected = {item_id for item_id, title in TITLES.items() if holds(title)}
+    assert {item["id"] for item in posted.json()["features"]} == expected
+    assert {item["id"] for item in got.json()["features"]} == expected
+    assert {item["id"] for item in listed.json()["features"]} == {name for name in expected if name.startswith("dem")}
+
+
+def test_a_query_and_a_filter_apply_together(client):
+    body = {
+        "ids": ["plain-v0", "dem-v0", "dem-v1", "scene-v0"],
+        "query": {"title": {"startsWith": "d", "endsWith": "0"}},
+        "filter": {"op": "=", "args": [{"property": "collection"}, "dem"]},
+    }
+    both = client.get(
+        "/stac/search",
+        params={"query": '{"title": {"endsWith": "0"}}', "filter": "collection = 'dem'", "filter-lang": "cql2-text"},
+    )
+
+    assert [item["id"] for item in client.post("/stac/search", json=body).json()["features"]] == ["dem-v0"]
+    assert [item["id"] for item in both.json()["features"]] == ["dem-v0"]
+
+
+def test_collections_are_found_by_a_query(client):
+    for query, expected in (
+        ({"title": {"startsWith": "The d"}}, {"dem"}),
+        ({"title": {"eq": "The plain"}}, {"plain"}),
+        ({"id": {"in": ["dem", "scene"]}}, {"dem", "scene"}),
+    ):
+        answer = client.get("/stac/collections", params={"query": json.dumps(query)})
+        assert {one["id"] for one in answer.json()["collections"]} == expected, query
+
+
+@pytest.mark.parametrize(
+    "query", [{"title": {"like": "d%"}}, {"title": "dem"}, {"title": {"in": "dem"}}, {"title": {"contains": 1}}, [1], 7]
+)
+def test_a_query_that_is_not_one_is_refused(client, query):
+    answers = [
+        client.post("/stac/search", json={"query": query}),
+        client.get("/stac/search", params={"query": json.dumps(query)}),
+        client.get("/stac/collections", params={"query": json.dumps(query)}),
+    ]
+
+    assert [answer.status_code for answer in answers] == [400, 400, 400]
+    assert {answer.headers["content-type"] for answer in answers} == {"application/problem+json"}
+
+
+def test_pystac_client_knows_what_the_server_can_do(client):
+    from pystac_client.conformance import ConformanceClasses
+
+    claimed = client.get("/stac/").json()["conformsTo"]
+
+    assert claimed == client.get("/stac/conformance").json()["conformsTo"]
+    for name in ("CORE", "COLLECTIONS", "FEATURES", "ITEM_SEARCH", "FIELDS", "SORT", "QUERY", "FILTER"):
+        assert any(ConformanceClasses[name].pattern.match(uri) for uri in claimed), name

@@ -1,6 +1,6 @@
 """What handlers do to the outside world, and the handlers that do it.
 
-The effect ledger stands outside of the engine: nothing there is unique, and nothing is ever taken back. It tells how
+The effect ledger stands outside of the engine: nothing there is unique, and nothing is ever taken back. It records how
 often an attempt was executed, and what each execution left behind. An effect counts once a report that names it was
 accepted.
 """
@@ -88,7 +88,7 @@ class Stage:
         return output | ({"bulk": _BULK} if random.random() < 0.01 else {})
 
     async def _wait(self, ctx: Context, random: Random) -> None:
-        """Work for a while. Most hear it when they are told to stop."""
+        """Work for a while. Most notice when they are asked to stop."""
         if seconds := random.choice(_SECONDS):
             await asyncio.sleep(seconds)
         if (ctx.cancelled or ctx.shutting_down) and random.random() < 0.8:

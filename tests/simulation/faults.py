@@ -1,9 +1,9 @@
 """What may go wrong between a process and the rest of the world:
-a ledger, a bell and a transport as one process sees them.
+a ledger, a notifier and a transport as one process sees them.
 
 Every call takes time on its way there and back. Its fate is drawn from the seed: it may fail before it took effect, or
-after; its caller may die or stand still at either point; it may take effect while everyone is told that nobody knows.
-What is heard of others (rings, tickets) may be dropped, doubled, late, and so out of order.
+after; its caller may die or stand still at either point; it may take effect while every caller gets an unknown outcome.
+Messages of others (notifications, tickets) may be dropped, doubled, late, and so out of order.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from typing import Any
 
 from dagmaster.errors import DagmasterError, Unavailable
 from dagmaster.jobs.changes import Changes
-from dagmaster.orchestrator.loop import StaleViewError
+from dagmaster.orchestrator.advance import StaleViewError
 from dagmaster.testing.memory_ledger import MemoryDatabase, MemoryLedger, MemoryStep
 from dagmaster.testing.memory_notifier import MemoryExchange, MemoryNotifier
 from dagmaster.testing.memory_transport import Broker, MemoryTransport
@@ -109,8 +109,8 @@ class Profile:
         calls = ", ".join(f"{chance:g} {fate.name.lower()}" for fate, chance in self.calls.items())
         deeds = ", ".join(f"{weight} {deed}" for deed, weight in self.deeds.items() if weight)
         return (
-            f"calls: {calls or 'as they should'}; rings and tickets: {self.drop:g} dropped, {self.double:g} doubled, "
-            f"{self.delay:g} late; deeds every {self.gap_seconds:g} s: {deeds}"
+            f"calls: {calls or 'as they should'}; notifications and tickets: {self.drop:g} dropped, "
+            f"{self.double:g} doubled, {self.delay:g} late; deeds every {self.gap_seconds:g} s: {deeds}"
         )
 
 
@@ -262,7 +262,7 @@ class Wire:
                 await world.stand_still(self._lane)
 
     async def _leave_in_doubt(self, name: str, arguments: Any, options: Any) -> None:
-        """What it has written is seen later than its caller is told that it has failed."""
+        """What it has written becomes visible after its caller got an error."""
         world = self._world
         await self._wait_for_locks()
         doubt = Doubt(snapshot(world.database))
@@ -351,7 +351,7 @@ def lost_connection() -> Unavailable:
 
 
 class Post:
-    """Carries rings and tickets, as well as the profile lets it."""
+    """Carries notifications and tickets, with the faults of the profile."""
 
     def __init__(self, world: Any) -> None:
         self._world = world

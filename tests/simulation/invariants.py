@@ -71,7 +71,7 @@ class Judge:
         self._accepted_by: Counter[TaskKey] = Counter()
         self._published: Counter[tuple[UUID, str, int]] = Counter()
         self._refused: Counter[UUID] = Counter()  # claims that came too late, each as often as its answer may be lost
-        self._gone: set[str] = set()  # tasks of which a worker was told that they are someone else's
+        self._lost: set[str] = set()  # tasks that a worker has lost to another one
 
     @property
     def _db(self) -> MemoryDatabase:
@@ -136,7 +136,7 @@ class Judge:
                 self.tally.refused_checkpoints += 1
             case frozenset() if self.name == "renew":
                 self.tally.refused_renewals += len(answer)
-                self._gone |= answer
+                self._lost |= answer
 
     def _audit(self, job_id: UUID) -> None:
         self.tally.audits += 1
@@ -320,8 +320,8 @@ class Judge:
 
     def _dead_letters(self) -> None:
         for letter in self._db.dead_letters:
-            is_told = letter.reason == "PoisonTask" and letter.description and letter.body
-            self._demand(bool(is_told), f"a dead letter doesn't say why: {letter}")
+            is_explained = letter.reason == "PoisonTask" and letter.description and letter.body
+            self._demand(bool(is_explained), f"a dead letter doesn't say why: {letter}")
 
     def _leftovers(self) -> None:
         live = [task.task_id for task in self._db.tasks.values() if task.status in LIVE]
@@ -338,13 +338,13 @@ class Judge:
                     self._demand(count == 1, f"'{node_id}' has completed, and published {count} times")
 
     def _reports(self) -> None:
-        """A worker that lives hands in everything it has finished, unless it was told that nobody wants it."""
+        """A live worker reports everything that it has finished, unless it has lost the task."""
         now, alive = self._world.loop.now, self._world.alive_names()
         reported = {result.task_id for result in self._db.results.values()}
         if self._world.calm_seconds > _REPORT_SECONDS:
             for task_id, (name, ended_at) in self._world.stage.effects.ended.items():
-                is_told = task_id in reported or task_id in self._gone or now - ended_at < _REPORT_SECONDS
-                self._demand(is_told or name not in alive, f"{name} never told of what became of {task_id}")
+                is_accounted = task_id in reported or task_id in self._lost or now - ended_at < _REPORT_SECONDS
+                self._demand(is_accounted or name not in alive, f"{name} never reported the end of {task_id}")
 
     def _count_doubles(self) -> None:
         executed = self._world.stage.effects.executed

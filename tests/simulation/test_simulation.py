@@ -84,7 +84,7 @@ def test_a_seed_is_the_same_run_again(seed: int) -> None:
 
 def test_a_seed_is_the_same_run_in_another_process() -> None:
     code = "from tests.simulation.world import simulate; print(*(simulate(seed).trace() for seed in range(6)))"
-    told = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
         text=True,
@@ -92,7 +92,7 @@ def test_a_seed_is_the_same_run_in_another_process() -> None:
         env={**os.environ, "PYTHONHASHSEED": "7"},
     )
 
-    assert told.stdout.split() == [simulate(seed).trace() for seed in range(6)]
+    assert done.stdout.split() == [simulate(seed).trace() for seed in range(6)]
 
 
 def test_other_seeds_are_other_runs() -> None:
@@ -138,13 +138,13 @@ def test_a_broken_ledger_is_detected(name: str, broken: Callable[..., Any], monk
 
 
 def test_a_paused_process_continues_with_what_was_due() -> None:
-    loop, told = Clockwork(Random(0)), []
+    loop, calls = Clockwork(Random(0)), []
     lane = loop.lane("frozen")
 
     async def tick() -> None:
         for _ in range(3):
             await asyncio.sleep(1)
-            told.append(loop.now)
+            calls.append(loop.now)
 
     async def main() -> None:
         loop.start(lane, tick())
@@ -156,40 +156,40 @@ def test_a_paused_process_continues_with_what_was_due() -> None:
 
     loop.run(main())
 
-    assert told == [1.0, 11.5, 12.5]
+    assert calls == [1.0, 11.5, 12.5]
 
 
 def test_a_process_that_was_killed_never_runs_again() -> None:
-    loop, told = Clockwork(Random(0)), []
+    loop, calls = Clockwork(Random(0)), []
     lane = loop.lane("killed")
 
     async def tick() -> None:
         try:
             while True:
                 await asyncio.sleep(1)
-                told.append("alive")
+                calls.append("alive")
         finally:
-            told.append("buried")
+            calls.append("buried")
 
     async def main() -> None:
         loop.start(lane, tick())
         await asyncio.sleep(2.5)
         loop.kill(lane)
         await asyncio.sleep(10)
-        told.append("over")
+        calls.append("over")
 
     loop.run(main())
 
-    assert told == ["alive", "alive", "over", "buried"]
+    assert calls == ["alive", "alive", "over", "buried"]
 
 
 def test_the_seed_decides_which_process_goes_first() -> None:
     def order(seed: int) -> str:
-        loop, told = Clockwork(Random(seed)), []
+        loop, calls = Clockwork(Random(seed)), []
 
         async def step(name: str) -> None:
             await asyncio.sleep(1)
-            told.append(name)
+            calls.append(name)
 
         async def main() -> None:
             for name in "abcd":
@@ -197,7 +197,7 @@ def test_the_seed_decides_which_process_goes_first() -> None:
             await asyncio.sleep(2)
 
         loop.run(main())
-        return "".join(told)
+        return "".join(calls)
 
     assert [order(seed) for seed in range(5)] == [order(seed) for seed in range(5)]
     assert len({order(seed) for seed in range(20)}) > 5

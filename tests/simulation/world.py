@@ -29,6 +29,7 @@ from dagmaster.jobs.plan import Planner
 from dagmaster.jobs.states import JOB_TERMINAL
 from dagmaster.operations import submit
 from dagmaster.operations.library import WorkflowLibrary
+from dagmaster.orchestrator import advance, liveness, owned
 from dagmaster.orchestrator import loop as orchestrator_loop
 from dagmaster.orchestrator.loop import Orchestrator
 from dagmaster.orchestrator.routing import RegistryRouter
@@ -54,12 +55,12 @@ from tests.simulation.people import Person
 FAULTY_SECONDS = 20.0
 RECOVERY_SECONDS = 200.0  # virtual: retries, waits and timeouts of a whole chain may be left, and take some 60
 _AFTERMATH_SECONDS = 2.0  # for those who come too late
-_LONG_AFTERMATH_SECONDS = 10.0  # in some runs: what is still not told then never will be
+_LONG_AFTERMATH_SECONDS = 10.0  # in some runs: what is not reported by then never will be
 _MOST_STEPS = 40_000  # some fifty times what a run takes
-_TOLD_STEPS = 120
+_TRACED_STEPS = 120
 _LOOSE_CLOCK = 1e5
 _PLAYS = 400
-_NOTHING: Any = object()  # None is an answer too
+_NO_ANSWER: Any = object()  # None is an answer too
 
 
 class Mode(StrEnum):
@@ -137,7 +138,7 @@ class World:
         self.stage = Stage(self)
         self.registry = self.stage.registry()
         self.cases = self._draw_cases() if case is None else {case.workflow.workflow_id: case}
-        self.catalog = WorkflowLibrary({case.workflow.workflow_id: case.workflow for case in self.cases.values()})
+        self.library = WorkflowLibrary({case.workflow.workflow_id: case.workflow for case in self.cases.values()})
         self.acknowledged: dict[str, UUID | None] = {}  # submissions, by key or message id
         self.actors: list[Actor] = []
         self.doubt: Any = None
@@ -177,7 +178,7 @@ class World:
     def job_id(self) -> UUID:
         return new_job_id(int(self.loop.now * 1000), self.random.randbytes(10))
 
-    def tell(self, lane: Lane, what: str, answer: Any = _NOTHING) -> None:
+    def tell(self, lane: Lane, what: str, answer: Any = _NO_ANSWER) -> None:
         self.story.append((self.loop.now, lane.name, what, answer))
 
     @property
@@ -189,7 +190,7 @@ class World:
         return {actor.lane.name for actor in self.actors if not actor.is_stopping}
 
     def accuse(self, what: str, error: BaseException | None = None) -> None:
-        """Something is wrong. The run ends; whoever was at it is not told."""
+        """Something is wrong. The run ends; the process that did it is not informed."""
         if self.is_over:
             return
         details = "" if error is None else "\n" + "".join(traceback.format_exception(error))
@@ -279,7 +280,7 @@ class World:
             notifier,
             transport,
             planner,
-            self.catalog,
+            self.library,
             owner_id=self.uuid(),  # type: ignore[arg-type]
         )
         self._start(Actor(lane, process, notifier), process.owner_id)
@@ -378,7 +379,7 @@ class World:
         self.is_away = False
 
     def _stop(self, actor: Actor) -> None:
-        self.tell(actor.lane, "is told to stop")
+        self.tell(actor.lane, "is asked to stop")
         actor.is_stopping = True
         actor.process.stop()
 
@@ -422,23 +423,23 @@ class World:
 
     def trace(self) -> str:
         """A run in one number: every step of it, and what it left in the tables."""
-        told = hashlib.sha256()
+        digest = hashlib.sha256()
         for line in self._lines(len(self.story)):
-            told.update(line.encode())
+            digest.update(line.encode())
         for job_id in self.database.jobs:
-            told.update(KitJob.of(self.database, job_id).story().encode())
-        return told.hexdigest()
+            digest.update(KitJob.of(self.database, job_id).story().encode())
+        return digest.hexdigest()
 
     def _lines(self, last: int) -> list[str]:
         return [
-            f"{at:9.3f} s  {name:<16} {what}" + ("" if answer is _NOTHING else f" -> {str(answer)[:300]}")
+            f"{at:9.3f} s  {name:<16} {what}" + ("" if answer is _NO_ANSWER else f" -> {str(answer)[:300]}")
             for at, name, what, answer in self.story[-last:]
         ]
 
     def report(self) -> str:
         lines = [f"seed {self.seed} in {self.mode} mode:", *(f"  {each}" for each in self.accusations[:20]), ""]
         lines += [f"see it again: pytest tests/simulation --seed {self.seed}", f"faults: {self.profile}", ""]
-        lines += self._lines(_TOLD_STEPS)
+        lines += self._lines(_TRACED_STEPS)
         lines += ["", *(KitJob.of(self.database, job_id).story() for job_id in self.database.jobs)]
         return "\n".join(lines)
 
@@ -465,8 +466,8 @@ def _under_control(world: World) -> Iterator[None]:
     replaced = [
         (memory_ledger, "uuid4", world.uuid),
         (submit, "new_job_id", lambda *_: world.job_id()),
-        *((module, "build", graph_of) for module in (orchestrator_loop, protocol, history)),
-        *((module, "_log", listener) for module in (orchestrator_loop, worker_loop, heartbeat, run)),
+        *((module, "build", graph_of) for module in (owned, protocol, history)),
+        *((module, "_log", listener) for module in (orchestrator_loop, advance, liveness, worker_loop, heartbeat, run)),
     ]
     kept = [getattr(module, name) for module, name, _ in replaced]
     for module, name, value in replaced:

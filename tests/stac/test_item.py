@@ -1,4 +1,4 @@
-"""Items say what was measured and told, and nothing else."""
+"""Items contain what was measured and what was given, and nothing else."""
 
 import json
 import math
@@ -20,7 +20,7 @@ from dagmaster.stac.item import item_id
 from dagmaster.stac.renders import renders
 from dagmaster.stac.validate import problems
 from dagmaster.stac.values import Cog, Dataset, Links, Version, multihash
-from dagmaster.stac.when import When
+from dagmaster.stac.when import When, parse_when, when_of
 from tests.raster.scenes import smooth, write
 from tests.stac.documents import HOST, LINKS, PALETTE, PROCESSED, SHA, an_item, cog, facts, statistics
 
@@ -56,7 +56,7 @@ def test_an_item_is_plain_json_and_always_the_same():
 def test_pystac_gives_back_what_it_was_given():
     document = an_item()
 
-    read = pystac.Item.from_dict(document)
+    read = pystac.Item.from_dict(document, migrate=False)  # it would remove `proj:epsg`
 
     assert read.to_dict(transform_hrefs=False) == document
     assert read.common_metadata.start_datetime == datetime(2024, 1, 1, tzinfo=UTC)
@@ -94,11 +94,55 @@ def test_an_item_has_a_moment_or_an_interval():
     assert (interval["datetime"], interval["end_datetime"]) == (None, "2024-12-31T23:59:59Z")
 
 
+@pytest.mark.parametrize("text", ["2024-07-01", "2024-07-01T10:00:00Z/2024-07-01T12:00:00Z"])
+def test_an_item_of_one_day_has_a_datetime_and_its_interval(text):
+    document = an_item(when=parse_when(text))
+    times = document["properties"]
+
+    assert times["datetime"] == times["start_datetime"]
+    assert times["datetime"].startswith("2024-07-01T")
+    assert times["end_datetime"] > times["start_datetime"]
+    assert when_of(times) == parse_when(text)
+    assert pystac.Item.from_dict(document).datetime is not None
+    assert problems(document) == []
+
+
+@pytest.mark.parametrize("text", ["2024-07", "2024", "2024-07-01/2024-07-02", "1970-01-01"])
+def test_an_item_of_more_than_a_day_has_an_interval_only(text):
+    document = an_item(when=parse_when(text))
+
+    assert document["properties"]["datetime"] is None
+    assert problems(document) == []
+
+
+def test_the_time_of_publication_is_not_the_time_of_the_data():
+    supplied = datetime(2024, 7, 1, 10, tzinfo=UTC)
+
+    assert an_item(when=When(supplied, supplied, "publication"))["properties"]["datetime"] is None
+
+
+def test_bands_have_the_names_that_older_readers_use():
+    bands = [
+        BandFacts("uint8", color=color, description=text)
+        for color, text in (("red", None), ("green", None), ("undefined", "NIR"), ("undefined", "depth"))
+    ]
+    document = an_item(cog=cog(facts(*bands), band_names=["r", "green", "n", "d"]))
+
+    assert data_of(document)["eo:bands"] == [
+        {"name": "r", "common_name": "red"},
+        {"name": "green", "common_name": "green"},
+        {"name": "n", "common_name": "nir"},
+        {"name": "d"},
+    ]
+    assert (data_of(document)["proj:epsg"], document["properties"]["proj:epsg"]) == (4326, 4326)
+    assert problems(document) == []
+
+
 def test_only_what_is_used_is_declared():
     document = an_item(published=None, links=Links(collection=LINKS.collection), platform=None, thumbnail=None)
 
     names = [address.split("/")[3] for address in document["stac_extensions"]]
-    assert names == ["projection", "raster", "file", "processing", "version", "render"]
+    assert names == ["projection", "raster", "eo", "file", "processing", "version", "render"]
     assert problems(document) == []
 
 
@@ -119,9 +163,9 @@ def test_bands_keep_what_the_file_says_of_them():
 
     document = an_item(cog=cog(facts(band, is_point=True), band_names=["rp100"]))
 
-    [found] = data_of(document)["bands"]
-    del found["statistics"], found["raster:histogram"]
-    assert found == {
+    [described] = data_of(document)["bands"]
+    del described["statistics"], described["raster:histogram"]
+    assert described == {
         "name": "rp100",
         "description": "depth",
         "data_type": "int16",
@@ -164,10 +208,10 @@ def test_a_crs_without_a_code_comes_as_wkt():
         'PRIMEM["Greenwich",0],UNIT["degree",0.0174532925199433]],PROJECTION["Transverse_Mercator"],PARAMETER["central_meridian",7],UNIT["metre",1]]'
     )
 
-    found = data_of(an_item(cog=cog(facts(crs=wkt))))
+    asset = data_of(an_item(cog=cog(facts(crs=wkt))))
 
-    assert "proj:code" not in found
-    assert found["proj:wkt2"].startswith("PROJCRS[")
+    assert "proj:code" not in asset
+    assert asset["proj:wkt2"].startswith("PROJCRS[")
     assert problems(an_item(cog=cog(facts(crs=wkt)))) == []
 
 
@@ -243,9 +287,9 @@ def test_a_palette_becomes_a_colormap_and_classes():
     ],
 )
 def test_there_is_always_a_range_to_show(given, expected):
-    found = renders(cog(facts(BandFacts("uint16")), statistics=[given]))
+    ranges = renders(cog(facts(BandFacts("uint16")), statistics=[given]))
 
-    assert found["default"]["rescale"] == expected
+    assert ranges["default"]["rescale"] == expected
 
 
 # What must not be published
@@ -266,6 +310,10 @@ def test_there_is_always_a_range_to_show(given, expected):
         f"{HOST}/cog?url=/vsicurl/http://internal/a.tif",
         f"{HOST}/a b.tif",
         "https:///dem.tif",
+        "//data.example.org/dem.tif",
+        "/files/silver/silver/dem.tif?sig=abc",
+        "/files/silver/silver/a b.tif",
+        "/tmp/dem.tif",
     ],
 )
 def test_addresses_that_are_not_public_are_refused(href):
@@ -280,6 +328,19 @@ def test_addresses_that_are_not_public_are_refused(href):
 
         assert refused.value.code == "stac.href-not-public"
         assert "secret" not in str(refused.value)
+
+
+def test_an_item_may_have_paths_of_the_server_that_serves_it():
+    links = replace(
+        LINKS,
+        collection="/stac/collections/roads",
+        self_="/stac/collections/roads/items/roads-v0",
+        xyz="/tiles/roads/tiles/WebMercatorQuad/{z}/{x}/{y}.png?version=0",
+    )
+
+    item = an_item(cog=cog(href="/files/silver/silver/cogs/roads/v0/r1/roads.tif"), links=links)
+
+    assert problems(item) == []
 
 
 def test_ids_and_checksums_have_their_form():
@@ -317,9 +378,9 @@ def test_the_item_of_a_real_raster_agrees_with_its_pixels(tmp_path):
 
     assert problems(document) == []
     seen = data[data != -9999]
-    found = data_of(document)["bands"][0]["statistics"]
-    assert found["count"] == seen.size
-    assert (found["mean"], found["stddev"]) == pytest.approx((seen.mean(dtype="f8"), seen.std(dtype="f8")))
+    statistics = data_of(document)["bands"][0]["statistics"]
+    assert statistics["count"] == seen.size
+    assert (statistics["mean"], statistics["stddev"]) == pytest.approx((seen.mean(dtype="f8"), seen.std(dtype="f8")))
     assert document["bbox"] == pytest.approx([10.0, 49.4, 10.8, 50.0])
     assert 0 < data_of(document)["file:header_size"] < size
     assert str(tmp_path) not in json.dumps(document)

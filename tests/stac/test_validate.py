@@ -14,7 +14,7 @@ from tests.stac.documents import HOST, PALETTE, SHA, a_collection, an_item, cog,
 
 pytestmark = pytest.mark.requirement("C1")
 
-GONE = object()
+MISSING = object()
 
 
 def changed(document, path, value):
@@ -24,7 +24,7 @@ def changed(document, path, value):
     place = document
     for step in way:
         place = place[step]
-    if value is GONE:
+    if value is MISSING:
         del place[last]
     elif isinstance(place, list) and last == len(place):
         place.append(value)
@@ -43,16 +43,18 @@ LAST = {"rel": "xyz", "type": "image/png", "href": f"{HOST}/{{z}}/{{x}}/{{y}}"}
 
 ITEM_MISTAKES = {
     # what the schemas of STAC see
-    "no geometry": ("geometry", GONE, "schema"),
-    "no bbox": ("bbox", GONE, "schema"),
-    "datetime null without a range": ("properties/end_datetime", GONE, "schema"),
+    "no geometry": ("geometry", MISSING, "schema"),
+    "no bbox": ("bbox", MISSING, "schema"),
+    "datetime null without a range": ("properties/end_datetime", MISSING, "schema"),
     "a naive time": ("properties/start_datetime", "2024-01-01T00:00:00", "schema"),
     "links are no list": ("links", {}, "schema"),
     "an asset is no object": ("assets/data", "x", "schema"),
     "properties are no object": ("properties", [], "schema"),
     "old stac version": ("stac_version", "1.0.0", "version-of-stac"),
     # extensions
-    "proj:epsg": ("properties/proj:epsg", 4326, "known-fields"),
+    "proj:epsg differs from proj:code": ("properties/proj:epsg", 3857, "projection"),
+    "proj:epsg of an asset is text": ("assets/data/proj:epsg", "EPSG:4326", "projection"),
+    "eo:band": ("assets/data/eo:band", [{}], "known-fields"),
     "raster:bands": ("assets/data/raster:bands", [{}], "known-fields"),
     "file:bits": ("assets/data/file:bits", 3, "known-fields"),
     "renders outside properties": ("renders", {}, "known-fields"),
@@ -78,9 +80,9 @@ ITEM_MISTAKES = {
         "projection",
     ),
     "proj:bbox is flipped": ("assets/data/proj:bbox", [-41.024, 174.0, -41.0, 174.06], "projection"),
-    "no proj:transform": ("assets/data/proj:transform", GONE, "projection"),
+    "no proj:transform": ("assets/data/proj:transform", MISSING, "projection"),
     "no bands": ("assets/data/bands", [], "bands-described"),
-    "a band has no name": (f"{BAND}/name", GONE, "bands-described"),
+    "a band has no name": (f"{BAND}/name", MISSING, "bands-described"),
     "an unknown sampling": (f"{BAND}/raster:sampling", "pixel", "bands-described"),
     "a scale of zero": (f"{BAND}/raster:scale", 0, "bands-described"),
     "a scale that is text": (f"{BAND}/raster:scale", "1", "bands-described"),
@@ -97,10 +99,10 @@ ITEM_MISTAKES = {
     "two buckets": (f"{BAND}/raster:histogram/buckets", [576, 576], "statistics"),
     "a histogram that is too short": (f"{BAND}/raster:histogram/max", 50, "statistics"),
     "a checksum that is no multihash": ("assets/data/file:checksum", SHA, "files"),
-    "no checksum": ("assets/data/file:checksum", GONE, "files"),
+    "no checksum": ("assets/data/file:checksum", MISSING, "files"),
     "a size that is text": ("assets/data/file:size", "12", "files"),
     "a header larger than its file": ("assets/data/file:header_size", 10**9, "files"),
-    "no render": ("properties/renders", GONE, "renders"),
+    "no render": ("properties/renders", MISSING, "renders"),
     "a flat rescale": (f"{RENDER}/rescale", [0, 100], "renders"),
     "a rescale upside down": (f"{RENDER}/rescale", [[100, 0]], "renders"),
     "two rescales for one band": (f"{RENDER}/rescale", [[0, 1], [0, 1]], "renders"),
@@ -112,14 +114,14 @@ ITEM_MISTAKES = {
     "a map link without axes": ("links/8/href", f"{HOST}/tiles", "map-links"),
     "a map link to no render": ("links/8/render", "other", "map-links"),
     "a subdomain without servers": ("links/8/href", "https://{s}.example.org/{z}/{x}/{y}", "map-links"),
-    "a map link without a type": ("links/8/type", GONE, "map-links"),
+    "a map link without a type": ("links/8/type", MISSING, "map-links"),
     "a version that is a number": ("properties/version", 1, "version"),
     "deprecated is text": ("properties/deprecated", "no", "version"),
     "software without versions": ("properties/processing:software", {"gdal": 3.1}, "processing"),
-    "no lineage": ("properties/processing:lineage", GONE, "processing"),
+    "no lineage": ("properties/processing:lineage", MISSING, "processing"),
     # what no schema sees
     "a deprecated word for the licence": ("properties/license", "proprietary", "license"),
-    "no licence": ("properties/license", GONE, "license"),
+    "no licence": ("properties/license", MISSING, "license"),
     "an unknown role": ("properties/providers/0/roles", ["owner"], "providers"),
     "a box that is flipped": ("bbox", [-41.024, 174.0, -41.0, 174.06], "bbox"),
     "a box of something else": ("bbox", [0, 0, 1, 1], "bbox"),
@@ -156,7 +158,7 @@ ITEM_MISTAKES = {
     "an id of another dataset": ("id", "roads-v1", "id"),
     "an id with a part in capitals": ("id", "wellington-dem-v1-R0C0", "id"),
     "an id of another version": ("id", "wellington-dem-v2", "id"),
-    "no link to the collection": ("links/3", GONE, "item-links"),
+    "no link to the collection": ("links/3", MISSING, "item-links"),
     "two links to itself": (
         "links/9",
         {"rel": "self", "href": f"{HOST}/x", "type": "application/geo+json"},
@@ -167,6 +169,8 @@ ITEM_MISTAKES = {
     "a revision of zero": ("properties/dagmaster:revision", 0, "our-fields"),
     "an ordinal that is text": ("properties/dagmaster:version_ordinal", "1", "our-fields"),
     "a source checksum without prefix": ("properties/dagmaster:source_checksum", SHA, "our-fields"),
+    "a checksum of several without prefix": ("properties/dagmaster:sources", [{"checksum": SHA}], "our-fields"),
+    "sources that are no list": ("properties/dagmaster:sources", "a.tif", "our-fields"),
     "a ref that is a number": ("properties/platform:id", 7, "our-fields"),
     "a type that is not JSON's": ("properties/gsd", {1}, "plain-json"),
 }
@@ -182,7 +186,7 @@ def test_a_mistake_in_an_item_is_found(mistake):
 
 
 COLLECTION_MISTAKES = {
-    "no extent": ("extent", GONE, "schema"),
+    "no extent": ("extent", MISSING, "schema"),
     "an empty summary": ("summaries/gsd", [], "schema"),
     "properties": ("properties", {}, "collection-id"),
     "an id with spaces": ("id", "Two Words", "collection-id"),
@@ -199,7 +203,7 @@ COLLECTION_MISTAKES = {
     "a deprecated licence": ("license", "various", "license"),
     "a mosaic in a folder": ("assets/mosaic/href", "/data/mosaic.json", "public-addresses"),
     "a mosaic of another type": ("assets/mosaic/type", "text/plain", "media-types"),
-    "no renders": ("renders", GONE, "renders"),
+    "no renders": ("renders", MISSING, "renders"),
     "a render of what no item has": ("renders/default/assets", ["mosaic"], "renders"),
     "a numeric version": ("version", 3, "version"),
     "a wrong ordinal": ("dagmaster:version_ordinal", -1, "our-fields"),

@@ -15,10 +15,10 @@ pytestmark = pytest.mark.requirement("C1")
 
 
 def of_version(ordinal: int, revision: int = 1, **more) -> dict:
-    made = a_collection(version=Version(ordinal, revision), **more)
-    href = made["assets"]["mosaic"]["href"]
-    made["assets"]["mosaic"]["href"] = href.replace("mosaic.json", f"v{ordinal}/r{revision}/mosaic.json")
-    return made
+    collection = a_collection(version=Version(ordinal, revision), **more)
+    href = collection["assets"]["mosaic"]["href"]
+    collection["assets"]["mosaic"]["href"] = href.replace("mosaic.json", f"v{ordinal}/r{revision}/mosaic.json")
+    return collection
 
 
 def mosaics(said: dict) -> dict[str, str]:

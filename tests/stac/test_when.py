@@ -1,4 +1,4 @@
-"""Times are told or read, never made up."""
+"""Dates are given or read from the file, never invented."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -66,9 +66,9 @@ def test_bad_dates_of_a_submitter_are_refused(text):
     ],
 )
 def test_dates_are_read_from_files(tags, start, basis):
-    found = written_in(tags, SUPPLIED)
+    date = written_in(tags, SUPPLIED)
 
-    assert (found.start, found.basis) == (start, basis)
+    assert (date.start, date.basis) == (start, basis)
 
 
 @pytest.mark.parametrize(
@@ -98,24 +98,24 @@ def test_times_are_written_in_utc():
 
 
 @pytest.mark.parametrize(
-    ("known", "found", "chosen"),
+    ("known", "in_file", "chosen"),
     [
-        ("given", "given", "found"),
+        ("given", "given", "in_file"),
         ("given", "acquisition", "known"),
         ("given", "publication", "known"),
-        ("acquisition", "given", "found"),
-        ("acquisition", "acquisition", "found"),
+        ("acquisition", "given", "in_file"),
+        ("acquisition", "acquisition", "in_file"),
         ("acquisition", "file", "known"),
-        ("file", "acquisition", "found"),
+        ("file", "acquisition", "in_file"),
         ("file", "file", "known"),
-        ("publication", "file", "found"),
+        ("publication", "file", "in_file"),
         ("publication", "publication", "known"),
     ],
 )
-def test_of_two_dates_the_more_reliable_one_counts(known, found, chosen):
-    times = {"known": When(at(2020, 5, 1), None, known), "found": When(at(2024, 5, 1), None, found)}
+def test_of_two_dates_the_more_reliable_one_counts(known, in_file, chosen):
+    times = {"known": When(at(2020, 5, 1), None, known), "in_file": When(at(2024, 5, 1), None, in_file)}
 
-    assert better_of(times["known"], times["found"]) == times[chosen]
+    assert better_of(times["known"], times["in_file"]) == times[chosen]
 
 
 def test_the_date_of_an_item_is_read_back():

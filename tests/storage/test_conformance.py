@@ -26,7 +26,7 @@ def at(blob: str, container: str = "silver") -> Location:
 
 
 def names(store, path: str = "", container: str = "silver") -> list[str]:
-    return sorted(found.location.blob for found in store.list(Folder(Zone.SILVER, container, path)))
+    return sorted(stored.location.blob for stored in store.list(Folder(Zone.SILVER, container, path)))
 
 
 @pytest.mark.requirement("S2")
@@ -34,12 +34,12 @@ def test_a_stored_object_is_read_back_and_described(store):
     data = b"some bytes"
 
     stored = store.put(at("a/b.bin"), data)
-    found = store.head(at("a/b.bin"))
+    head = store.head(at("a/b.bin"))
 
     assert store.get(at("a/b.bin")) == data
     assert (stored.size_bytes, stored.sha256) == (len(data), hashlib.sha256(data).hexdigest())
-    assert (found.size_bytes, found.etag, found.location) == (stored.size_bytes, stored.etag, at("a/b.bin"))
-    assert abs(found.modified_at - datetime.now(UTC)) < timedelta(minutes=5)
+    assert (head.size_bytes, head.etag, head.location) == (stored.size_bytes, stored.etag, at("a/b.bin"))
+    assert abs(head.modified_at - datetime.now(UTC)) < timedelta(minutes=5)
     assert store.sha256(at("a/b.bin")) == stored.sha256
     assert store.exists(at("a/b.bin"))
 
@@ -73,9 +73,9 @@ def test_a_missing_object_is_not_found(store, verb):
     store.put(at("a"), b"x")
 
     for missing in (at("b"), at("a/below"), at("a", "other-container")):
-        with pytest.raises(NotFound) as told:
+        with pytest.raises(NotFound) as refused:
             getattr(store, verb)(missing)
-        assert told.value.code == "storage.not-found"
+        assert refused.value.code == "storage.not-found"
         assert not store.exists(missing)
 
 
@@ -97,9 +97,9 @@ def test_ranges_end_with_the_object(store):
     assert store.get_range(at("digits"), 2, 3) == b"234"
     assert store.get_range(at("digits"), 8, 100) == b"89"
     for start, length in ((10, 1), (-1, 2), (0, 0), (3, -1)):
-        with pytest.raises(InvalidRequest) as told:
+        with pytest.raises(InvalidRequest) as refused:
             store.get_range(at("digits"), start, length)
-        assert told.value.code == "storage.bad-range"
+        assert refused.value.code == "storage.bad-range"
     with pytest.raises(NotFound):
         store.get_range(at("none"), 0, 1)
 
@@ -128,10 +128,10 @@ def test_what_is_published_is_never_overwritten(store, tmp_path, from_file, move
         return store.put_file(at("cog.tif"), file, move=move, create_only=True)
 
     again = put(b"served")
-    with pytest.raises(Conflict) as told:
+    with pytest.raises(Conflict) as refused:
         put(b"others")
 
-    assert told.value.code == "storage.taken"
+    assert refused.value.code == "storage.taken"
     assert (again.is_new, again.etag, again.sha256) == (False, first.etag, first.sha256)
     assert store.get(at("cog.tif")) == b"served"
     if from_file:  # what was not stored is still there
@@ -150,10 +150,10 @@ def test_of_concurrent_publications_one_wins_and_all_get_the_stored_object(store
             return "conflict"
 
     with ThreadPoolExecutor(8) as pool:
-        told = list(pool.map(publish, range(8)))
+        results = list(pool.map(publish, range(8)))
 
     winner = int(store.get(at("cog.tif")))
-    assert [told[number] == "conflict" for number in range(8)] == [number % 2 != winner for number in range(8)]
+    assert [results[number] == "conflict" for number in range(8)] == [number % 2 != winner for number in range(8)]
 
 
 @pytest.mark.requirement("S4")
@@ -197,7 +197,7 @@ def test_a_listing_has_what_is_below_a_folder(store):
     assert names(store) == ["a/b/c", "a/b/d/e", "a/bc", "f"]
     assert names(store, "a/b") == ["a/b/c", "a/b/d/e"]
     assert names(store, "f") == names(store, "none") == names(store, container="empty") == []
-    assert {found.size_bytes for found in store.list(Folder(Zone.SILVER, "silver"))} == {1}
+    assert {stored.size_bytes for stored in store.list(Folder(Zone.SILVER, "silver"))} == {1}
 
 
 @pytest.mark.requirement("S2")

@@ -56,8 +56,8 @@ def test_a_process_killed_in_the_middle_of_a_put_leaves_no_half_object(store, tm
         writer.send_signal(signal.SIGKILL)
         writer.wait()
 
-        for found in store.list(Folder(Zone.SILVER, "silver")):
-            content = store.get(found.location)
+        for stored in store.list(Folder(Zone.SILVER, "silver")):
+            content = store.get(stored.location)
             assert (len(content), len(set(content))) == (2_000_000, 1)
 
     assert len(files_below(incoming)) > 0, "no put was interrupted"
@@ -138,9 +138,9 @@ def test_links_that_lead_out_are_not_followed(store, tmp_path, link):
         lambda: store.delete(at("folder/x")),
         lambda: store.exists(at("folder/x")),
     ):
-        with pytest.raises(NotAllowed) as told:
+        with pytest.raises(NotAllowed) as refused:
             act()
-        assert told.value.code == "storage.link"
+        assert refused.value.code == "storage.link"
 
     if link == "silver":
         with pytest.raises(NotAllowed):
@@ -159,7 +159,7 @@ def test_links_that_stay_inside_or_go_in_circles_do_no_harm(store, tmp_path):
 
     assert store.get(at("inside/x")) == b"x"
     assert not store.exists(at("circle"))
-    assert [found.location.blob for found in store.list(Folder(Zone.SILVER, "silver"))] == ["real/x"]
+    assert [stored.location.blob for stored in store.list(Folder(Zone.SILVER, "silver"))] == ["real/x"]
 
 
 @pytest.mark.requirement("S2")
@@ -169,9 +169,9 @@ def test_a_name_cannot_be_an_object_and_a_folder(store):
 
     for create_only in (False, True):
         for name in ("a/below", "b"):
-            with pytest.raises(Conflict) as told:
+            with pytest.raises(Conflict) as refused:
                 store.put(at(name), b"y", create_only=create_only)
-            assert told.value.code == "storage.name-taken"
+            assert refused.value.code == "storage.name-taken"
     assert store.get(at("a")) == store.get(at("b/c")) == b"x"
 
 
@@ -181,7 +181,7 @@ def test_files_whose_names_break_the_rules_are_no_objects(store, tmp_path):
     (tmp_path / "silver" / "silver" / "e\u0301").write_bytes(b"x")
     (tmp_path / "silver" / "silver" / "bad\n").write_bytes(b"x")
 
-    assert [found.location.blob for found in store.list(Folder(Zone.SILVER, "silver"))] == ["good"]
+    assert [stored.location.blob for stored in store.list(Folder(Zone.SILVER, "silver"))] == ["good"]
 
 
 @pytest.mark.requirement("S2")
@@ -190,11 +190,11 @@ def test_a_full_disk_is_the_environments_fault_and_leaves_nothing(store, tmp_pat
         raise OSError(28, "No space left on device", str(tmp_path))
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(Unavailable) as told:
+    with pytest.raises(Unavailable) as raised:
         store.put(at("x"), b"x")
 
-    assert told.value.code == "storage.full"
-    assert str(tmp_path) not in str(told.value)
+    assert raised.value.code == "storage.full"
+    assert str(tmp_path) not in str(raised.value)
     assert files_below(tmp_path / "silver") == []
 
 
@@ -235,7 +235,7 @@ def test_a_jobs_intermediate_files_go_and_others_stay(tmp_path):
     (scratch.__enter__() / "half").write_bytes(b"x")
     assert (set(storage.intermediate_jobs()), set(storage.scratch_jobs())) == ({JOB, other}, {JOB})
 
-    for _ in range(2):  # what is not there is gone already
+    for _ in range(2):  # a second time there is nothing to remove
         storage.clear_intermediate(JOB)
         storage.clear_scratch(JOB)
     storage.sweep_up()
@@ -255,7 +255,7 @@ def test_a_folder_goes_also_with_what_is_no_object(store, tmp_path):
 
     store.delete_all(Folder(Zone.SILVER, "silver", str(JOB)))
     assert not folder.exists()
-    store.put(at(f"{JOB}/a.tif"), b"new")  # whoever comes after begins anew, though the space is not free yet
+    store.put(at(f"{JOB}/a.tif"), b"new")  # a later writer starts empty, though the space is not free yet
     store.sweep_up()
 
     assert files_below(tmp_path) == [f"silver/silver/{JOB}/a.tif"]

@@ -79,11 +79,11 @@ def test_a_path_is_refused_or_stays_below_its_container(container, parts):
     ],
 )
 def test_what_could_lead_elsewhere_is_refused(blob):
-    with pytest.raises(InvalidRequest) as told:
+    with pytest.raises(InvalidRequest) as refused:
         Location(Zone.SILVER, "silver", blob)
 
-    assert told.value.code == "storage.bad-blob"
-    assert told.value.message.isprintable()
+    assert refused.value.code == "storage.bad-blob"
+    assert refused.value.message.isprintable()
     with pytest.raises(InvalidRequest):
         Folder(Zone.SILVER, "silver", blob or "/")
 
@@ -93,10 +93,10 @@ def test_what_could_lead_elsewhere_is_refused(blob):
     "container", ["", "ab", "a" * 64, "Bronze", "a_b", "a--b", "-ab", "ab-", ".scratch", "a.b", "éé é"]
 )
 def test_containers_have_names_that_azure_and_s3_accept(container):
-    with pytest.raises(InvalidRequest) as told:
+    with pytest.raises(InvalidRequest) as refused:
         Location(Zone.BRONZE, container, "x")
 
-    assert told.value.code == "storage.bad-container"
+    assert refused.value.code == "storage.bad-container"
 
 
 @pytest.mark.requirement("S1")

@@ -42,9 +42,9 @@ def test_a_blob_is_always_read(storage, tmp_path):
     ],
 )
 def test_each_other_kind_needs_its_own_permission(storage, text, rules, setting):
-    with pytest.raises(NotAllowed) as told:
+    with pytest.raises(NotAllowed) as refused:
         find_source(text, storage, rules, lookup=public)
-    assert (told.value.code, setting in told.value.hint) == ("source.not-allowed", True)
+    assert (refused.value.code, setting in refused.value.hint) == ("source.not-allowed", True)
     with pytest.raises(NotAllowed):
         find_source(text, storage, BLOBS_ONLY, lookup=public)
 
@@ -78,10 +78,10 @@ def test_a_signature_is_not_shown(storage):
     ],
 )
 def test_only_https_addresses_without_passwords(storage, text):
-    with pytest.raises(InvalidRequest) as told:
+    with pytest.raises(InvalidRequest) as refused:
         find_source(text, storage, ALL, lookup=public)
 
-    assert told.value.code == "source.bad-address"
+    assert refused.value.code == "source.bad-address"
 
 
 @pytest.mark.parametrize(
@@ -92,10 +92,10 @@ def test_only_https_addresses_without_passwords(storage, text):
     "form", ["https://inside/x.tif", "/vsicurl/https://inside/x.tif", "/vsizip//vsicurl/https://inside/x.zip/x"]
 )
 def test_servers_inside_the_network_are_not_asked(storage, address, form):
-    with pytest.raises(NotAllowed) as told:
+    with pytest.raises(NotAllowed) as refused:
         find_source(form, storage, ALL, lookup=lambda _host: ["93.184.216.34", address])
 
-    assert told.value.code == "source.private"
+    assert refused.value.code == "source.private"
 
 
 @pytest.mark.parametrize(
@@ -113,10 +113,10 @@ def test_servers_inside_the_network_are_not_asked(storage, address, form):
     ],
 )
 def test_other_vsi_paths_are_refused(storage, text):
-    with pytest.raises(NotAllowed) as told:
+    with pytest.raises(NotAllowed) as refused:
         find_source(text, storage, ALL, lookup=public)
 
-    assert told.value.code == "source.bad-vsi"
+    assert refused.value.code == "source.bad-vsi"
 
 
 @given(st.text(max_size=60).map(lambda text: text.replace("://", "")))

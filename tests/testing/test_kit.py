@@ -273,7 +273,7 @@ async def test_workflows_come_from_folders_and_files(tmp_path):
         (await kit.run("one")).expect()
         (await kit.run("two")).expect()
     async with Kit(workflows=[tmp_path / "one.yaml"]) as kit:
-        assert "two" not in kit.catalog.workflows
+        assert "two" not in kit.library.workflows
 
 
 def test_a_wrong_workflow_is_reported_at_once():
@@ -305,10 +305,10 @@ async def test_a_wrong_expectation_reports_what_happened_instead():
         kit.fail("work", UnfitData("no CRS"))
         job = await kit.run("tried")
 
-    with pytest.raises(AssertionError) as told:
+    with pytest.raises(AssertionError) as raised:
         job.expect(result=3, nodes={"work": "completed"}, attempts={"work": 2}, events=["node_retried"])
 
-    text = str(told.value)
+    text = str(raised.value)
     assert "the job is failed, not completed" in text
     assert "its result is None, not 3" in text or "its result is {" in text
     assert "node 'work' is failed, not completed" in text

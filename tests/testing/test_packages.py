@@ -1,4 +1,4 @@
-"""Other packages add handlers and workflows; one that is broken is told of and holds up nobody."""
+"""Other packages add handlers and workflows; a broken one is reported and does not affect the others."""
 
 import sys
 
@@ -35,7 +35,7 @@ nodes:
 
 
 @pytest.fixture(autouse=True)
-def as_if_nothing_was_configured():
+def without_configuration():
     """Whoever ran before may have sent the log elsewhere."""
     structlog.reset_defaults()
 
@@ -80,7 +80,7 @@ def test_a_package_adds_handlers_and_workflows(site, catalog):
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("import no_such_library", "ModuleNotFoundError: No module named 'no_such_library'"),
         ("def broken(:", "SyntaxError"),
@@ -89,17 +89,17 @@ def test_a_package_adds_handlers_and_workflows(site, catalog):
         ("REGISTRATIONS = ('a name',)", "not a Registration"),
     ],
 )
-def test_handlers_that_cannot_be_loaded_are_reported_and_block_no_others(site, catalog, capsys, text, told):
+def test_handlers_that_cannot_be_loaded_are_reported_and_block_no_others(site, catalog, capsys, text, message):
     write_package(site, "bad_package", {"handlers.py": text}, handlers="bad_package.handlers")
     good(site)
 
-    found = installed()
+    handlers = installed()
 
-    assert "good.work" in found
-    (problem,) = found.refused
+    assert "good.work" in handlers
+    (problem,) = handlers.refused
     assert problem.startswith("entry point dagmaster.handlers: bad_package = bad_package.handlers (of bad_package): ")
-    assert told in problem
-    assert told in capsys.readouterr().out
+    assert message in problem
+    assert message in capsys.readouterr().out
     assert "good" in catalog().workflows
 
 
@@ -120,11 +120,11 @@ def test_a_name_that_is_taken_is_refused_and_the_others_of_the_package_are_not(s
     two = MARKED.format(name="echo") + MARKED.format(name="mine.echo").replace("async def handler", "async def other")
     write_package(site, "clashing", {"handlers.py": two}, handlers="clashing.handlers")
 
-    found = installed()
+    handlers = installed()
 
-    assert found["echo"].target == next(r.target for r in shipped.REGISTRATIONS if r.name == "echo")
-    assert "mine.echo" in found
-    (problem,) = found.refused
+    assert handlers["echo"].target == next(r.target for r in shipped.REGISTRATIONS if r.name == "echo")
+    assert "mine.echo" in handlers
+    (problem,) = handlers.refused
     assert "two handlers are named 'echo'" in problem
     assert "clashing.handlers:handler" in problem
 
@@ -147,14 +147,14 @@ def test_one_bad_workflow_of_a_package_does_not_hold_up_the_other(site, catalog)
     }
     write_package(site, "mixed", files, workflows="mixed")
 
-    found = catalog()
+    library = catalog()
 
-    assert "fine" in found.workflows
-    told = "\n".join(error.message for error in found.refused)
-    assert len(found.refused) == 3
-    assert f"{site}/mixed/bad.yaml:6:3: node 'end'" in told
-    assert f"{site}/mixed/taken.yaml: workflow_id 'hello_world' is already taken" in told
-    assert "no.such.handler" in told
+    assert "fine" in library.workflows
+    messages = "\n".join(error.message for error in library.refused)
+    assert len(library.refused) == 3
+    assert f"{site}/mixed/bad.yaml:6:3: node 'end'" in messages
+    assert f"{site}/mixed/taken.yaml: workflow_id 'hello_world' is already taken" in messages
+    assert "no.such.handler" in messages
 
 
 def test_a_request_for_a_refused_workflow_is_answered_with_the_refusal(site, catalog):

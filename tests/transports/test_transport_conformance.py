@@ -1,6 +1,6 @@
 """What every transport promises: one suite, run over each of them.
 
-A delivery is an invitation to look; so what counts is that one comes for each queue that has news, and to those only
+A delivery is a hint to poll; so what counts is that one arrives for each queue that has news, and for those only
 who listen to it.
 """
 
@@ -25,19 +25,19 @@ End = Callable[..., Transport]
 SOON = 5.0
 
 
-@pytest.fixture(params=["memory", "postgres over a memory bell", "postgres"])
+@pytest.fixture(params=["memory", "postgres over a memory notifier", "postgres"])
 async def end(request: pytest.FixtureRequest) -> AsyncIterator[End]:
     """Makes ends of one transport, each listening to the queues it is given."""
     ends: list[Transport] = []
     make = _makers(request)[request.param]
 
     def an_end(*queues: str) -> Transport:
-        ends.append(made := make(*queues))
-        return made
+        ends.append(transport := make(*queues))
+        return transport
 
     yield an_end
-    for made in ends:
-        await made.close()
+    for transport in ends:
+        await transport.close()
 
 
 def _makers(request: pytest.FixtureRequest) -> dict[str, Callable[..., Transport]]:
@@ -52,7 +52,7 @@ def _makers(request: pytest.FixtureRequest) -> dict[str, Callable[..., Transport
         request.getfixturevalue("database")  # before the loop runs
     return {
         "memory": lambda *queues: MemoryTransport(broker, queues),
-        "postgres over a memory bell": lambda *queues: PostgresTransport(
+        "postgres over a memory notifier": lambda *queues: PostgresTransport(
             exchange.notifier(*map(tasks_topic, queues)), queues
         ),
         "postgres": postgres,
@@ -60,7 +60,7 @@ def _makers(request: pytest.FixtureRequest) -> dict[str, Callable[..., Transport
 
 
 async def quiet(transport: Transport) -> None:
-    """Take what comes at the beginning: an end may invite to look when it starts to listen."""
+    """Take what comes at the beginning: a transport may deliver a hint when it starts to listen."""
     while await transport.receive(0.5):
         pass
 

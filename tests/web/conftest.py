@@ -1,7 +1,8 @@
-"""An app with a few routes behind each server's door, and nothing else of that server."""
+"""An app with a few routes behind each server's middleware, and nothing else of that server."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import structlog
@@ -14,7 +15,9 @@ from dagmaster.errors import Conflict, InvalidWorkflow, Unavailable, WorkflowPro
 from dagmaster.observe import log
 from dagmaster.serving import problems as map_problems
 from dagmaster.serving.middleware import MapMiddleware
+from dagmaster.web.authentication import LOCAL_ADMIN, NoAuthentication
 
+NO_AUTHENTICATION = NoAuthentication(LOCAL_ADMIN)
 HOST = "maps.internal"
 LIMIT = 1_048_576
 
@@ -28,22 +31,34 @@ class House:
         return TestClient(self.app, base_url="http://localhost:8000")
 
 
-def api(*, is_open_to_all: bool) -> House:
+def api(*, is_open_to_all: bool = False, **options: Any) -> House:
     app = _app(api_problems.register)
-    app.add_middleware(ApiMiddleware, max_body_bytes=LIMIT, own_hosts=[HOST], is_open_to_all=is_open_to_all)
+    app.add_middleware(
+        ApiMiddleware,
+        max_body_bytes=LIMIT,
+        own_hosts=[HOST],
+        is_open_to_all=is_open_to_all,
+        **{"authentication": NO_AUTHENTICATION, **options},
+    )
     return House(app, is_discreet=False)
 
 
-def maps(*, is_open_to_all: bool) -> House:
+def maps(*, is_open_to_all: bool = False, **options: Any) -> House:
     app = _app(map_problems.register)
-    app.add_middleware(MapMiddleware, own_host=HOST, public_url=None, is_open_to_all=is_open_to_all)
+    app.add_middleware(
+        MapMiddleware,
+        own_host=HOST,
+        public_url=None,
+        is_open_to_all=is_open_to_all,
+        **{"authentication": NO_AUTHENTICATION, **options},
+    )
     return House(app, is_discreet=True)
 
 
 @pytest.fixture(params=[api, maps], ids=["api", "serving"])
 def build(request: pytest.FixtureRequest) -> Callable[..., House]:
-    made: Callable[..., House] = request.param
-    return made
+    house: Callable[..., House] = request.param
+    return house
 
 
 @pytest.fixture
@@ -70,7 +85,7 @@ def _app(register: Callable[[FastAPI], None]) -> FastAPI:
     register(app)
 
     @app.get("/here")
-    async def here() -> str:
+    async def answer() -> str:
         return "here"
 
     @app.post("/length")

@@ -1,4 +1,4 @@
-"""What every problem looks like, whichever server tells it."""
+"""What every problem response looks like, on every server."""
 
 from typing import Any
 

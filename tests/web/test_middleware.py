@@ -1,5 +1,4 @@
-"""What every server's door does: an id for each request, only names of our own, only so many bytes,
-always an answer."""
+"""The middleware of every server: an id for each request, only known host names, a limit of bytes, a response."""
 
 import pytest
 
@@ -63,3 +62,65 @@ def test_an_internal_error_reveals_no_details(client):
     check(answer, 500, "internal")
     assert "hunter2" not in answer.text
     assert "Traceback" not in answer.text
+
+
+CROSS = {"Sec-Fetch-Site": "cross-site"}
+LINK = {**CROSS, "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
+IMAGE = {**CROSS, "Sec-Fetch-Mode": "no-cors", "Sec-Fetch-Dest": "image"}
+
+
+@pytest.mark.requirement("X1")
+@pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "OPTIONS"])
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "https://evil.example"},
+        {"Origin": "http://localhost:3000"},
+        {"Origin": "null"},
+        {"Origin": ""},
+        {"Origin": "http://[::"},
+        {**LINK, "Origin": "https://evil.example"},
+        {**CROSS, "Sec-Fetch-Mode": "cors", "Sec-Fetch-Dest": "empty"},
+        {**CROSS, "Sec-Fetch-Mode": "no-cors", "Sec-Fetch-Dest": "script"},
+        {**CROSS, "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "iframe"},
+        CROSS,
+    ],
+)
+def test_without_authentication_pages_of_other_sites_are_refused(client, method, headers):
+    answer = client.request(method, "/here", headers=headers)
+
+    assert answer.status_code == 403
+    assert "access-control-allow-origin" not in answer.headers
+    if method != "HEAD":
+        check(answer, 403, "request.foreign-origin")
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "http://localhost:8000"},
+        {"Sec-Fetch-Site": "same-origin", "Sec-Fetch-Mode": "cors"},
+        {"Sec-Fetch-Site": "none", "Sec-Fetch-Mode": "navigate"},
+        LINK,
+    ],
+)
+def test_own_pages_and_links_from_elsewhere_are_accepted(client, headers):
+    answer = client.get("/here", headers=headers)
+
+    assert answer.json() == "here"
+    assert "access-control-allow-origin" not in answer.headers
+
+
+def test_another_site_may_show_images_of_the_map_server_only(client, house):
+    assert client.get("/here", headers=IMAGE).status_code == (200 if house.is_discreet else 403)
+
+
+@pytest.mark.parametrize("headers", [LINK, IMAGE])
+def test_another_site_may_not_send_what_changes_something(client, headers):
+    check(client.post("/length", headers=headers), 403, "request.foreign-origin")
+
+
+def test_with_authentication_the_origin_does_not_matter(build):
+    client = build(is_open_to_all=True, refuses_other_sites=False).client()
+
+    assert client.get("/here", headers={"Origin": "https://maps.example", "Host": "geo.example"}).json() == "here"

@@ -1,4 +1,4 @@
-"""Every error is an RFC 9457 problem with a stable code, and tells no secrets."""
+"""Every error is an RFC 9457 problem with a stable code, and contains no secrets."""
 
 from http import HTTPStatus
 

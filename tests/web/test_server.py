@@ -1,15 +1,18 @@
-"""An app on a port: it starts, finishes what is under way when told, and gives the port back."""
+"""An app on a port: it starts, finishes the open requests when it is stopped, and releases the port."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from httpx2 import AsyncClient
 
+from dagmaster.api.server import ApiServer
 from dagmaster.listen import bind
-from dagmaster.web.server import WebServer
+from dagmaster.serving.server import MapServer
+from dagmaster.web.server import TimedProtocol, WebServer
 
 
 async def test_what_is_under_way_is_finished_and_the_port_given_back():
@@ -53,3 +56,115 @@ async def test_waiting_for_a_failed_start_ends():
 
     assert not server.is_started
     assert bound.fileno() == -1
+
+
+HEAD = b"POST /echo HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 4\r\n\r\n"
+UNFINISHED = {
+    "nothing": b"",
+    "half a request line": b"POST /ec",
+    "half the headers": HEAD[:60],
+    "headers without their end": HEAD[:-2],
+    "no body": HEAD,
+    "half a body": HEAD + b'"a',
+    "half a chunk": HEAD.replace(b"Content-Length: 4", b"Transfer-Encoding: chunked") + b"4\r\n12",
+    "half a second request": HEAD + b'"ab"' + HEAD[:30],
+}
+
+
+@asynccontextmanager
+async def serving(kind: type[WebServer]) -> AsyncIterator[int]:
+    """The port of a server that echoes what is posted."""
+    app = FastAPI()
+
+    @app.post("/echo")
+    async def echo(request: Request) -> str:
+        return (await request.body()).decode()
+
+    server = kind(app, bind("127.0.0.1", 0))
+    running = asyncio.create_task(server.run())
+    await asyncio.wait_for(server.until_started(), 10)
+    yield int(server.url.rpartition(":")[2])
+    server.finish()
+    await asyncio.wait_for(running, 10)
+
+
+@pytest.fixture
+def short_times(monkeypatch):
+    monkeypatch.setattr(TimedProtocol, "head_seconds", 0.5)
+    monkeypatch.setattr(TimedProtocol, "body_seconds", 0.5)
+
+
+async def received(port: int, sent: bytes, *, byte_by_byte: bytes = b"") -> tuple[bytes, float]:
+    """What the server answers until it closes the connection, and the seconds until then."""
+    started = time.monotonic()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(sent)
+
+    async def drip() -> None:
+        for byte in byte_by_byte:
+            await asyncio.sleep(0.1)
+            writer.write(bytes([byte]))
+
+    dripping = asyncio.create_task(drip())
+    answer = await asyncio.wait_for(reader.read(), 10)
+    dripping.cancel()
+    writer.close()
+    return answer, time.monotonic() - started
+
+
+@pytest.mark.requirement("X3")
+@pytest.mark.parametrize("kind", [ApiServer, MapServer])
+async def test_a_request_that_is_not_sent_to_its_end_is_closed(kind, short_times):
+    async with serving(kind) as port:
+        answers = dict(
+            zip(UNFINISHED, await asyncio.gather(*(received(port, sent) for sent in UNFINISHED.values())), strict=True)
+        )
+
+    assert max(seconds for _, seconds in answers.values()) < 3
+    for name, (answer, _) in answers.items():
+        assert answer.rpartition(b"HTTP/1.1 ")[2].startswith(b"408"), name
+    assert b"200 OK" in answers["half a second request"][0]
+
+
+@pytest.mark.requirement("X3")
+@pytest.mark.parametrize("sent", [b"", HEAD[:-2], HEAD.replace(b": 4", b": 400")], ids=["head", "headers", "body"])
+async def test_a_request_that_is_sent_byte_by_byte_gains_no_time(sent, short_times):
+    async with serving(WebServer) as port:
+        answer, seconds = await received(port, sent, byte_by_byte=b"X-Slow: " + b"a" * 90)
+
+    assert answer.startswith(b"HTTP/1.1 408")
+    assert seconds < 3
+
+
+@pytest.mark.requirement("X3")
+async def test_time_between_and_after_whole_requests_does_not_count(short_times):
+    async with serving(WebServer) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        answers = []
+        for _ in range(2):
+            writer.write(HEAD + b'"ab"')
+            answers.append(await asyncio.wait_for(reader.readuntil(b'"\\"ab\\""'), 5))
+            await asyncio.sleep(0.8)
+        writer.close()
+
+    assert all(answer.startswith(b"HTTP/1.1 200") for answer in answers)
+
+
+@pytest.mark.requirement("X3")
+async def test_a_handler_may_take_longer_than_a_request_may_be_sent(short_times):
+    app = FastAPI()
+
+    @app.get("/slow")
+    async def slow() -> str:
+        await asyncio.sleep(1.2)
+        return "done"
+
+    server = WebServer(app, bind("127.0.0.1", 0))
+    running = asyncio.create_task(server.run())
+    await asyncio.wait_for(server.until_started(), 10)
+    async with AsyncClient(base_url=server.url) as client:
+        answer = await client.get("/slow")
+    server.finish()
+    await asyncio.wait_for(running, 10)
+
+    assert answer.json() == "done"

@@ -1,4 +1,4 @@
-"""A worker's health: told while handlers run, while the loop hangs and while the database is away."""
+"""A worker's health: reported while handlers run, while the loop hangs and while the database is unavailable."""
 
 import asyncio
 import http.client
@@ -50,20 +50,20 @@ async def test_running_tasks_are_reported_with_their_process() -> None:
     light, heavy = a_task("sleep", "light", seconds=60), a_task("sleep_blocking", "heavy", seconds=60)
     async with working(light, heavy) as bench, probed(bench) as probes:
         await until(lambda: any(child["task_id"] for child in bench.worker.children))
-        status, told = await asked(probes, "/health")
+        status, health = await asked(probes, "/health")
 
-    running = {task["task_id"]: task for task in told["running"]}
+    running = {task["task_id"]: task for task in health["running"]}
     assert status == 200
-    assert (told["is_alive"], told["is_ready"]) == (True, True)
+    assert (health["is_alive"], health["is_ready"]) == (True, True)
     assert running.keys() == {light.task_id, heavy.task_id}
     assert running[light.task_id]["handler"] == "sleep"
     assert 0 <= running[light.task_id]["seconds"] < 10
-    assert [child["task_id"] for child in told["children"]] == [heavy.task_id]
-    assert told["queues"] == list(bench.settings.worker_queue)
-    assert "sleep" in told["handlers"]
-    assert set(told["versions"]) == {"dagmaster", "python"}
-    assert told["last_exchange_seconds"] < 10
-    assert told["last_renewal_seconds"] < 10
+    assert [child["task_id"] for child in health["children"]] == [heavy.task_id]
+    assert health["queues"] == list(bench.settings.worker_queue)
+    assert "sleep" in health["handlers"]
+    assert set(health["versions"]) == {"dagmaster", "python"}
+    assert health["last_exchange_seconds"] < 10
+    assert health["last_renewal_seconds"] < 10
 
 
 _released = threading.Event()
@@ -75,13 +75,13 @@ async def hangs(_ctx: Any) -> None:
 
 
 async def test_a_hanging_loop_is_not_alive_and_its_task_is_reported() -> None:
-    found: dict[str, tuple[int, Any]] = {}
+    answers: dict[str, tuple[int, Any]] = {}
 
     def find_out(url: str) -> None:
         try:
             while (answer := ask(url, "/livez"))[0] != 503:
                 time.sleep(0.02)
-            found.update(livez=answer, readyz=ask(url, "/readyz"), health=ask(url, "/health"))
+            answers.update(livez=answer, readyz=ask(url, "/readyz"), health=ask(url, "/health"))
         finally:
             _released.set()
 
@@ -93,12 +93,12 @@ async def test_a_hanging_loop_is_not_alive_and_its_task_is_reported() -> None:
         await asyncio.to_thread(watcher.join)
         after = await asked(probes, "/livez")
 
-    status, told = found["livez"]
+    status, health = answers["livez"]
     assert status == 503
-    assert not told["is_alive"]
-    assert told["checks"][0]["name"] == "event loop"
-    assert found["readyz"][0] == 503
-    assert [running["handler"] for running in found["health"][1]["running"]] == ["hangs"]
+    assert not health["is_alive"]
+    assert health["checks"][0]["name"] == "event loop"
+    assert answers["readyz"][0] == 503
+    assert [running["handler"] for running in answers["health"][1]["running"]] == ["hangs"]
     assert after[0] == 200
 
 
@@ -129,10 +129,10 @@ async def test_a_worker_that_stops_is_not_ready() -> None:
     async with working(task := a_task("sleep", seconds=60)) as bench, probed(bench) as probes:
         await bench.is_running(task)
         bench.worker.stop(grace_seconds=1)
-        status, told = await asked(probes, "/readyz")
+        status, health = await asked(probes, "/readyz")
 
     assert status == 503
-    assert [check["name"] for check in told["checks"] if not check["is_ok"]] == ["claiming"]
+    assert [check["name"] for check in health["checks"] if not check["is_ok"]] == ["claiming"]
 
 
 async def test_metrics_are_what_prometheus_reads() -> None:

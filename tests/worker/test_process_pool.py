@@ -420,7 +420,7 @@ async def test_a_checkpoint_whose_artifact_has_changed_is_not_trusted_and_report
 
 @pytest.mark.requirement("E22")
 async def test_a_handler_that_was_asked_to_stop_stops_when_it_saves_a_checkpoint(harness: Harness) -> None:
-    """A handler that never looks at its flags, and saves now and then."""
+    """A handler that never checks its flags, and saves a checkpoint now and then."""
     context = harness.context(task := a_task("saves_on_and_on"))
     running = asyncio.create_task(harness.run(task, context))
     await until(lambda: len(harness.ledger.checkpoints) > 0)
@@ -509,7 +509,7 @@ async def test_cancelling_the_call_kills_the_child_before_it_returns(harness: Ha
     assert not any(map(is_alive, pids))
 
 
-class Told(TaskContext):
+class RecordingContext(TaskContext):
     """Counts what reaches the worker."""
 
     __slots__ = ("count",)
@@ -527,14 +527,14 @@ class Told(TaskContext):
         super().log(*args)
 
 
-def told(harness: Harness, task: TaskMessage) -> Told:
-    return Told(task, harness.ledger)
+def recording(harness: Harness, task: TaskMessage) -> RecordingContext:
+    return RecordingContext(task, harness.ledger)
 
 
 @pytest.mark.requirement("E23")
 async def test_frequent_progress_is_reported_a_few_times_a_second_with_its_latest_value(harness: Harness) -> None:
     task = a_task("reports_much", timeout=20)
-    context = told(harness, task)
+    context = recording(harness, task)
     started = time.monotonic()
 
     outcome = await harness.run(task, context)
@@ -547,7 +547,7 @@ async def test_frequent_progress_is_reported_a_few_times_a_second_with_its_lates
 @pytest.mark.requirement("E23")
 async def test_delayed_progress_is_reported_while_the_handler_continues(harness: Harness) -> None:
     task = a_task("reports_twice_and_waits")
-    context = told(harness, task)
+    context = recording(harness, task)
     running = asyncio.create_task(harness.run(task, context))
 
     await until(lambda: context.running().progress == {"fraction": 0.2}, 5)
@@ -559,7 +559,7 @@ async def test_delayed_progress_is_reported_while_the_handler_continues(harness:
 @pytest.mark.requirement("H1")
 async def test_of_too_many_log_lines_the_last_are_kept_and_the_dropped_ones_counted(harness: Harness) -> None:
     task = a_task("logs_much", timeout=20)
-    context = told(harness, task)
+    context = recording(harness, task)
     started = time.monotonic()
 
     outcome = await harness.run(task, context)
@@ -575,7 +575,7 @@ async def test_of_too_many_log_lines_the_last_are_kept_and_the_dropped_ones_coun
 @pytest.mark.requirement("H1")
 async def test_a_log_line_that_cannot_be_encoded_is_logged_as_far_as_possible(harness: Harness) -> None:
     task = a_task("logs_oddly")
-    context = told(harness, task)
+    context = recording(harness, task)
 
     outcome = await harness.run(task, context)
 

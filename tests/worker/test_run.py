@@ -1,4 +1,4 @@
-"""From a task to its report: what is blamed on whom, and what is told."""
+"""From a task to its report: who is blamed for an error, and what is reported."""
 
 import orjson
 import pytest
@@ -92,9 +92,13 @@ async def test_every_outcome_of_a_handler_is_a_report(handler: str, blame: str, 
     ],
 )
 def test_every_error_has_a_message(error: BaseException, message: str) -> None:
-    told = describe(error)
+    error_facts = describe(error)
 
-    assert (told["message"], told["blame"], told["type"]) == (message, "handler", type(error).__qualname__)
+    assert (error_facts["message"], error_facts["blame"], error_facts["type"]) == (
+        message,
+        "handler",
+        type(error).__qualname__,
+    )
 
 
 @pytest.mark.requirement("E10")
@@ -151,9 +155,9 @@ async def test_a_handler_that_cannot_be_loaded_is_offered_no_longer() -> None:
     registry = a_registry(
         Registration("broken", "no_such_module:f"), Registration("gone", "worker_handlers:gone", False)
     )
-    gone = a_task("gone", "b")
-    async with working(broken, gone, registry=registry) as bench:
-        for task in (broken, gone):
+    unloadable = a_task("gone", "b")
+    async with working(broken, unloadable, registry=registry) as bench:
+        for task in (broken, unloadable):
             report = await bench.report_of(task)
             assert report.error is not None
             assert (report.error["blame"], report.error["code"]) == ("environment", "handler.unloadable")

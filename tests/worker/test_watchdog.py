@@ -68,7 +68,7 @@ def reports_of(worker: subprocess.Popen[str], count: int) -> dict[str, tuple[str
     assert worker.stdout is not None
     lines = [json.loads(worker.stdout.readline() or "null") for _ in range(count)]
     assert None not in lines, "the worker has ended"
-    return {node: (status, told) for node, status, told in lines}
+    return {node: (status, error) for node, status, error in lines}
 
 
 @pytest.mark.requirement("E10")

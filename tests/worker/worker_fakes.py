@@ -210,7 +210,7 @@ def some_settings(**values: Any) -> Settings:
 
 
 def a_registry(*more: Registration) -> Registry:
-    here = [
+    registrations = [
         Registration(name, f"worker_handlers:{name}", is_async=is_async)
         for name, is_async in {
             "pid": False,
@@ -265,7 +265,7 @@ def a_registry(*more: Registration) -> Registry:
             "blocks_afterwards": True,
         }.items()
     ]
-    return Registry([*REGISTRATIONS, *here, *more])
+    return Registry([*REGISTRATIONS, *registrations, *more])
 
 
 class Bench:
@@ -274,15 +274,15 @@ class Bench:
     def __init__(self, tasks: Sequence[TaskMessage] = (), registry: Registry | None = None, **settings: Any) -> None:
         self.ledger = FakeLedger(tasks)
         self.broker = Broker()
-        self.rings = MemoryExchange()
-        self.owner = self.rings.notifier("results")
-        self.ledger.notifier = self.rings.notifier()
+        self.notifications = MemoryExchange()
+        self.owner = self.notifications.notifier("results")
+        self.ledger.notifier = self.notifications.notifier()
         self.settings = some_settings(**settings)
         self.worker = Worker(
             self.settings,
             self.ledger,
             MemoryTransport(self.broker, self.settings.worker_queue),
-            self.rings.notifier(),  # type: ignore[arg-type]
+            self.notifications.notifier(),  # type: ignore[arg-type]
             registry or a_registry(),
             name="bench",
             worker_id=uuid4(),

@@ -289,7 +289,7 @@ async def deadlock(ctx: Any) -> None:
 
 
 async def burn_with_lock(ctx: Any) -> None:
-    """Busy in C for ever, with the interpreter's lock held, and looks for no signal."""
+    """Busy in C for ever, with the interpreter's lock held; it handles no signal."""
     collections.deque(itertools.repeat(None), maxlen=0)
 
 

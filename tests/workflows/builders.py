@@ -41,6 +41,6 @@ def problems_in(nodes: str, *, head: str = "", **options: Any) -> list[WorkflowP
 
 def the_problem(problems: list[WorkflowProblem], words: str) -> WorkflowProblem:
     """The one problem whose message contains the words."""
-    found = [problem for problem in problems if words in problem.message]
-    assert len(found) == 1, f"{words!r} is in {len(found)} of:\n" + "\n".join(p.at("test.yaml") for p in problems)
-    return found[0]
+    matching = [problem for problem in problems if words in problem.message]
+    assert len(matching) == 1, f"{words!r} is in {len(matching)} of:\n" + "\n".join(p.at("test.yaml") for p in problems)
+    return matching[0]

@@ -3,7 +3,7 @@
 import pytest
 
 from dagmaster.errors import InvalidRequest
-from dagmaster.workflows.inputs import check_inputs
+from dagmaster.workflows.inputs import check_inputs, refuse_reserved
 
 from .builders import a_workflow
 
@@ -96,3 +96,30 @@ def test_an_input_submitted_as_null_counts_as_not_submitted():
     assert check_inputs(workflow, {"size": None, "note": None, "file": "a"}) == {"size": 5, "file": "a"}
     with pytest.raises(InvalidRequest, match="'file' is required"):
         check_inputs(workflow, {"file": None})
+
+
+RESERVED = a_workflow(
+    "  start: {type: start, next: end}\n  end: {type: end}\n",
+    head="""\
+inputs:
+  name: {type: string}
+  place: {type: string, reserved: true}
+  number: {type: integer, default: 0, reserved: true}
+""",
+)
+
+
+@pytest.mark.requirement("W1")
+def test_a_submission_that_sets_reserved_inputs_is_refused_and_all_of_them_are_named():
+    with pytest.raises(InvalidRequest, match="'number', 'place' are reserved inputs") as refused:
+        refuse_reserved(RESERVED, {"place": "x", "name": "y", "number": 0})
+
+    assert (refused.value.code, refused.value.facts["fields"]) == ("inputs.reserved", ["number", "place"])
+    assert "assets submit" in refused.value.hint
+
+
+@pytest.mark.requirement("W1")
+def test_a_submission_without_reserved_inputs_is_accepted_and_null_sets_nothing():
+    refuse_reserved(RESERVED, {"name": "y", "place": None, "unknown": 1})
+
+    assert check_inputs(RESERVED, {"name": "y"}) == {"name": "y", "number": 0}

@@ -13,7 +13,7 @@ from dagmaster.workflows.model import FanInNode, work_of
 
 from .builders import QUEUES, a_graph
 
-LOADED = read_all(shipped(), handlers={found.name for found in REGISTRATIONS}, queues=QUEUES)
+LOADED = read_all(shipped(), handlers={handler.name for handler in REGISTRATIONS}, queues=QUEUES)
 
 
 @pytest.mark.requirement("W10")

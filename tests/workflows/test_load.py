@@ -167,9 +167,9 @@ nodes:
   end: {type: end}
   end: {type: end}
 """
-    found = [(p.line, p.column, p.node) for p in problems_of(text)]
+    places = [(p.line, p.column, p.node) for p in problems_of(text)]
 
-    assert found == [
+    assert places == [
         (2, 1, None),
         (4, 35, None),
         (6, 38, "start"),

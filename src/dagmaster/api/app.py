@@ -1,22 +1,28 @@
 """The FastAPI application: routes, error handlers and services. Nothing is configured at import.
 
-create_app(settings, dsn, catalog, handlers)
-  ├── middleware: request id, host and origin, size of bodies
-  ├── / /docs /openapi.json /livez /readyz
-  └── /api/v1: jobs workflows callbacks bootstrap dead-letters janitor orchestrators workers queues stats health
+create_app(settings, dsn, library, handlers)
+  ├── middleware: request id, host and origin, caller, size of bodies
+  ├── / /docs /openapi.json /livez /readyz /metrics
+  └── /api/v1: jobs workflows submit status assets platforms callbacks bootstrap dead-letters janitor orchestrators
+               workers queues stats caller keys health
 """
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import APIRouter, FastAPI
 from fastapi.openapi.utils import get_openapi
+from starlette.routing import BaseRoute
 
 from dagmaster import __version__
+from dagmaster.access.permissions import Permission
 from dagmaster.api import (
+    assets,
     bootstrap,
+    callback_events,
     callbacks,
+    callers,
     dead_letters,
     examples,
     health,
@@ -25,12 +31,17 @@ from dagmaster.api import (
     interventions,
     janitor,
     jobs,
+    keys,
     logs,
+    metrics,
     outputs,
+    platforms,
     problems,
     queues,
+    reviews,
     stats,
     stream,
+    submissions,
     waiting,
     workflows,
 )
@@ -41,18 +52,26 @@ from dagmaster.client.models.problems import ProblemDetails
 from dagmaster.operations.library import WorkflowLibrary
 from dagmaster.orchestrator.loop import Orchestrator
 from dagmaster.settings import Settings
+from dagmaster.web.authentication import permission_of, routes_of
+from dagmaster.web.metrics import RequestMetrics
 
 _TAGS = [
     {"name": "jobs", "description": "Submit jobs, list and inspect them, follow their events"},
     {"name": "workflows", "description": "The workflows that can be submitted"},
-    {"name": "callbacks", "description": "For workers without access to the database"},
+    {"name": "assets", "description": "Submit data of platforms; list, review and publish it"},
+    {"name": "platforms", "description": "The external systems that submit data"},
+    {"name": "callbacks", "description": "What submitters were told; and results of workers without a database"},
     {"name": "queues", "description": "Show, limit and pause queues"},
     {"name": "dead letters", "description": "Messages that were rejected"},
     {"name": "operations", "description": "Running instances, the janitor, and statistics of the platform"},
+    {"name": "callers", "description": "Who sends requests: API keys and their scopes"},
     {"name": "bootstrap", "description": "The database schema"},
     {"name": "health", "description": "For probes and operators"},
 ]
-_DESCRIPTION = """Jobs, workflows and operations of a dagmaster platform.
+_DESCRIPTION = """Jobs, workflows, assets and operations of a dagmaster platform.
+
+Each request needs a permission, which the scopes of an API key or of an OIDC token give; without authentication, the
+platform accepts requests of its own machine only.
 
 Errors are RFC 9457 problem details with a stable `code`. Lists are paginated: pass `next` of a page as `after` to get
 the following one. Every response has an `X-Request-ID` header; it is that of the request, if the request has one."""
@@ -61,14 +80,14 @@ the following one. Every response has an `X-Request-ID` header; it is that of th
 def create_app(
     settings: Settings,
     dsn: str,
-    catalog: WorkflowLibrary,
+    library: WorkflowLibrary,
     handlers: Mapping[str, Any],
     *,
     orchestrator: Orchestrator | None = None,
     heartbeat_seconds: float = 15.0,
 ) -> FastAPI:
     """The API of a database. Health depends on the loop of `orchestrator`, if one runs in the same process."""
-    services = ApiServices(settings, dsn, catalog, handlers, orchestrator, heartbeat_seconds)
+    services = ApiServices(settings, dsn, library, handlers, orchestrator, heartbeat_seconds)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -81,6 +100,7 @@ def create_app(
         description=_DESCRIPTION,
         openapi_tags=_TAGS,
         lifespan=lifespan,
+        openapi_url=None,  # `index` serves it, and the pages
         docs_url=None,
         redoc_url=None,
     )
@@ -89,11 +109,16 @@ def create_app(
     app.include_router(_versioned())
     app.include_router(health.probes)
     app.include_router(index.router)
+    app.include_router(metrics.router)
+    app.state.request_metrics = RequestMetrics()
     app.add_middleware(
         ApiMiddleware,
+        metrics=app.state.request_metrics,
         max_body_bytes=MAX_BODY_BYTES,
         own_hosts=[settings.api_host],
-        is_open_to_all=settings.api_insecure,
+        is_open_to_all=settings.may_expose_api,
+        authentication=services.authentication,
+        refuses_other_sites=not settings.auth_enabled,
     )
     return app
 
@@ -108,6 +133,11 @@ def _versioned() -> APIRouter:
         stream,
         waiting,
         workflows,
+        submissions,
+        assets,
+        reviews,
+        platforms,
+        callback_events,
         callbacks,
         bootstrap,
         dead_letters,
@@ -115,6 +145,8 @@ def _versioned() -> APIRouter:
         instances,
         queues,
         stats,
+        callers,
+        keys,
         health,
     ):
         router.include_router(module.router)
@@ -133,9 +165,26 @@ class _App(FastAPI):
                 routes=self.routes,
             )
             _describe_problems(description["components"]["schemas"])
+            _describe_permissions(description, self.routes)
             examples.attach(description)
             self.openapi_schema = description
         return self.openapi_schema
+
+
+def _describe_permissions(description: dict[str, Any], routes: Iterable[BaseRoute]) -> None:
+    """Which permission a request needs, and how a caller authenticates."""
+    description["components"]["securitySchemes"] = {
+        "bearer": {"type": "http", "scheme": "bearer", "description": "An API key (`dgm_…`) or an OIDC token"},
+        "key": {"type": "apiKey", "in": "header", "name": "X-API-Key", "description": "An API key (`dgm_…`)"},
+    }
+    for route in routes_of(routes):
+        permission = permission_of(route)
+        for method in route.methods or ():
+            operation = description["paths"].get(route.path, {}).get(method.lower())
+            if operation is not None and permission is not None:
+                operation["x-permission"] = str(permission)
+                schemes: list[dict[str, list[str]]] = [{"bearer": []}, {"key": []}]
+                operation["security"] = [{}] if permission is Permission.ANYONE else schemes
 
 
 def _describe_problems(schemas: dict[str, Any]) -> None:

@@ -5,57 +5,45 @@ the request must confirm the name of the database.
 """
 
 import asyncio
-from types import ModuleType
 
 from fastapi import APIRouter
 from starlette.responses import PlainTextResponse
 
+from dagmaster.access.permissions import Permission
 from dagmaster.api.problems import responses
 from dagmaster.api.services import Services
 from dagmaster.client.models.schema import MigrationResult, RebuildRequest, SchemaStatus, TableSizes
 from dagmaster.errors import InvalidRequest
 from dagmaster.observe import log
+from dagmaster.operations import schema
+from dagmaster.web.authentication import requires
 
 router = APIRouter(prefix="/bootstrap", tags=["bootstrap"])
+_READS = [requires(Permission.PLATFORM_READ)]
+_WRITES = [requires(Permission.SCHEMA_WRITE)]
 _log = log.get("api")
 
 
-def _catalog() -> ModuleType:
-    from dagmaster.database.catalog import pgstac
-
-    return pgstac
-
-
-def _deploy() -> ModuleType:
-    """Imported when it is first needed, because it imports SQLAlchemy and Alembic."""
-    from dagmaster.database.schema import deploy
-
-    return deploy
-
-
-@router.get("/status", operation_id="get_schema_status", summary="Get the status of the schema", responses=responses())
+@router.get(
+    "/status",
+    operation_id="get_schema_status",
+    summary="Get the status of the schema",
+    responses=responses(),
+    dependencies=_READS,
+)
 async def get_status(services: Services) -> SchemaStatus:
-    return await _status(services.dsn)
+    return await asyncio.to_thread(schema.schema_status, services.dsn)
 
 
-async def _status(dsn: str) -> SchemaStatus:
-    status = await asyncio.to_thread(_deploy().status, dsn)
-    catalog = await asyncio.to_thread(_catalog().catalog_status, dsn)
-    return SchemaStatus(
-        deployed=status.deployed,
-        is_current=status.is_current,
-        software=status.software,
-        stored=status.stored,
-        pending=status.pending,
-        server_version=status.server_version,
-        extensions=status.extensions,
-        catalog=catalog.deployed,
-    )
-
-
-@router.get("/tables", operation_id="get_tables", summary="Get the number of rows of each table", responses=responses())
+@router.get(
+    "/tables",
+    operation_id="get_tables",
+    summary="Get the number of rows of each table",
+    responses=responses(),
+    dependencies=_READS,
+)
 async def get_tables(services: Services) -> TableSizes:
-    return TableSizes(tables=(await asyncio.to_thread(_deploy().status, services.dsn)).tables)
+    return await asyncio.to_thread(schema.table_sizes, services.dsn)
 
 
 @router.get(
@@ -67,9 +55,10 @@ async def get_tables(services: Services) -> TableSizes:
         200: {"content": {"text/plain": {"schema": {"type": "string"}, "example": "CREATE SCHEMA dagapp;"}}},
         **responses(),
     },
+    dependencies=_READS,
 )
 async def get_ddl() -> PlainTextResponse:
-    return PlainTextResponse(await asyncio.to_thread(_deploy().ddl))
+    return PlainTextResponse(await asyncio.to_thread(schema.ddl))
 
 
 @router.post(
@@ -77,11 +66,11 @@ async def get_ddl() -> PlainTextResponse:
     operation_id="deploy_schema",
     summary="Create what is missing; existing objects are not changed",
     responses=responses(409),
+    dependencies=_WRITES,
 )
 async def deploy_schema(services: Services) -> SchemaStatus:
-    await asyncio.to_thread(_deploy().deploy, services.dsn)
-    await asyncio.to_thread(_catalog().ensure_catalog, services.dsn, is_enabled=services.settings.catalog_enabled)
-    return await _status(services.dsn)
+    has_catalog = services.settings.catalog_enabled
+    return await asyncio.to_thread(schema.deploy_schema, services.dsn, has_catalog=has_catalog)
 
 
 @router.post(
@@ -89,11 +78,10 @@ async def deploy_schema(services: Services) -> SchemaStatus:
     operation_id="migrate_schema",
     summary="Add what the software has and the database lacks, while the platform runs",
     responses=responses(409),
+    dependencies=_WRITES,
 )
 async def migrate_schema(services: Services) -> MigrationResult:
-    changes = await asyncio.to_thread(_deploy().migrate, services.dsn)
-    status = await _status(services.dsn)
-    return MigrationResult(changes=changes, pending=status.pending, is_current=status.is_current)
+    return await asyncio.to_thread(schema.migrate_schema, services.dsn)
 
 
 @router.post(
@@ -101,6 +89,7 @@ async def migrate_schema(services: Services) -> MigrationResult:
     operation_id="rebuild_schema",
     summary="Drop everything and deploy again: for development only",
     responses=responses(409),
+    dependencies=_WRITES,
 )
 async def rebuild_schema(services: Services, rebuild: RebuildRequest) -> SchemaStatus:
     """Disabled unless ALLOW_REBUILD is set. Every job, event and result is deleted."""
@@ -118,5 +107,4 @@ async def rebuild_schema(services: Services, rebuild: RebuildRequest) -> SchemaS
             hint="the name is part of the database URL",
         )
     _log.warning("the schema is dropped and deployed again", database=name)
-    await asyncio.to_thread(_deploy().rebuild, services.dsn)
-    return await _status(services.dsn)
+    return await asyncio.to_thread(schema.rebuild_schema, services.dsn)

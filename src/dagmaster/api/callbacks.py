@@ -6,6 +6,7 @@ from uuid import UUID
 
 from fastapi import APIRouter
 
+from dagmaster.access.permissions import Permission
 from dagmaster.api.problems import responses
 from dagmaster.api.services import Services
 from dagmaster.client.models.callbacks import ReportReceipt, TaskReport
@@ -14,9 +15,10 @@ from dagmaster.errors import InvalidRequest
 from dagmaster.jobs.payload import INLINE_BYTES
 from dagmaster.jobs.states import TaskStatus
 from dagmaster.observe.redaction import redact
+from dagmaster.web.authentication import requires
 from dagmaster.workflows.storable import encode
 
-router = APIRouter(prefix="/callbacks", tags=["callbacks"])
+router = APIRouter(prefix="/callbacks", tags=["callbacks"], dependencies=[requires(Permission.TASKS_REPORT)])
 
 _TASK_ID = re.compile(r"([0-9a-fA-F-]{36})_(.{1,100})_([1-9][0-9]{0,8})")
 _NO_DEMAND = Demand(queues=())

@@ -3,8 +3,10 @@
 from typing import Annotated
 from uuid import UUID
 
-from fastapi import APIRouter, Path, Query
+from fastapi import APIRouter, Depends, Path, Query
 
+from dagmaster.access.caller import Caller
+from dagmaster.access.permissions import Permission
 from dagmaster.api.pages import Cursor, Limit, joined, moment_and_id, page_of
 from dagmaster.api.problems import responses
 from dagmaster.api.services import Services
@@ -12,13 +14,21 @@ from dagmaster.client.models.operations import DeadLetterSummary, Replayed
 from dagmaster.client.models.pages import Page
 from dagmaster.errors import Conflict
 from dagmaster.operations.rerun import resume
+from dagmaster.web.authentication import needs, requires
 
 router = APIRouter(prefix="/dead-letters", tags=["dead letters"])
+_READS = [requires(Permission.PLATFORM_READ)]
 
 LetterId = Annotated[UUID, Path(description="The id of the dead letter")]
 
 
-@router.get("", operation_id="list_dead_letters", summary="List dead letters, newest first", responses=responses())
+@router.get(
+    "",
+    operation_id="list_dead_letters",
+    summary="List dead letters, newest first",
+    responses=responses(),
+    dependencies=_READS,
+)
 async def list_dead_letters(
     services: Services,
     reason: Annotated[str | None, Query(max_length=64, description="Only messages rejected for this reason")] = None,
@@ -31,7 +41,13 @@ async def list_dead_letters(
     return page_of(rows, limit, lambda letter: joined(letter.created_at.isoformat(), letter.dead_letter_id))
 
 
-@router.get("/{dead_letter_id}", operation_id="get_dead_letter", summary="Get a dead letter", responses=responses(404))
+@router.get(
+    "/{dead_letter_id}",
+    operation_id="get_dead_letter",
+    summary="Get a dead letter",
+    responses=responses(404),
+    dependencies=_READS,
+)
 async def get_dead_letter(services: Services, dead_letter_id: LetterId) -> DeadLetterSummary:
     return await services.reads.dead_letter(services.settings.job_queue_name, dead_letter_id)
 
@@ -43,7 +59,11 @@ async def get_dead_letter(services: Services, dead_letter_id: LetterId) -> DeadL
     status_code=202,
     responses=responses(404, 409),
 )
-async def replay_dead_letter(services: Services, dead_letter_id: LetterId) -> Replayed:
+async def replay_dead_letter(
+    services: Services,
+    caller: Annotated[Caller, Depends(needs(Permission.QUEUES_OPERATE))],
+    dead_letter_id: LetterId,
+) -> Replayed:
     """A submission is put back into its queue. A task belongs to a job:
     the job is resumed, with everything that is missing."""
     letter = await services.reads.dead_letter(services.settings.job_queue_name, dead_letter_id)
@@ -56,7 +76,7 @@ async def replay_dead_letter(services: Services, dead_letter_id: LetterId) -> Re
         )
     async with services.ledgers.one() as ledger:
         if letter.job_id is not None:
-            await resume(ledger, letter.job_id, reason=f"dead letter {dead_letter_id} was replayed")
+            await resume(ledger, letter.job_id, by=caller.name, reason=f"dead letter {dead_letter_id} was replayed")
             await ledger.drop_dead_letter(dead_letter_id)
         elif not await ledger.replay_dead_letter(dead_letter_id, letter.queue):
             raise Conflict("this message was replayed already", code="dead-letter.replayed-already")

@@ -143,14 +143,16 @@ class Follower:
                 changed, head, status = job.changed, job.head, job.status
                 while after < head:
                     page = job.since(after) or await self._page(job_id, after)
+                    if page is None:
+                        return  # the events cannot be read: the client reconnects
                     for first in range(0, len(page), _BATCH):
                         batch = page[first : first + _BATCH]
                         yield batch
                         after = batch[-1].sequence
                         await asyncio.sleep(0)
                     if not page:
-                        return  # the events cannot be read: the client reconnects
-                if status in JOB_TERMINAL and after == head:
+                        after = head  # the events were deleted
+                if status in JOB_TERMINAL and after >= head:
                     return
                 if sent is not job.progress:
                     sent = job.progress
@@ -163,12 +165,12 @@ class Follower:
                 except TimeoutError:
                     yield None
 
-    async def _page(self, job_id: UUID, after: int) -> list[EventEntry]:
+    async def _page(self, job_id: UUID, after: int) -> list[EventEntry] | None:
         try:
             return await self._complete(self._reads.page_events(job_id, limit=_PAGE, after=after))
         except Unavailable as error:
             _log.warning("a stream ends because its events cannot be read", job_id=str(job_id), error=error.message)
-            return []
+            return None
 
     async def _complete(self, reading: Coroutine[Any, Any, T]) -> T:
         """Complete a query even if its watcher has left."""

@@ -3,20 +3,25 @@
 import asyncio
 import time
 from functools import cache
+from typing import Annotated
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends
 from starlette.responses import JSONResponse
 
 from dagmaster import __version__
+from dagmaster.access.caller import Caller
+from dagmaster.access.permissions import Permission, may
 from dagmaster.api.problems import responses
 from dagmaster.api.services import ApiServices, Services
 from dagmaster.client.models.operations import Health, HealthCheck, ProcessLiveness, ReadinessReport
 from dagmaster.database.reads.installation import Liveness
 from dagmaster.errors import DagmasterError
 from dagmaster.orchestrator.loop import Orchestrator
+from dagmaster.web.authentication import needs, requires
 
-router = APIRouter(tags=["health"])
+router = APIRouter(tags=["health"], dependencies=[requires(Permission.PLATFORM_READ)])
 probes = APIRouter(tags=["health"])
+Anyone = Annotated[Caller, Depends(needs(Permission.ANYONE))]
 
 TIMEOUT_SECONDS = 3.0
 
@@ -31,7 +36,7 @@ TIMEOUT_SECONDS = 3.0
         503: {"model": ProcessLiveness, "description": "The orchestrator's loop is stuck: restart the process"},
     },
 )
-async def get_livez(services: Services) -> JSONResponse:
+async def get_livez(services: Services, _caller: Anyone) -> JSONResponse:
     """The database is not checked, because a restart would not help. A process that hangs does not respond at all."""
     loop = services.orchestrator
     silent = loop.silent_seconds if loop else 0.0
@@ -47,9 +52,13 @@ async def get_livez(services: Services) -> JSONResponse:
     response_model=ReadinessReport,
     responses={**responses(), 503: {"model": ReadinessReport, "description": "Not ready: see the checks"}},
 )
-async def get_readyz(services: Services) -> JSONResponse:
+async def get_readyz(services: Services, caller: Anyone) -> JSONResponse:
+    """Details of the checks need the permission platform:read: they may name servers."""
     health = await _health(services)
-    body = ReadinessReport(is_ready=health.is_ready, checks=health.checks)
+    checks = health.checks
+    if not may(caller, Permission.PLATFORM_READ):
+        checks = [_check(check.name, check.is_ok, "") for check in checks]
+    body = ReadinessReport(is_ready=health.is_ready, checks=checks)
     return JSONResponse(body.model_dump(mode="json"), status_code=200 if health.is_ready else 503)
 
 

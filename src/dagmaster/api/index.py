@@ -1,15 +1,24 @@
-"""The index page: a list of all routes, from the OpenAPI description. It loads no other files, so it works offline."""
+"""The pages for people: a list of all routes, and Swagger UI to try them. Both work offline. Anyone may read them: they
+describe the software and contain no data.
 
+/docs       the list, from the OpenAPI description; it loads no other files
+/docs/try   Swagger UI; its files come from the package fastapi-offline, and are served from here
+"""
+
+import re
 from collections.abc import Iterator, Mapping
 from html import escape
-from typing import Any
+from importlib.resources import files
+from typing import Any, Literal
 
 from fastapi import APIRouter, Request
-from starlette.responses import HTMLResponse, RedirectResponse
+from starlette.responses import FileResponse, HTMLResponse, JSONResponse, RedirectResponse, Response
 
+from dagmaster.access.permissions import Permission
 from dagmaster.client.limits import PREFIX
+from dagmaster.web.authentication import requires
 
-router = APIRouter(include_in_schema=False)
+router = APIRouter(include_in_schema=False, dependencies=[requires(Permission.ANYONE)])
 
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
@@ -20,10 +29,33 @@ p, code { overflow-wrap: anywhere; }
 @media (prefers-color-scheme: dark) { body { background: #111; color: #ddd; } a { color: #8bf; } }
 """
 
+# Swagger UI sets styles of elements, and has its icons in data URLs. Everything else comes from this server.
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+# Paths are relative to this page, so that the page also works behind a proxy with a prefix.
+_TRY_PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Try the dagmaster API</title>
+<meta name="viewport" content="width=device-width"><link rel="stylesheet" href="assets/swagger-ui.css"></head>
+<body><div id="swagger-ui"></div>
+<noscript>This page needs JavaScript; <a href="../docs">a list without it</a>.</noscript>
+<script src="assets/swagger-ui-bundle.js"></script><script src="try.js"></script></body></html>
+"""
+_TRY_SCRIPT = """SwaggerUIBundle({
+  url: "../openapi.json", dom_id: "#swagger-ui", deepLinking: true, tryItOutEnabled: true, docExpansion: "none",
+  validatorUrl: null
+});
+"""
+
 
 @router.get("/")
 async def go_to_docs() -> RedirectResponse:
     return RedirectResponse("docs")
+
+
+@router.get("/openapi.json")
+async def show_description(request: Request) -> JSONResponse:
+    return JSONResponse(request.app.openapi())
 
 
 @router.get("/docs")
@@ -31,18 +63,38 @@ async def show_docs(request: Request) -> HTMLResponse:
     return HTMLResponse(page(request.app.openapi()))
 
 
+@router.get("/docs/try")
+async def show_try_page() -> HTMLResponse:
+    return HTMLResponse(_TRY_PAGE, headers={"Content-Security-Policy": _POLICY})
+
+
+@router.get("/docs/try.js")
+async def show_try_script() -> Response:
+    return Response(_TRY_SCRIPT, media_type="text/javascript")
+
+
+@router.get("/docs/assets/{name}")
+async def show_asset(name: Literal["swagger-ui.css", "swagger-ui-bundle.js"]) -> FileResponse:
+    return FileResponse(str(files("fastapi_offline") / "static" / name))
+
+
 def page(openapi: Mapping[str, Any]) -> str:
     info = openapi["info"]
-    introduction = "".join(f"<p>{escape(part)}</p>" for part in info["description"].split("\n\n"))
+    introduction = "".join(f"<p>{_code(escape(part))}</p>" for part in info["description"].split("\n\n"))
     tags = "".join(_section(openapi, tag) for tag in openapi["tags"])
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(info["title"])} API</title>'
         f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head><body>'
         f"<h1>{escape(info['title'])} {escape(info['version'])}</h1>{introduction}"
-        '<p>Full description: <a href="openapi.json">openapi.json</a>, or docs/reference/api.md. Start with: '
+        '<p><a href="docs/try">Try it out</a>. Full description: <a href="openapi.json">openapi.json</a>, or '
+        "docs/reference/api.md. Start with: "
         f'<a href="{PREFIX}/jobs">jobs</a>, <a href="{PREFIX}/workflows">workflows</a>, '
         f'<a href="{PREFIX}/health">health</a>.</p>{tags}</body></html>\n'
     )
+
+
+def _code(text: str) -> str:
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", text)
 
 
 def _section(openapi: Mapping[str, Any], tag: Mapping[str, str]) -> str:

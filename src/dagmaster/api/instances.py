@@ -5,13 +5,15 @@ from uuid import UUID
 
 from fastapi import APIRouter, Query
 
+from dagmaster.access.permissions import Permission
 from dagmaster.api.pages import Limit, page_of
 from dagmaster.api.problems import responses
 from dagmaster.api.services import Services
 from dagmaster.client.models.operations import OrchestratorSummary, WorkerSummary
 from dagmaster.client.models.pages import Page
+from dagmaster.web.authentication import requires
 
-router = APIRouter(tags=["operations"])
+router = APIRouter(tags=["operations"], dependencies=[requires(Permission.PLATFORM_READ)])
 
 After = Annotated[UUID | None, Query(description="`next` of the previous page")]
 

@@ -4,8 +4,10 @@ import asyncio
 from typing import Annotated
 from uuid import UUID
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Depends, Query
 
+from dagmaster.access.caller import Caller
+from dagmaster.access.permissions import Permission
 from dagmaster.api.jobs import JobId
 from dagmaster.api.problems import responses
 from dagmaster.api.services import Services
@@ -13,8 +15,11 @@ from dagmaster.client.models.jobs import CancelProgress, Intervention, JobPart, 
 from dagmaster.jobs.states import JOB_TERMINAL
 from dagmaster.operations.cancel import cancel
 from dagmaster.operations.rerun import resume, retry
+from dagmaster.web.authentication import needs
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
+
+Operator = Annotated[Caller, Depends(needs(Permission.JOBS_OPERATE))]
 
 _POLL_SECONDS = 0.1
 
@@ -28,6 +33,7 @@ _POLL_SECONDS = 0.1
 )
 async def cancel_job(
     services: Services,
+    caller: Operator,
     job_id: JobId,
     intervention: Intervention | None = None,
     wait: Annotated[float, Query(ge=0, le=60, description="Seconds to wait for the end of the job")] = 2,
@@ -37,7 +43,7 @@ async def cancel_job(
     job that has ended otherwise is a conflict."""
     intervention = intervention or Intervention()
     async with services.ledgers.one() as ledger:
-        await cancel(ledger, job_id, by=intervention.by, reason=intervention.reason)
+        await cancel(ledger, job_id, by=caller.name, reason=intervention.reason)
     for _ in range(int(wait / _POLL_SECONDS)):
         progress = await _progress(services, job_id)
         if progress.is_over:
@@ -68,6 +74,7 @@ async def _progress(services: Services, job_id: UUID) -> CancelProgress:
 )
 async def resume_job(
     services: Services,
+    caller: Operator,
     job_id: JobId,
     intervention: Intervention | None = None,
     dry_run: Annotated[bool, Query(description="Change nothing, only return what would run again")] = False,
@@ -76,7 +83,7 @@ async def resume_job(
     the definition of the job."""
     intervention = intervention or Intervention()
     async with services.ledgers.one() as ledger:
-        return await resume(ledger, job_id, by=intervention.by, reason=intervention.reason, is_dry_run=dry_run)
+        return await resume(ledger, job_id, by=caller.name, reason=intervention.reason, is_dry_run=dry_run)
 
 
 @router.post(
@@ -88,6 +95,7 @@ async def resume_job(
 )
 async def retry_job(
     services: Services,
+    caller: Operator,
     job_id: JobId,
     request: RetryRequest,
     dry_run: Annotated[bool, Query(description="Change nothing, only return what would run again")] = False,
@@ -96,4 +104,4 @@ async def retry_job(
     them. A fan_out that runs again reads its source again."""
     part = JobPart(node=request.node, stage=request.stage, failed_children=request.failed_children)
     async with services.ledgers.one() as ledger:
-        return await retry(ledger, job_id, part, by=request.by, reason=request.reason, is_dry_run=dry_run)
+        return await retry(ledger, job_id, part, by=caller.name, reason=request.reason, is_dry_run=dry_run)

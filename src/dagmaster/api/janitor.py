@@ -3,9 +3,11 @@
 from typing import Annotated
 from uuid import UUID
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Depends, Query
 from pydantic import AwareDatetime
 
+from dagmaster.access.caller import Caller
+from dagmaster.access.permissions import Permission
 from dagmaster.api.pages import Cursor, Limit, joined, moment_and_id, page_of
 from dagmaster.api.problems import responses
 from dagmaster.api.services import Services
@@ -16,6 +18,7 @@ from dagmaster.database.maintenance.retention import PostgresRetention
 from dagmaster.jobs.model import JanitorAction
 from dagmaster.orchestrator.janitor import Janitor
 from dagmaster.orchestrator.tidy import DAY_SECONDS, tidy_of
+from dagmaster.web.authentication import needs, requires
 
 router = APIRouter(prefix="/janitor", tags=["operations"])
 
@@ -25,6 +28,7 @@ router = APIRouter(prefix="/janitor", tags=["operations"])
     operation_id="list_janitor_actions",
     summary="List the actions of the janitor, newest first",
     responses=responses(),
+    dependencies=[requires(Permission.PLATFORM_READ)],
 )
 async def list_janitor_actions(
     services: Services,
@@ -53,12 +57,15 @@ async def list_janitor_actions(
 
 @router.post("/run", operation_id="run_janitor", summary="Run the janitor now", responses=responses())
 async def run_janitor(
-    services: Services, dry_run: Annotated[bool, Query(description="Change nothing, only return the actions")] = False
+    services: Services,
+    caller: Annotated[Caller, Depends(needs(Permission.QUEUES_OPERATE))],
+    dry_run: Annotated[bool, Query(description="Change nothing, only return the actions")] = False,
 ) -> JanitorRun:
     """The orchestrators run it every `JANITOR_INTERVAL_SEC`. Old jobs are deleted by their runs only."""
-    store, retention = PostgresJanitor(services.dsn, "api-janitor"), PostgresRetention(services.dsn, "api-retention")
+    store = PostgresJanitor(services.dsn, "api-janitor", services.notifier)
+    retention = PostgresRetention(services.dsn, "api-retention")
     tidy = tidy_of(services.settings, services.dsn, "api-tidy")
-    janitor = Janitor(services.settings, store, retention, services.notifier, tidy=tidy)
+    janitor = Janitor(services.settings, store, retention, tidy=tidy)
     age = services.settings.retention_days * DAY_SECONDS
     try:
         run_id, swept = await janitor.sweep(is_dry=dry_run)

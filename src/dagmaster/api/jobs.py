@@ -1,18 +1,21 @@
 """Jobs: submit, list, get one with its nodes, events and timeline."""
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Annotated
 from uuid import UUID
 
-from fastapi import APIRouter, Path, Query, Response
+from fastapi import APIRouter, Depends, Path, Query, Response
 from pydantic import AwareDatetime
 
+from dagmaster.access.caller import Caller
+from dagmaster.access.permissions import Permission
 from dagmaster.api import examples
 from dagmaster.api.outcomes import deliverables, download_url, outcomes
-from dagmaster.api.pages import LONGEST_NAME, Cursor, Limit, joined, name_and_number, page_of
+from dagmaster.api.pages import LONGEST_NAME, Cursor, Limit, SeveralOf, joined, name_and_number, page_of
 from dagmaster.api.problems import responses
 from dagmaster.api.services import ApiServices, Services
-from dagmaster.api.summaries import stages_of, summary_of
+from dagmaster.api.summaries import stage_of, stages_of, summary_of, type_of
 from dagmaster.api.workflows import read_definition
 from dagmaster.client.limits import PREFIX
 from dagmaster.client.models.jobs import (
@@ -25,8 +28,9 @@ from dagmaster.client.models.jobs import (
     SubmissionResult,
     TimelineEntry,
 )
-from dagmaster.client.models.nodes import NodeDetail, NodeSummary, PublicNode
+from dagmaster.client.models.nodes import NodeDetail, NodeRecord, NodeSummary, PublicNode
 from dagmaster.client.models.pages import Page
+from dagmaster.client.moments import parse_moment
 from dagmaster.database.reads.jobs import Snapshot
 from dagmaster.errors import InvalidRequest, NotFound
 from dagmaster.jobs.model import Job
@@ -34,11 +38,14 @@ from dagmaster.jobs.states import JobStatus, NodeStatus, TaskStatus
 from dagmaster.jobs.view import JobView, NodeView
 from dagmaster.operations.library import WorkflowLibrary
 from dagmaster.operations.submit import submit_once
+from dagmaster.web.authentication import needs, require, requires
 from dagmaster.workflows.graph import Graph
 from dagmaster.workflows.model import FanOutNode
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
+_READS = [requires(Permission.JOBS_READ)]
 
+_MOST_READS = 5
 JobId = Annotated[UUID, Path(description="The id of the job", examples=[examples.JOB_ID])]
 NodeName = Annotated[str, Path(description="The node; a child of a fan_out is NODE__INDEX", max_length=LONGEST_NAME)]
 AfterSequence = Annotated[int, Query(ge=0, le=2**53, description="Only events with a greater sequence number")]
@@ -60,73 +67,92 @@ AfterSequence = Annotated[int, Query(ge=0, le=2**53, description="Only events wi
     },
 )
 async def submit_job(
+    *,
     services: Services,
+    caller: Annotated[Caller, Depends(needs(Permission.JOBS_SUBMIT))],
     response: Response,
     submission: JobRequest,
     resume: Annotated[bool, Query(description="Resume the job of an earlier identical submission")] = False,
     force: Annotated[bool, Query(description="Start a new job even if the same was submitted before")] = False,
 ) -> SubmissionResult:
     """The job exists when the response is sent. With an `idempotency_key`, or if the workflow is idempotent, a repeated
-    submission returns the job of the first one; the same key with other inputs is a conflict."""
+    submission of the same caller returns the job of the first one; the same key with other inputs is a conflict. A
+    `definition` needs the permission workflows:write."""
     if resume and force:
         raise InvalidRequest(
             "`resume` and `force` cannot be combined: one continues the existing job, the other starts a new one",
             code="request.contradiction",
         )
-    catalog = await _catalog_for(services, submission)
+    if submission.definition is not None:
+        require(caller, Permission.WORKFLOWS_WRITE)
+    library = await _library_for(services, submission)
+    submission = submission.model_copy(update={"submitted_by": caller.name})
     async with services.ledgers.one() as ledger:
-        result = await submit_once(ledger, catalog, submission, force=force, resume=resume)
+        result = await submit_once(ledger, library, submission, force=force, resume=resume)
     response.headers["Location"] = f"{PREFIX}/jobs/{result.job_id}"
     if result.status not in ("accepted", "resumed"):
         response.status_code = 200
     return result
 
 
-async def _catalog_for(services: ApiServices, submission: JobRequest) -> WorkflowLibrary:
+async def _library_for(services: ApiServices, submission: JobRequest) -> WorkflowLibrary:
     if submission.definition is None:
-        return services.catalog
+        return services.library
     workflow = await read_definition(services, submission.definition)
     if workflow.workflow_id != submission.workflow_id:
         raise InvalidRequest(
             f"`workflow_id` is {submission.workflow_id}, but the definition has {workflow.workflow_id}",
             code="workflow.other-id",
         )
-    return WorkflowLibrary({workflow.workflow_id: workflow}, max_inputs_bytes=services.catalog.max_inputs_bytes)
+    return WorkflowLibrary({workflow.workflow_id: workflow}, max_inputs_bytes=services.library.max_inputs_bytes)
 
 
-@router.get("", operation_id="list_jobs", summary="List jobs, newest first", responses=responses())
+@router.get("", operation_id="list_jobs", summary="List jobs, newest first", responses=responses(), dependencies=_READS)
 async def list_jobs(
     *,
     services: Services,
-    status: Annotated[JobStatus | None, Query(description="Only jobs with this status")] = None,
+    status: Annotated[SeveralOf[JobStatus] | None, Query(description="Only jobs with one of these statuses")] = None,
     workflow_id: Annotated[str | None, Query(max_length=64)] = None,
     submitted_by: Annotated[str | None, Query(max_length=64)] = None,
     correlation_id: Annotated[str | None, Query(max_length=64)] = None,
     created_after: Annotated[AwareDatetime | None, Query(description="Only jobs created at this time or later")] = None,
     created_before: Annotated[AwareDatetime | None, Query(description="Only jobs created before this time")] = None,
+    since: Annotated[
+        str | None, Query(max_length=64, description="As `created_after`: a time with a zone, or an age such as `2h`")
+    ] = None,
+    until: Annotated[
+        str | None, Query(max_length=64, description="As `created_before`: a time with a zone, or an age such as `2h`")
+    ] = None,
     after: Annotated[UUID | None, Query(description="`next` of the previous page")] = None,
     limit: Limit = 50,
 ) -> Page[JobSummary]:
     rows = await services.reads.jobs(
         limit=limit + 1,
         after=after,
-        status=status,
+        statuses=status,
         workflow_id=workflow_id,
         submitted_by=submitted_by,
         correlation_id=correlation_id,
-        created_after=created_after,
-        created_before=created_before,
+        created_after=max(filter(None, (created_after, _moment(since, "since"))), default=None),
+        created_before=min(filter(None, (created_before, _moment(until, "until"))), default=None),
     )
     return page_of(rows, limit, lambda job: job.job_id)
 
 
-@router.get("/{job_id}", operation_id="get_job", summary="Get a job", responses=responses(404))
+def _moment(text: str | None, name: str) -> datetime | None:
+    return parse_moment(text, name, requires_zone=True) if text else None
+
+
+@router.get("/{job_id}", operation_id="get_job", summary="Get a job", responses=responses(404), dependencies=_READS)
 async def get_job(services: Services, job_id: JobId) -> JobDetail:
     """The job, the nodes of its definition with the counts of their children, and a summary of each stage. The cost
     does not depend on the number of children."""
     job = await services.reads.job(job_id)
-    graph = await services.reads.graph(job.definition_hash)
-    snapshot = await services.reads.watch_job(job_id, graph.order)
+    try:
+        graph = await services.reads.graph(job.definition_hash)
+    except NotFound as error:
+        return await _without_nodes(services, job, error)
+    job, snapshot = await _of_one_moment(services, job, graph.order)
     nodes = [summary_of(graph, node, snapshot.now) for node in snapshot.nodes]
     failed = [node for node in nodes if node.status is NodeStatus.FAILED or node.failed_count]
     return JobDetail(
@@ -142,15 +168,40 @@ async def get_job(services: Services, job_id: JobId) -> JobDetail:
     )
 
 
+async def _without_nodes(services: ApiServices, job: Job, error: NotFound) -> JobDetail:
+    """A job whose definition cannot be read."""
+    job, snapshot = await _of_one_moment(services, job, [])
+    return JobDetail(
+        job=PublicJob.model_validate(job.model_dump()),
+        is_over=snapshot.is_over,
+        seconds=round(snapshot.seconds, 3),
+        stages=[],
+        nodes=[],
+        trouble=error.message,
+    )
+
+
+async def _of_one_moment(services: ApiServices, job: Job, node_ids: Sequence[str]) -> tuple[Job, Snapshot]:
+    """The job and its nodes. The job may end or be resumed between two reads: they are repeated until both agree."""
+    snapshot = await services.reads.watch_job(job.job_id, node_ids)
+    for _ in range(_MOST_READS):
+        if snapshot.status is job.status:
+            break
+        job = await services.reads.job(job.job_id)
+        snapshot = await services.reads.watch_job(job.job_id, node_ids)
+    return job, snapshot
+
+
 async def _trouble(services: ApiServices, job: Job) -> str | None:
     """The error that orchestrators reported to the janitor, unless the job has advanced since."""
     actions = await services.reads.janitor_actions(limit=1, target_id=str(job.job_id), action_type="job_stuck")
-    is_current = actions and actions[0].detail and actions[0].detail["last_sequence"] == job.last_sequence
+    is_current = actions and (actions[0].detail or {}).get("last_sequence") == job.last_sequence
     return actions[0].reason if is_current else None
 
 
 def _outcomes(job: Job, graph: Graph, snapshot: Snapshot) -> Outcomes:
-    nodes = {node.node_id: _view_of(node) for node in snapshot.nodes}
+    missing = NodeView(NodeStatus.FAILED, error_message="its row is missing")
+    nodes = dict.fromkeys(graph.order, missing) | {node.node_id: _view_of(node) for node in snapshot.nodes}
     return outcomes(JobView(job.job_id, graph, job.input_params, job.status, nodes=nodes))
 
 
@@ -167,13 +218,19 @@ def _view_of(node: NodeSummary) -> NodeView:
     )
 
 
-@router.get("/{job_id}/nodes", operation_id="list_nodes", summary="List the nodes of a job", responses=responses(404))
+@router.get(
+    "/{job_id}/nodes",
+    operation_id="list_nodes",
+    summary="List the nodes of a job",
+    responses=responses(404),
+    dependencies=_READS,
+)
 async def list_nodes(
     *,
     services: Services,
     job_id: JobId,
     parent: Annotated[str | None, Query(max_length=LONGEST_NAME, description="The children of this fan_out")] = None,
-    status: Annotated[NodeStatus | None, Query(description="Only nodes with this status")] = None,
+    status: Annotated[SeveralOf[NodeStatus] | None, Query(description="Only nodes with one of these statuses")] = None,
     after: Annotated[int, Query(ge=-1, le=2**31 - 2, description="`next` of the previous page")] = -1,
     limit: Limit = 50,
 ) -> Page[PublicNode]:
@@ -183,10 +240,10 @@ async def list_nodes(
     if parent is None:
         snapshot = await services.reads.watch_job(job_id, graph.order)
         numbered = [(number, node) for number, node in enumerate(snapshot.nodes) if number > after]
-        lines = [(number, node) for number, node in numbered if status in (None, node.status)][: limit + 1]
+        lines = [(number, node) for number, node in numbered if not status or node.status in status][: limit + 1]
     else:
         require_fan_out(graph, parent)
-        children = await services.reads.page_children(job_id, parent, limit=limit + 1, after=after, status=status)
+        children = await services.reads.page_children(job_id, parent, limit=limit + 1, after=after, statuses=status)
         lines = [(child.fan_out_index or 0, child) for child in children]
     following = str(lines[limit - 1][0]) if len(lines) > limit else None
     return Page(items=[summary_of(graph, node, now) for _, node in lines[:limit]], next=following)
@@ -197,15 +254,16 @@ async def list_nodes(
     operation_id="get_node",
     summary="Get a node with its attempts",
     responses=responses(404),
+    dependencies=_READS,
 )
 async def get_node(services: Services, job_id: JobId, node_id: NodeName) -> NodeDetail:
     node = await services.reads.node(job_id, node_id)
     graph, _ = await graph_of(services, job_id)
     definition_id = node.parent_node_id or node_id
     return NodeDetail(
-        node=node,
-        type="task" if node.parent_node_id else graph.workflow.nodes[node_id].type,
-        stage=graph.stages[definition_id][1],
+        node=NodeRecord.model_validate(node.model_dump()),
+        type=type_of(graph, node_id, node.parent_node_id),
+        stage=stage_of(graph, definition_id),
         attempts=await services.reads.attempts(job_id, node_id),
         checkpoints=await services.reads.checkpoints(job_id, node_id),
         output_url=download_url(job_id, node_id, node.output_ref) if node.output_ref else None,
@@ -213,7 +271,11 @@ async def get_node(services: Services, job_id: JobId, node_id: NodeName) -> Node
 
 
 @router.get(
-    "/{job_id}/events", operation_id="list_events", summary="List the events of a job", responses=responses(404)
+    "/{job_id}/events",
+    operation_id="list_events",
+    summary="List the events of a job",
+    responses=responses(404),
+    dependencies=_READS,
 )
 async def list_events(
     services: Services,
@@ -233,6 +295,7 @@ async def list_events(
     operation_id="get_timeline",
     summary="Get the attempts of a job as a timeline",
     responses=responses(404),
+    dependencies=_READS,
 )
 async def get_timeline(
     services: Services,

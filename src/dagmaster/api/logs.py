@@ -4,14 +4,16 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
+from dagmaster.access.permissions import Permission
 from dagmaster.api.jobs import JobId
 from dagmaster.api.pages import LONGEST_NAME, Cursor, Limit, joined, name_and_numbers, page_of
 from dagmaster.api.problems import responses
 from dagmaster.api.services import Services
 from dagmaster.client.models.nodes import JobLogLine
 from dagmaster.client.models.pages import Page
+from dagmaster.web.authentication import requires
 
-router = APIRouter(prefix="/jobs", tags=["jobs"])
+router = APIRouter(prefix="/jobs", tags=["jobs"], dependencies=[requires(Permission.JOBS_READ)])
 
 
 @router.get(

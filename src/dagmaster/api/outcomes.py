@@ -61,7 +61,8 @@ def _secondary(view: JobView, node_id: str) -> SecondaryOutcome:
 
 def download_url(job_id: UUID, node_id: str, reference: Mapping[str, Any]) -> str:
     """The URL of a value that is stored by reference."""
-    part = f"payloads/{reference['sha256']}" if "sha256" in reference else f"nodes/{node_id}/output"
+    sha256 = reference.get("sha256")
+    part = f"payloads/{sha256}" if isinstance(sha256, str) else f"nodes/{node_id}/output"
     return f"{PREFIX}/jobs/{job_id}/{part}"
 
 

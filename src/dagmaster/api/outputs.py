@@ -6,14 +6,16 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Header, Path
 from starlette.responses import Response, StreamingResponse
 
+from dagmaster.access.permissions import Permission
 from dagmaster.api.jobs import JobId, NodeName
 from dagmaster.api.problems import responses
 from dagmaster.api.services import Services
 from dagmaster.database.reads import outputs
 from dagmaster.database.reads.outputs import Download
 from dagmaster.errors import DagmasterError
+from dagmaster.web.authentication import requires
 
-router = APIRouter(prefix="/jobs", tags=["jobs"])
+router = APIRouter(prefix="/jobs", tags=["jobs"], dependencies=[requires(Permission.JOBS_READ)])
 
 Hash = Annotated[str, Path(description="SHA-256 of the content, as in references", pattern="^[0-9a-f]{64}$")]
 IfNoneMatch = Annotated[str | None, Header(description="ETags of the versions that the client has")]

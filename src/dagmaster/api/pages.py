@@ -6,6 +6,7 @@ from typing import Annotated, TypeVar
 from uuid import UUID
 
 from fastapi import Query
+from pydantic import BeforeValidator
 
 from dagmaster.client.limits import MOST_ITEMS
 from dagmaster.client.models.pages import Page
@@ -16,6 +17,16 @@ _SEPARATOR = "~"
 
 Limit = Annotated[int, Query(ge=1, le=MOST_ITEMS, description="The greatest number of items to return")]
 LONGEST_NAME = 200
+
+
+def _split(value: object) -> object:
+    """The values of a repeated parameter, each of which may be a list with commas."""
+    texts = value if isinstance(value, list) else [value]
+    return [word.strip() for text in texts for word in str(text).split(",")]
+
+
+# A filter with several values: ?status=failed&status=cancelled, or ?status=failed,cancelled
+SeveralOf = Annotated[list[T], BeforeValidator(_split)]
 Cursor = Annotated[str | None, Query(max_length=LONGEST_NAME, description="`next` of the previous page")]
 
 
@@ -28,7 +39,7 @@ def page_of(rows: Sequence[T], limit: int, cursor: Callable[[T], object]) -> Pag
 def name_and_number(after: str | None) -> tuple[str, int]:
     name, separator, number = (after or f"{_SEPARATOR}0").rpartition(_SEPARATOR)
     if not separator or not number.isascii() or not number.isdigit() or len(number) > 9:
-        raise _bad_cursor(after)
+        raise bad_cursor(after)
     return name, int(number)
 
 
@@ -47,14 +58,14 @@ def moment_and_id(after: str | None) -> tuple[datetime, UUID] | None:
     try:
         return datetime.fromisoformat(moment), UUID(name)
     except ValueError:
-        raise _bad_cursor(after) from None
+        raise bad_cursor(after) from None
 
 
 def joined(first: object, second: object) -> str:
     return f"{first}{_SEPARATOR}{second}"
 
 
-def _bad_cursor(after: str | None) -> InvalidRequest:
+def bad_cursor(after: str | None) -> InvalidRequest:
     return InvalidRequest(
         f"after={after} is not a valid cursor", code="request.bad-cursor", hint="pass `next` of the previous page"
     )

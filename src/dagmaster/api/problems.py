@@ -28,7 +28,7 @@ _log = log.get("api")
 
 def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """The problems that a route may respond with, for OpenAPI. Some are possible for every route."""
-    everywhere = (400, 403, 413, 415, 422, 500, 503)
+    everywhere = (400, 401, 403, 413, 415, 422, 500, 503)
     return {status: _described(status) for status in sorted({*everywhere, *statuses})}
 
 

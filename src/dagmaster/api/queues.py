@@ -4,20 +4,27 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path
 
+from dagmaster.access.permissions import Permission
 from dagmaster.api.problems import responses
 from dagmaster.api.services import ApiServices, Services
 from dagmaster.client.models.operations import QueueLimits, QueueSummary
 from dagmaster.client.models.pages import Page
 from dagmaster.database.ledger.protocol import QueueChange
 from dagmaster.errors import Conflict, NotFound
+from dagmaster.web.authentication import requires
 
 router = APIRouter(prefix="/queues", tags=["queues"])
+_WRITES = [requires(Permission.QUEUES_OPERATE)]
 
 QueueName = Annotated[str, Path(max_length=200, examples=["container-tasks"])]
 
 
 @router.get(
-    "", operation_id="list_queues", summary="List queues, with their length, age and limits", responses=responses()
+    "",
+    operation_id="list_queues",
+    summary="List queues, with their length, age and limits",
+    responses=responses(),
+    dependencies=[requires(Permission.PLATFORM_READ)],
 )
 async def list_queues(services: Services) -> Page[QueueSummary]:
     """All queues are on one page."""
@@ -32,7 +39,11 @@ async def _queues(services: ApiServices, only: str | None = None) -> list[QueueS
 
 
 @router.put(
-    "/{queue}", operation_id="set_queue", summary="Limit, pause or resume a queue", responses=responses(404, 409)
+    "/{queue}",
+    operation_id="set_queue",
+    summary="Limit, pause or resume a queue",
+    responses=responses(404, 409),
+    dependencies=_WRITES,
 )
 async def set_queue(services: Services, queue: QueueName, limits: QueueLimits) -> QueueSummary:
     """The limits apply to all workers, from the next task on. A limit that is left out is removed."""
@@ -40,7 +51,11 @@ async def set_queue(services: Services, queue: QueueName, limits: QueueLimits) -
 
 
 @router.patch(
-    "/{queue}", operation_id="change_queue", summary="Change some limits of a queue", responses=responses(404, 409)
+    "/{queue}",
+    operation_id="change_queue",
+    summary="Change some limits of a queue",
+    responses=responses(404, 409),
+    dependencies=_WRITES,
 )
 async def change_queue(services: Services, queue: QueueName, limits: QueueLimits) -> QueueSummary:
     """Like PUT, but a limit that is left out stays as it is."""

@@ -4,11 +4,14 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Annotated, Any
 
 from fastapi import Depends, Request
 
 from dagmaster.api.follower import Follower
+from dagmaster.database.assets.keys import KeyStore
+from dagmaster.database.assets.store import AssetStore
 from dagmaster.database.ledger.postgres import PostgresLedger
 from dagmaster.database.notify.notifier import JOBS, RESULTS
 from dagmaster.database.notify.postgres import PostgresNotifier
@@ -16,6 +19,8 @@ from dagmaster.database.reads.api import ApiReads
 from dagmaster.operations.library import WorkflowLibrary
 from dagmaster.orchestrator.loop import Orchestrator
 from dagmaster.settings import Settings
+from dagmaster.storage.zones import Storage, open_storage
+from dagmaster.web.authentication import LOCAL_ADMIN, Authentication, authentication_of, authentication_running
 
 LEDGERS = 3
 
@@ -48,31 +53,46 @@ class ApiServices:
 
     settings: Settings
     dsn: str
-    catalog: WorkflowLibrary
+    library: WorkflowLibrary
     handlers: Mapping[str, Any]
     orchestrator: Orchestrator | None = None
     heartbeat_seconds: float = 15.0
     reads: ApiReads = field(init=False)
     ledgers: Ledgers = field(init=False)
+    assets: AssetStore = field(init=False)
     notifier: PostgresNotifier = field(init=False)
     follower: Follower = field(init=False)
+    keys: KeyStore = field(init=False)
+    authentication: Authentication = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.keys = KeyStore(self.dsn, "api-keys")
+        self.authentication = authentication_of(self.settings, self.keys, LOCAL_ADMIN)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Open the services for the block. This works without a database too: then each request reports the outage."""
         self.notifier = PostgresNotifier(self.dsn, [JOBS, RESULTS])
         self.reads, self.ledgers = ApiReads(self.dsn), Ledgers(self.dsn, self.notifier)
+        self.assets = AssetStore(self.dsn, notifier=self.notifier)
         self.follower = Follower(self.reads, self.notifier)
         await self.reads.open()
         self.notifier.start()
         self.follower.start()
         try:
-            yield
+            async with self.keys, authentication_running(self.authentication):
+                yield
         finally:
             await self.follower.close()
             await self.notifier.close()
             await self.ledgers.close()
+            await self.assets.close()
             await self.reads.close()
+
+    @cached_property
+    def storage(self) -> Storage:
+        """Where the sources of submissions are."""
+        return open_storage(self.settings)
 
     @property
     def alive_within(self) -> float:

@@ -2,12 +2,14 @@
 
 from fastapi import APIRouter
 
+from dagmaster.access.permissions import Permission
 from dagmaster.api.problems import responses
 from dagmaster.api.services import Services
 from dagmaster.client.models.operations import Stats
 from dagmaster.jobs.states import JobStatus
+from dagmaster.web.authentication import requires
 
-router = APIRouter(tags=["operations"])
+router = APIRouter(tags=["operations"], dependencies=[requires(Permission.PLATFORM_READ)])
 
 RECENT_HOURS = 24
 

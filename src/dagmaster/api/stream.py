@@ -14,6 +14,7 @@ import orjson
 from fastapi import APIRouter, Header, Query
 from starlette.responses import Response, StreamingResponse
 
+from dagmaster.access.permissions import Permission
 from dagmaster.api import examples
 from dagmaster.api.follower import Progress, Update
 from dagmaster.api.jobs import JobId
@@ -21,8 +22,9 @@ from dagmaster.api.problems import responses
 from dagmaster.api.services import Services
 from dagmaster.client.models.jobs import EventEntry
 from dagmaster.jobs.states import JOB_TERMINAL
+from dagmaster.web.authentication import requires
 
-router = APIRouter(prefix="/jobs", tags=["jobs"])
+router = APIRouter(prefix="/jobs", tags=["jobs"], dependencies=[requires(Permission.JOBS_READ)])
 
 RECONNECT_MILLISECONDS = 1000
 MEDIA_TYPE = "text/event-stream"

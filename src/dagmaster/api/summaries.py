@@ -9,23 +9,34 @@ from dagmaster.database.reads.jobs import Snapshot
 from dagmaster.jobs.fan import tolerated
 from dagmaster.jobs.states import NODE_LIVE, NodeStatus
 from dagmaster.workflows.graph import Graph
-from dagmaster.workflows.model import FanOutNode, work_of
+from dagmaster.workflows.model import FanOutNode, Importance, work_of
 
 
 def summary_of(graph: Graph, node: NodeSummary, now: datetime) -> PublicNode:
     definition_id = node.parent_node_id or node.node_id
-    definition = graph.workflow.nodes[definition_id]
-    work = work_of(definition)
+    definition = graph.workflow.nodes.get(definition_id)
+    work = work_of(definition) if definition else None
     return PublicNode(
         **dict(node),
-        type="task" if node.parent_node_id else definition.type,
-        stage=graph.stages[definition_id][1],
-        importance=definition.importance,
+        type=type_of(graph, node.node_id, node.parent_node_id),
+        stage=stage_of(graph, definition_id),
+        importance=definition.importance if definition else Importance.CRITICAL,
         handler=work.handler if work else None,
         state=state_of(graph, node),
         seconds=_seconds(node, now),
         children=_children(node),
     )
+
+
+def type_of(graph: Graph, node_id: str, parent: str | None) -> str:
+    """The type of a node. A row that was changed by hand may be of a node that the definition does not have."""
+    if parent:
+        return "task"
+    return graph.workflow.nodes[node_id].type if node_id in graph.workflow.nodes else "unknown"
+
+
+def stage_of(graph: Graph, definition_id: str) -> str:
+    return graph.stages[definition_id][1] if definition_id in graph.stages else ""
 
 
 def state_of(graph: Graph, node: NodeSummary) -> str:
@@ -39,7 +50,7 @@ def state_of(graph: Graph, node: NodeSummary) -> str:
 
 def _lost_too_many(graph: Graph, node: NodeSummary) -> bool:
     """Whether more children failed or were cancelled than the fan_out tolerates."""
-    definition = graph.workflow.nodes[node.parent_node_id or node.node_id]
+    definition = graph.workflow.nodes.get(node.parent_node_id or node.node_id)
     if node.total is None or not isinstance(definition, FanOutNode):
         return False
     return (node.failed_count or 0) + (node.cancelled_count or 0) > tolerated(definition, node.total)

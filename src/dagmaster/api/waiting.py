@@ -5,13 +5,14 @@ fan_out has the reasons of its children; the children can be listed one by one.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Any
 from uuid import UUID
 
 from fastapi import APIRouter, Query
 
+from dagmaster.access.permissions import Permission
 from dagmaster.api.jobs import JobId, require_fan_out
 from dagmaster.api.pages import LONGEST_NAME, Cursor, Limit
 from dagmaster.api.problems import responses
@@ -22,10 +23,11 @@ from dagmaster.database.reads.nodes import MOST_IN_FRONT, LiveTask
 from dagmaster.jobs.model import QueueSettings
 from dagmaster.jobs.states import JOB_TERMINAL, NODE_LIVE, NODE_TERMINAL, NodeStatus, TaskStatus
 from dagmaster.jobs.view import fan_out_read_by
+from dagmaster.web.authentication import requires
 from dagmaster.workflows.graph import Graph
 from dagmaster.workflows.model import FanOutNode
 
-router = APIRouter(prefix="/jobs", tags=["jobs"])
+router = APIRouter(prefix="/jobs", tags=["jobs"], dependencies=[requires(Permission.JOBS_READ)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,8 @@ class Conditions:
     is_orphaned: bool = False  # the owner sends no heartbeats
     queued_children: Mapping[str, str] = field(default_factory=dict)  # one queued child for each fan_out
     next_retries: Mapping[str, datetime] = field(default_factory=dict)
+    deferred: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # nodes whose handler the owner lacks
+    patience_seconds: float = 600.0  # of those nodes
 
 
 @router.get(
@@ -69,6 +73,7 @@ async def get_waiting(
 
 async def _nodes(services: ApiServices, job_id: UUID, brief: JobBrief, graph: Graph) -> WaitingNodes:
     snapshot = await services.reads.watch_job(job_id, graph.order)
+    brief = replace(brief, now=snapshot.now)  # times until retries are counted from when the nodes were read
     nodes = {node.node_id: node for node in snapshot.nodes}
     open_fan_outs = [node.node_id for node in snapshot.nodes if node.remaining]
     queued = await services.reads.queued_children(job_id, open_fan_outs) if open_fan_outs else {}
@@ -117,12 +122,25 @@ async def _conditions(
         is_orphaned=brief.owner_id is not None and (age is None or age > services.alive_within),
         queued_children=queued or {},
         next_retries=retries or {},
+        deferred={row["node_id"]: row for row in brief.deferred_work or () if _is_readable(row)},
+        patience_seconds=services.settings.unknown_handler_timeout_sec,
     )
 
 
-def is_ended(node: NodeSummary) -> bool:
-    """A fan_out has ended when its children have."""
-    return node.status in NODE_TERMINAL and not (node.status is NodeStatus.COMPLETED and node.remaining)
+def _is_readable(work: Mapping[str, Any]) -> bool:
+    """Whether an entry of a job's deferred work is as orchestrators write it."""
+    try:
+        datetime.fromisoformat(work["known_at"])
+    except (TypeError, ValueError):
+        return False
+    return isinstance(work["node_id"], str) and isinstance(work["handler"], str)
+
+
+def is_ended(node: NodeSummary | None) -> bool:
+    """A fan_out has ended when its children have; a node without a row never ends."""
+    if node is None or node.status not in NODE_TERMINAL:
+        return False
+    return not (node.status is NodeStatus.COMPLETED and node.remaining)
 
 
 def reasons(
@@ -131,6 +149,8 @@ def reasons(
     """Why a node of the definition waits."""
     if node.status is NodeStatus.PENDING:
         return _for_others(graph, node.node_id, nodes, conditions)
+    if node.node_id in conditions.deferred:
+        return [_deferred(conditions.deferred[node.node_id], conditions)]
     if node.remaining:
         definition = graph.workflow.nodes[node.node_id]
         max_parallel = definition.max_parallel if isinstance(definition, FanOutNode) else None
@@ -141,10 +161,10 @@ def reasons(
 def _for_others(
     graph: Graph, node_id: str, nodes: Mapping[str, NodeSummary], conditions: Conditions
 ) -> list[WaitReason]:
-    needed = [name for name in graph.all_of[node_id] if not is_ended(nodes[name])]
-    options = [name for name in graph.any_of[node_id] if not is_ended(nodes[name])]
+    needed = [name for name in graph.all_of[node_id] if not is_ended(nodes.get(name))]
+    options = [name for name in graph.any_of[node_id] if not is_ended(nodes.get(name))]
     read = fan_out_read_by(graph, node_id)
-    if read and read not in needed and not is_ended(nodes[read]):
+    if read and read not in needed and not is_ended(nodes.get(read)):
         needed.append(read)
     result: list[WaitReason] = []
     if needed:
@@ -195,6 +215,17 @@ def own_reasons(node: NodeSummary, conditions: Conditions) -> list[WaitReason]:
         return [WaitReason(code="retry", detail=detail, seconds=seconds, count=node.retry_count)]
     task = conditions.tasks.get(node.node_id)
     return _of_task(task, conditions) if task else [_due(conditions)]
+
+
+def _deferred(work: Mapping[str, Any], conditions: Conditions) -> WaitReason:
+    handler, queue = work["handler"], str(work["queue"]) if work.get("queue") else None
+    names = f"handler {handler}" + (f" and queue {queue}" if queue else "")
+    seconds = _between(datetime.fromisoformat(work["known_at"]), conditions.now)
+    detail = (
+        f"waits for an orchestrator that knows {names}; it fails after {conditions.patience_seconds:g} s without any "
+        f"live process that does ({seconds:.1f} s so far)"
+    )
+    return WaitReason(code="unknown_handler", detail=detail, handler=handler, queue=queue, seconds=seconds)
 
 
 def _retry_text(node: NodeSummary) -> str:

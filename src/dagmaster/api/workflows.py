@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Request
 
+from dagmaster.access.permissions import Permission
 from dagmaster.api import examples
 from dagmaster.api.pages import Cursor, Limit, page_of
 from dagmaster.api.problems import responses
@@ -23,12 +24,13 @@ from dagmaster.client.models.workflows import (
 )
 from dagmaster.errors import InvalidWorkflow
 from dagmaster.operations.library import limits_of, without_folders
+from dagmaster.web.authentication import requires
 from dagmaster.workflows.draw import mermaid
 from dagmaster.workflows.graph import Graph, build, targets
 from dagmaster.workflows.load import read
 from dagmaster.workflows.model import ConditionalNode, Workflow, work_of
 
-router = APIRouter(prefix="/workflows", tags=["workflows"])
+router = APIRouter(prefix="/workflows", tags=["workflows"], dependencies=[requires(Permission.WORKFLOWS_READ)])
 
 WorkflowId = Annotated[str, Path(max_length=64, examples=["hello_world"])]
 _YAML = {"schema": {"type": "string"}, "example": examples.WORKFLOW}
@@ -37,11 +39,11 @@ _YAML = {"schema": {"type": "string"}, "example": examples.WORKFLOW}
 @router.get("", operation_id="list_workflows", summary="List workflows", responses=responses())
 async def list_workflows(services: Services, after: Cursor = None, limit: Limit = 50) -> WorkflowPage:
     """The built-in workflows and those of the configured folders, ordered by id."""
-    ids = sorted(name for name in services.catalog.workflows if name > (after or ""))
-    summaries = [WorkflowSummary(**_summary(services.catalog.workflows[name])) for name in ids[: limit + 1]]
+    ids = sorted(name for name in services.library.workflows if name > (after or ""))
+    summaries = [WorkflowSummary(**_summary(services.library.workflows[name])) for name in ids[: limit + 1]]
     page = page_of(summaries, limit, lambda workflow: workflow.workflow_id)
     return WorkflowPage(
-        items=page.items, next=page.next, refused=[_refused(error) for error in services.catalog.refused]
+        items=page.items, next=page.next, refused=[_refused(error) for error in services.library.refused]
     )
 
 
@@ -95,7 +97,7 @@ async def read_definition(services: ApiServices, text: str | bytes) -> Workflow:
 
 @router.get("/{workflow_id}", operation_id="get_workflow", summary="Get a workflow", responses=responses(404))
 async def get_workflow(services: Services, workflow_id: WorkflowId) -> WorkflowDetail:
-    workflow = services.catalog.get(workflow_id)
+    workflow = services.library.get(workflow_id)
     return WorkflowDetail(
         **_summary(workflow),
         timeout_seconds=workflow.timeout_seconds,
@@ -111,7 +113,7 @@ async def get_workflow(services: Services, workflow_id: WorkflowId) -> WorkflowD
     responses=responses(404),
 )
 async def get_workflow_graph(services: Services, workflow_id: WorkflowId) -> WorkflowGraph:
-    graph = build(services.catalog.get(workflow_id))
+    graph = build(services.library.get(workflow_id))
     return WorkflowGraph(
         workflow_id=workflow_id, nodes=list(_nodes(graph)), edges=list(_edges(graph)), mermaid=mermaid(graph)
     )
@@ -125,6 +127,7 @@ def _summary(workflow: Workflow) -> dict[str, Any]:
         "description": workflow.description,
         "nodes": len(workflow.nodes),
         "inputs": list(workflow.inputs),
+        "reserved_inputs": [name for name, declared in workflow.inputs.items() if declared.reserved],
         "idempotent": workflow.idempotent,
         "definition_hash": workflow.content_hash(),
     }
@@ -136,6 +139,8 @@ def inputs_schema(workflow: Workflow) -> dict[str, Any]:
         properties[name] = {"type": str(declared.type), "description": declared.description}
         if declared.has_default:
             properties[name]["default"] = declared.default
+        if declared.reserved:
+            properties[name]["readOnly"] = True
     required = [name for name, i in workflow.inputs.items() if i.required and not i.has_default]
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",

@@ -4,12 +4,13 @@ Answers go to standard output, with --json as JSON; logs, notes and errors go to
 escaped first, because most of it was written by others and could contain control characters.
 """
 
+import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import click
 
@@ -19,9 +20,10 @@ from dagmaster.client.neutral import neutral, neutral_json
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from dagmaster.client.client import Client
+    from dagmaster.client.json_client import JsonClient
     from dagmaster.settings import Settings
 
+Callback = TypeVar("Callback", bound=Callable[..., Any])
 # Without a terminal there is no width limit: ids, paths and messages are not wrapped.
 UNBOUNDED_WIDTH = 4000
 # The exit code after Ctrl-C: the outcome is unknown.
@@ -59,12 +61,18 @@ class State:
         return find_database(self.settings)
 
     @cached_property
-    def client(self) -> "Client":
+    def client(self) -> "JsonClient":
         """A client of the chosen or running platform."""
-        from dagmaster.client.client import Client
+        from dagmaster.client.json_client import JsonClient
         from dagmaster.local.discovery import find_api
 
-        return Client(lambda: find_api(self.settings, self.server))
+        return JsonClient.of(lambda: find_api(self.settings, self.server))
+
+    def is_log_json(self) -> bool:
+        """Whether logs are JSON, even if another setting is invalid."""
+        from dagmaster import settings
+
+        return settings.repaired().log_format == "json"
 
     def log(self) -> None:
         """Configure logging, for commands that run parts of the engine: the default writes to standard output."""
@@ -91,6 +99,20 @@ class State:
         """Print an answer for programs; on one line if more may follow."""
         text = as_json(value, indent=not line)
         write(sys.stdout, text if is_unicode(sys.stdout.encoding) else ascii_json(text))
+
+    def print_page(
+        self, name: str, page: Sequence[Any], following: Any, show: Callable[[], None], *, what: str | None = None
+    ) -> None:
+        """Print a page of a list: `show` does it for people. Notes say that it is empty, or how to get the next one."""
+        if self.json:
+            self.emit({name: page, "next": following})
+            return
+        if page:
+            show()
+        else:
+            self.note(f"no {what or name}")
+        if following is not None:
+            self.note(f"more with: --after {shlex.quote(str(following))}")
 
 
 def write(stream: TextIO, text: str) -> None:
@@ -146,12 +168,55 @@ def _shared_options() -> list[click.Parameter]:
     ]
 
 
+def wait_options(command: Callback) -> Callback:
+    """`--wait` and `--watch`, of commands that start a job."""
+    wait = click.option("--wait", is_flag=True, help="Wait for the end of the job, and print the result")
+    watch = click.option("--watch", is_flag=True, help="Show live progress, then the result")
+    return wait(watch(command))
+
+
+def limit_option(most: int, *, default: int) -> Callable[[Callback], Callback]:
+    limits = click.IntRange(1, most)
+    return click.option("--limit", type=limits, default=default, show_default=True, help="Most entries to print")
+
+
+class SeveralOf(click.ParamType[list[str]]):
+    """Some of several words: the option may be repeated, and each value may be a list with commas.
+
+    With `several_of` as callback of an option with `multiple=True` the value is a tuple of words, or None.
+    """
+
+    name = "words"
+
+    def __init__(self, words: Sequence[str]) -> None:
+        self.choice = click.Choice(words)
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str | None:
+        return self.choice.get_metavar(param, ctx)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[str]:
+        return [self.choice.convert(word.strip(), param, ctx) for word in str(value).split(",")]
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
+        return self.choice.shell_complete(ctx, param, incomplete)
+
+
+def several_of(
+    _context: click.Context, _parameter: click.Parameter, value: tuple[list[str], ...]
+) -> tuple[str, ...] | None:
+    return tuple(dict.fromkeys(word for words in value for word in words)) or None
+
+
 class Command(click.Command):
-    """A command with the shared options."""
+    """A command with the shared options. An option that takes one value is refused if it is given twice."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.params.extend(_shared_options())
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        _require_once(self, ctx, args)
+        return super().parse_args(ctx, args)
 
 
 class Group(click.Group):
@@ -160,6 +225,31 @@ class Group(click.Group):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.params.extend(_shared_options())
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        _require_once(self, ctx, args)
+        return super().parse_args(ctx, args)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """An unknown command is compared with those that there are."""
+        from dagmaster.workflows.nearest import did_you_mean
+
+        name = args[0]
+        if self.get_command(ctx, name) is None and not name.startswith("-") and not ctx.resilient_parsing:
+            ctx.fail(f"No such command '{name}'{did_you_mean(name, self.list_commands(ctx)) or '.'}")
+        return super().resolve_command(ctx, args)
+
+
+def _require_once(command: click.Command, ctx: click.Context, args: list[str]) -> None:
+    if ctx.resilient_parsing:
+        return
+    _, _, order = command.make_parser(ctx).parse_args(list(args))
+    for option in dict.fromkeys(order):
+        is_single = isinstance(option, click.Option) and not (option.multiple or option.is_flag or option.count)
+        if is_single and order.count(option) > 1:
+            raise click.UsageError(f"{option.opts[0]} is given {order.count(option)} times; it takes one value.", ctx)
 
 
 Group.group_class = Group

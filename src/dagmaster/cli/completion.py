@@ -15,7 +15,7 @@ from dagmaster.cli.printable import one_line
 from dagmaster.client.neutral import neutral
 
 if TYPE_CHECKING:
-    from dagmaster.client.client import Client
+    from dagmaster.client.json_client import JsonClient
 
 _TIMEOUT_SECONDS = 0.4
 _MOST = 50
@@ -53,7 +53,7 @@ def completion(state: State, shell: str) -> None:
         state.say(script.rstrip())
 
 
-def _completing(ask: "Callable[[Client], list[CompletionItem]]") -> Complete:
+def _completing(ask: "Callable[[JsonClient], list[CompletionItem]]") -> Complete:
     def complete(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
         try:
             items = ask(_client(context))
@@ -64,32 +64,43 @@ def _completing(ask: "Callable[[Client], list[CompletionItem]]") -> Complete:
     return complete
 
 
-def _client(context: click.Context) -> "Client":
-    from dagmaster.client.client import Client
+def _client(context: click.Context) -> "JsonClient":
+    from dagmaster.client.json_client import JsonClient
     from dagmaster.local.discovery import find_api
 
     state = context.find_object(State) or State()
-    return Client(lambda: find_api(state.settings, state.server), _TIMEOUT_SECONDS)
+    return JsonClient.of(lambda: find_api(state.settings, state.server), _TIMEOUT_SECONDS)
 
 
 def _items(answers: list[dict[str, Any]], name: str, help_of: Callable[[dict[str, Any]], str]) -> list[CompletionItem]:
     return [CompletionItem(str(answer[name]), help=help_of(answer)) for answer in answers]
 
 
-def _workflows(client: "Client") -> list[CompletionItem]:
+def _workflows(client: "JsonClient") -> list[CompletionItem]:
     return _items(client.workflows(200), "workflow_id", lambda workflow: neutral(one_line(workflow["name"])))
 
 
-def _jobs(client: "Client") -> list[CompletionItem]:
+def _jobs(client: "JsonClient") -> list[CompletionItem]:
     jobs, _ = client.jobs(_MOST)
     return _items(jobs, "job_id", lambda job: f"{job['workflow_id']} {job['status']}")
 
 
-def _queues(client: "Client") -> list[CompletionItem]:
+def _queues(client: "JsonClient") -> list[CompletionItem]:
     return _items(client.queues(), "queue", lambda queue: f"{queue['depth']} waiting")
 
 
+def _assets(client: "JsonClient") -> list[CompletionItem]:
+    assets, _ = client.assets(_MOST)
+    return _items(assets, "dataset_id", lambda asset: f"{asset['platform_id']}, {asset['clearance_state']}")
+
+
+def _platforms(client: "JsonClient") -> list[CompletionItem]:
+    return _items(client.platforms(), "platform_id", lambda platform: neutral(one_line(platform["display_name"])))
+
+
+complete_assets = _completing(_assets)
 complete_jobs = _completing(_jobs)
+complete_platforms = _completing(_platforms)
 complete_queues = _completing(_queues)
 complete_workflows = _completing(_workflows)
 

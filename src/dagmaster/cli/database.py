@@ -4,13 +4,11 @@ The database of DATABASE_URL (or POSTGRES_HOST) is used directly, so that the sc
 start. Otherwise, and with --server, the command asks the platform, and the schema is that of the platform's software.
 """
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Protocol
 
 import click
 
 from dagmaster.cli.command import Group, State, pass_state
-from dagmaster.errors import NotAllowed
 
 if TYPE_CHECKING:
     from dagmaster.client.models.base import Json
@@ -30,65 +28,12 @@ class Schema(Protocol):
     def rebuild(self, confirm: str) -> "Json": ...
 
 
-class _Direct:
-    """What the API does, on a database that is reached directly."""
-
-    def __init__(self, state: State) -> None:
-        self._dsn = state.dsn
-        self._may_rebuild = state.settings.allow_rebuild
-        self._has_catalog = state.settings.catalog_enabled
-
-    def schema_status(self) -> "Json":
-        from dagmaster.database.catalog import pgstac
-        from dagmaster.database.schema import deploy
-
-        status = deploy.status(self._dsn)
-        facts = {name: value for name, value in asdict(status).items() if name != "tables"}
-        return {**facts, "is_current": status.is_current, "catalog": pgstac.catalog_status(self._dsn).deployed}
-
-    def tables(self) -> "Json":
-        from dagmaster.database.schema import deploy
-
-        return {"tables": deploy.status(self._dsn).tables}
-
-    def deploy(self) -> "Json":
-        from dagmaster.database.catalog import pgstac
-        from dagmaster.database.schema import deploy
-
-        deploy.deploy(self._dsn)
-        pgstac.ensure_catalog(self._dsn, is_enabled=self._has_catalog)
-        return self.schema_status()
-
-    def migrate(self) -> "Json":
-        from dagmaster.database.schema import deploy
-
-        changes = deploy.migrate(self._dsn)
-        status = deploy.status(self._dsn)
-        return {"changes": changes, "pending": status.pending, "is_current": status.is_current}
-
-    def rebuild(self, confirm: str) -> "Json":
-        from psycopg.conninfo import conninfo_to_dict
-
-        from dagmaster.database.schema import deploy
-
-        if not self._may_rebuild:
-            raise NotAllowed(
-                "rebuilding is disabled",
-                code="bootstrap.rebuild-off",
-                hint="set ALLOW_REBUILD=true on a development machine",
-            )
-        if confirm != conninfo_to_dict(self._dsn).get("dbname"):
-            raise NotAllowed(
-                "--confirm is not the name of this database",
-                code="bootstrap.not-confirmed",
-                hint="the name is the last part of DATABASE_URL",
-            )
-        deploy.rebuild(self._dsn)
-        return self.schema_status()
-
-
 def _schema(state: State) -> Schema:
-    return _Direct(state) if state.settings.dsn() and not state.server else state.client
+    if state.server or not state.settings.dsn():
+        return state.client
+    from dagmaster.cli.direct_schema import DirectSchema
+
+    return DirectSchema(state.dsn, state.settings)
 
 
 @click.group(cls=Group)
@@ -146,9 +91,9 @@ def tables(state: State) -> None:
 @pass_state
 def ddl(state: State) -> None:
     """Print the SQL that `deploy` runs on an empty database. Needs neither a database nor a platform."""
-    from dagmaster.database.schema import deploy
+    from dagmaster.operations import schema
 
-    text = state.client.ddl() if state.server else deploy.ddl()
+    text = state.client.ddl() if state.server else schema.ddl()
     if state.json:
         state.emit({"ddl": text})
     else:
@@ -189,7 +134,10 @@ def migrate(state: State) -> None:
     from dagmaster.client.models.schema import MigrationResult
 
     migration = read(MigrationResult, answer)
-    for change in migration.changes or ["nothing to change"]:
+    unchanged = (
+        "another process has migrated the schema meanwhile" if migration.done_by_another else "nothing to change"
+    )
+    for change in migration.changes or [unchanged]:
         state.say(change)
     for change in migration.pending:
         state.say(f"to be done by hand: {change}")

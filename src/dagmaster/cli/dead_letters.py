@@ -1,66 +1,56 @@
-"""`dagmaster dead-letters`: list messages that could not be used, and replay them."""
+"""`dagmaster dead-letters`: list messages that could not be processed, and replay them."""
+
+from typing import TYPE_CHECKING
 
 import click
 
-from dagmaster.cli.command import Group, State, as_json, pass_state
+from dagmaster.cli.command import Group, State, as_json, limit_option, pass_state
 from dagmaster.cli.printable import one_line
+from dagmaster.cli.tables import Column, ago, at, print_table
+
+if TYPE_CHECKING:
+    from dagmaster.client.models.base import Json
 
 
 @click.group("dead-letters", cls=Group)
 def dead_letters() -> None:
-    """List messages that could not be used, and replay them."""
+    """List messages that could not be processed, and replay them."""
 
 
 @dead_letters.command("ls")
 @click.option("--reason", metavar="REASON", help="Only those with this reason")
-@click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True)
+@limit_option(1000, default=50)
 @click.option("--after", metavar="CURSOR", help="Continue after this dead letter (`next` of the page before)")
 @pass_state
 def list_dead_letters(state: State, reason: str | None, limit: int, after: str | None) -> None:
     """List dead letters, newest first."""
     page, following = state.client.dead_letters(limit, after, reason)
-    if state.json:
-        state.emit({"dead_letters": page, "next": following})
-        return
-    if not page:
-        state.note("no dead letters")
-        return
-    from dagmaster.cli.tables import Column, ago, print_table
+    state.print_page("dead_letters", page, following, lambda: _print_letters(state, page), what="dead letters")
+
+
+def _print_letters(state: State, page: "list[Json]") -> None:
     from dagmaster.client.models.base import read_all
     from dagmaster.client.models.operations import DeadLetterSummary
 
-    columns = [
-        Column("dead letter"),
-        Column("age", is_number=True),
-        Column("queue", drop=2),
-        Column("reason"),
-        Column("what", drop=1, is_long=True),
+    columns: list[Column[DeadLetterSummary]] = [
+        Column("dead letter", lambda letter: str(letter.dead_letter_id)),
+        Column("age", lambda letter: ago(letter.created_at, state.client.now), is_number=True),
+        Column("queue", lambda letter: one_line(letter.queue), drop=2),
+        Column("reason", lambda letter: one_line(letter.reason)),
+        Column("what", lambda letter: one_line(letter.description), drop=1, is_long=True),
     ]
-    rows = [
-        (
-            str(letter.dead_letter_id),
-            ago(letter.created_at, state.client.now),
-            one_line(letter.queue),
-            one_line(letter.reason),
-            one_line(letter.description),
-        )
-        for letter in read_all(DeadLetterSummary, page)
-    ]
-    print_table(state.console, columns, rows)
-    if following:
-        state.note(f"more with: --after '{following}'")
+    print_table(state.console, columns, read_all(DeadLetterSummary, page))
 
 
 @dead_letters.command("show")
 @click.argument("dead_letter")
 @pass_state
 def show_dead_letter(state: State, dead_letter: str) -> None:
-    """Show a dead letter: why it could not be used, and its content. DEAD_LETTER is an id, or the beginning of one."""
+    """Show a dead letter: its reason and its content. DEAD_LETTER is an id, or the beginning of one."""
     answer = state.client.dead_letter(state.client.find_dead_letter(dead_letter))
     if state.json:
         state.emit(answer)
         return
-    from dagmaster.cli.tables import ago, at
     from dagmaster.client.models.base import read
     from dagmaster.client.models.operations import DeadLetterSummary
 

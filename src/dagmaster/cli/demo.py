@@ -18,13 +18,13 @@ from uuid import UUID
 import click
 
 from dagmaster.cli.command import INTERRUPTED, Command, State, pass_state
-from dagmaster.cli.printable import counted, size_text
 from dagmaster.errors import Conflict
+from dagmaster.quantities import counted, size_text
 
 if TYPE_CHECKING:
-    from dagmaster.cli.result_summary import ResultSummary
     from dagmaster.cli.show import JobPage
     from dagmaster.database.reads.jobs import TaskTotals
+    from dagmaster.ingest.results import ResultSummary
     from dagmaster.local.embedded import Cluster
     from dagmaster.local.platform import LocalPlatform
     from dagmaster.settings import Settings
@@ -73,7 +73,7 @@ def demo(state: State, size: int, tile_size: int, output: Path, is_removal: bool
     if is_removal:
         return 0
     require_software()
-    local, storage = _platform(state, folder, cluster)
+    local, storage = _platform(state, folder)
     code = INTERRUPTED
     with _kept_if(folder, cluster, lambda: code != INTERRUPTED), stopping_on_signals(local):
         scene = _make_scene(state, storage, folder, size)
@@ -97,7 +97,7 @@ def _end(output: Path, code: int) -> str:
     delete = f"and delete everything with:\n  dagmaster demo --output {output} --remove"
     if code:
         return f"\neverything stopped; see details with:{serve}and `dagmaster jobs show --data {output} last`; {delete}"
-    return f"\neverything stopped; the results stay. Serve them again with:{serve}{delete}"
+    return f"\neverything stopped; the files stay. To serve the addresses above again, run:{serve}{delete}"
 
 
 def _clear(folder: Path, cluster: "Cluster") -> None:
@@ -137,23 +137,14 @@ def _kept_if(folder: Path, cluster: "Cluster", has_results: Callable[[], bool]) 
             _remove(folder, cluster)
 
 
-def _platform(state: State, folder: Path, cluster: "Cluster") -> "tuple[LocalPlatform, Storage]":
+def _platform(state: State, folder: Path) -> "tuple[LocalPlatform, Storage]":
     from dagmaster.cli.process import processes_for
-    from dagmaster.cli.up import say_stopping
-    from dagmaster.local.platform import LocalPlatform
+    from dagmaster.cli.up import local_platform
     from dagmaster.storage.zones import open_storage
 
     settings = _own_settings(state, folder)
     overrides = {**dict.fromkeys(_UNSET, ""), **{name.upper(): value for name, value in _CONTAINERS.items()}}
-    local = LocalPlatform(
-        settings,
-        folder,
-        cluster.dsn,
-        state.note,
-        cluster,
-        on_stopping=lambda: say_stopping(state),
-        overrides={**overrides, **processes_for(settings)},
-    )
+    local = local_platform(state, settings, overrides={**overrides, **processes_for(settings)})
     return local, open_storage(settings)
 
 
@@ -195,28 +186,26 @@ def _run(state: State, local: "LocalPlatform", storage: "Storage", scene: "Locat
     import asyncio
 
     from dagmaster.cli.follow import watch
-    from dagmaster.cli.result_summary import preview_of, summarise
+    from dagmaster.cli.ingestion import Ingestion, decide, submit
+    from dagmaster.cli.result_summary import preview_of
     from dagmaster.cli.show import JobPage
     from dagmaster.client.feed import Reconnection
-    from dagmaster.storage.location import Edition
+    from dagmaster.ingest.results import served_urls, summarise
 
     state.server = local.api_url
-    edition = Edition(_DATASET)
-    inputs = {
-        "container_name": scene.container,
-        "blob_name": scene.blob,
-        "dataset_id": edition.dataset,
-        "title": "A synthetic landscape",
-        "tile_size": tile_size,
-        "overlap": _OVERLAP,
-    }
-    job_id = state.client.submit({"workflow_id": _WORKFLOW, "input_params": inputs})["job_id"]
+    parameters = {"title": "A synthetic landscape", "tile_size": tile_size, "overlap": _OVERLAP}
+    blobs, previews = [scene.blob], local.folder / "previews"
+    ingestion = Ingestion(_DATASET, _WORKFLOW, scene.container, blobs, parameters, storage, previews)
+    submit(state, ingestion)
+    job_id = str(ingestion.job_id)
     watch(state, job_id, Reconnection(state.note, job_id), on_tick=local.tend, heartbeat_seconds=5.0)
     page = JobPage.ask(state.client, job_id)
     totals, history = asyncio.run(_measured(local.dsn, UUID(job_id)))
     if page.detail.job.status != "completed":
         return _print_failure(state, page)
-    results = summarise(storage, edition, page.answer["job"]["result_data"], local.maps_url)
+    decide(state, ingestion)
+    assert local.maps_url is not None
+    results = summarise(storage, ingestion.edition, served_urls(storage, ingestion.edition, local.maps_url))
     results = replace(results, preview=preview_of(state, results, local.folder / "preview.png", local.maps_url))
     _print_results(state, _facts(page, totals), results, history)
     return 0 if results.preview and history["is_clean"] else 1
@@ -251,7 +240,7 @@ def _print_results(state: State, facts: dict[str, Any], results: "ResultSummary"
         state.emit({**facts, **results.public(), "history": history}, line=True)
         return
     state.say(f"\n4  result: {counted(results.cog_count, 'COG')} and their mosaic in {facts['seconds']:.1f} s\n")
-    print_summary(state, results)
+    print_summary(state, results, is_stopping=True)
     state.say("\n  where the time went:")
     for stage in facts["stages"]:
         state.say(

@@ -10,13 +10,14 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
 from dagmaster.cli.command import INTERRUPTED, State, end_the_line
-from dagmaster.cli.printable import counted, one_line
-from dagmaster.client.client import Client
+from dagmaster.cli.printable import one_line
 from dagmaster.client.feed import Feed, Reconnection
+from dagmaster.client.json_client import JsonClient
 from dagmaster.client.models.base import Json, read, read_all
 from dagmaster.client.models.jobs import JobDetail, JobSummary, PublicJob
 from dagmaster.client.models.nodes import ErrorFacts, FailedNode, WaitingNodes, WaitReason
 from dagmaster.errors import Unavailable
+from dagmaster.quantities import counted
 
 T = TypeVar("T")
 MOST_FAILURES_SHOWN = 5
@@ -28,6 +29,7 @@ _WAITING_SECONDS = 5.0
 _REMEDIES = {
     "no_orchestrator": "start one with `dagmaster orchestrator`",
     "no_worker": "start one with `dagmaster worker --queues {queue}`",
+    "unknown_handler": "start an orchestrator and a worker that have its package, with its queue in KNOWN_QUEUES",
     "queue_paused": "resume it with `dagmaster queues resume {queue}`",
     "queue_limited": "raise the limit with `dagmaster queues limit {queue} N`",
 }
@@ -150,7 +152,7 @@ def _display(state: State, heartbeat_seconds: float) -> Display:
 class Blockers:
     """What blocks a job until a person acts. Asked for from time to time while the job does not change."""
 
-    def __init__(self, client: Client, job_id: str) -> None:
+    def __init__(self, client: JsonClient, job_id: str) -> None:
         self._client = client
         self._job_id = job_id
         self._asked_at: float | None = None
@@ -199,7 +201,7 @@ class WatchOutcome:
         self.failed = read_all(FailedNode, failed)
 
     @classmethod
-    def ask(cls, client: Client, job_id: str) -> "WatchOutcome":
+    def ask(cls, client: JsonClient, job_id: str) -> "WatchOutcome":
         answer = client.job(job_id)
         detail = read(JobDetail, answer)
         return cls(answer, [] if detail.job.status == "completed" else failures(client, answer))
@@ -224,7 +226,7 @@ class WatchOutcome:
         }
 
 
-def failures(client: Client, answer: Json) -> list[Json]:
+def failures(client: JsonClient, answer: Json) -> list[Json]:
     """Failed nodes, and the first failed children of each fan_out; the first few with their whole error."""
     failed: list[Json] = []
     for raw, node in zip(answer["nodes"], read(JobDetail, answer).nodes, strict=True):
@@ -238,7 +240,7 @@ def failures(client: Client, answer: Json) -> list[Json]:
     return _with_faults(client, answer["job"]["job_id"], failed)
 
 
-def _with_faults(client: Client, job_id: str, failed: list[Json]) -> list[Json]:
+def _with_faults(client: JsonClient, job_id: str, failed: list[Json]) -> list[Json]:
     """Lists contain messages only. For the first few nodes, ask for the whole error."""
     node_ids = [node["node_id"] for node in failed if node.get("attempt")][:_MOST_FAULTS]
     faults = {node_id: client.node(job_id, node_id)["node"].get("error") for node_id in node_ids}

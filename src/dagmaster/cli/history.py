@@ -8,8 +8,8 @@ from uuid import UUID
 import click
 
 from dagmaster.cli.command import Command, State, pass_state
-from dagmaster.cli.printable import counted
 from dagmaster.errors import InvalidRequest
+from dagmaster.quantities import counted
 
 if TYPE_CHECKING:
     from dagmaster.database.maintenance.history import HistoryReport

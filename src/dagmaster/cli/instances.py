@@ -1,21 +1,24 @@
 """`dagmaster workers` and `dagmaster orchestrators`: list the processes of a platform."""
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from dagmaster.cli.command import Group, State, pass_state
-from dagmaster.cli.printable import counted, one_line
+from dagmaster.cli.command import Group, State, limit_option, pass_state
+from dagmaster.cli.printable import one_line
+from dagmaster.cli.tables import Column, at, duration, print_table
+from dagmaster.quantities import counted
 
 if TYPE_CHECKING:
-    from dagmaster.cli.tables import Column, Row
+    from pydantic import BaseModel
+
     from dagmaster.client.models.base import Json
-    from dagmaster.client.models.operations import OrchestratorSummary, WorkerSummary
+    from dagmaster.client.models.operations import WorkerSummary
 
 _MOST = 1000
 _MOST_HANDLERS_SHOWN = 6
-_limit = click.option("--limit", type=click.IntRange(1, _MOST), default=50, show_default=True)
+_limit = limit_option(_MOST, default=50)
 _all = click.option("--all", "everyone", is_flag=True, help="Also those without a recent heartbeat")
 
 
@@ -30,29 +33,17 @@ def workers() -> None:
 @pass_state
 def list_workers(state: State, everyone: bool, limit: int) -> None:
     """List live workers: their last heartbeat, their queues and handlers, what they run."""
-    from dagmaster.cli.tables import Column
-    from dagmaster.client.models.base import read_all
     from dagmaster.client.models.operations import WorkerSummary
 
-    columns = [
-        Column("worker"),
-        Column("state"),
-        Column("beat", is_number=True),
-        Column("process", drop=3, is_long=True),
-        Column("version", drop=4),
-        Column("queues", drop=1, is_long=True),
-        Column("handlers", drop=5, is_long=True),
-        Column("runs", drop=2, is_long=True),
+    columns: list[Column[WorkerSummary]] = [
+        Column("worker", lambda worker: str(worker.worker_id)),
+        *_process_columns(drop=3),
+        Column("queues", lambda worker: ", ".join(worker.queues), drop=1, is_long=True),
+        Column("handlers", _handlers, drop=5, is_long=True),
+        Column("runs", _running, drop=2, is_long=True),
     ]
     lines = [line for line in state.client.workers(_MOST)[0] if everyone or line.get("is_alive")]
-    _show(
-        state,
-        "worker",
-        lines,
-        limit,
-        columns=columns,
-        rows=lambda: [_worker(each, state) for each in read_all(WorkerSummary, lines)],
-    )
+    _print(state, "worker", lines, limit, columns=columns, kind=WorkerSummary)
 
 
 @click.group(cls=Group)
@@ -66,73 +57,54 @@ def orchestrators() -> None:
 @pass_state
 def list_orchestrators(state: State, everyone: bool, limit: int) -> None:
     """List live orchestrators: their last heartbeat, and how many jobs they own."""
-    from dagmaster.cli.tables import Column
-    from dagmaster.client.models.base import read_all
     from dagmaster.client.models.operations import OrchestratorSummary
 
-    columns = [
-        Column("orchestrator"),
-        Column("state"),
-        Column("beat", is_number=True),
-        Column("process", drop=1, is_long=True),
-        Column("version", drop=2),
-        Column("started (UTC)", drop=3),
-        Column("jobs", is_number=True),
+    columns: list[Column[OrchestratorSummary]] = [
+        Column("orchestrator", lambda orchestrator: str(orchestrator.owner_id)),
+        *_process_columns(drop=1),
+        Column("started (UTC)", lambda orchestrator: at(orchestrator.started_at), drop=3),
+        Column("jobs", lambda orchestrator: str(orchestrator.job_count), is_number=True),
     ]
     lines = [line for line in state.client.orchestrators(_MOST)[0] if everyone or line.get("is_alive")]
-    _show(
-        state,
-        "orchestrator",
-        lines,
-        limit,
-        columns=columns,
-        rows=lambda: [_orchestrator(each, state) for each in read_all(OrchestratorSummary, lines)],
-    )
+    _print(state, "orchestrator", lines, limit, columns=columns, kind=OrchestratorSummary)
 
 
-def _show(
+def _process_columns(drop: int) -> list[Column[Any]]:
+    return [
+        Column("state", lambda instance: "alive" if instance.is_alive else "gone", is_state=True),
+        Column("beat", lambda instance: duration(instance.heartbeat_age_seconds), is_number=True),
+        Column("process", lambda instance: f"{one_line(instance.host)} {instance.pid}", drop=drop, is_long=True),
+        Column("version", lambda instance: one_line(instance.software_version), drop=drop + 1),
+    ]
+
+
+def _print(
     state: State,
     role: str,
     lines: "list[Json]",
     limit: int,
     *,
-    columns: "Sequence[Column]",
-    rows: "Callable[[], Sequence[Row]]",
+    columns: Sequence[Column[Any]],
+    kind: "type[BaseModel]",
 ) -> None:
-    from dagmaster.cli.tables import print_table
+    from dagmaster.client.models.base import read_all
 
     if state.json:
         state.emit({f"{role}s": lines[:limit]})
     elif lines:
-        print_table(state.console, columns, rows()[:limit])
+        print_table(state.console, columns, read_all(kind, lines[:limit]))
         if len(lines) > limit:
             state.note(f"only the first {counted(limit, role)}; more with --limit")
     else:
         state.note(f"no {role} is alive; start one with `dagmaster {role}`, or `dagmaster up`")
 
 
-def _worker(worker: "WorkerSummary", state: State) -> "Row":
+def _handlers(worker: "WorkerSummary") -> str:
     handlers = sorted(worker.handlers)
-    offered = ", ".join(handlers[:_MOST_HANDLERS_SHOWN])
     more = f" and {len(handlers) - _MOST_HANDLERS_SHOWN} more" if len(handlers) > _MOST_HANDLERS_SHOWN else ""
+    return ", ".join(handlers[:_MOST_HANDLERS_SHOWN]) + more
+
+
+def _running(worker: "WorkerSummary") -> str:
     running = ", ".join(task.handler for task in worker.running)
-    runs = f"{worker.running_count}: {running}" if running else str(worker.running_count)
-    return (str(worker.worker_id), *_process(worker, state), ", ".join(worker.queues), f"{offered}{more}", runs)
-
-
-def _orchestrator(orchestrator: "OrchestratorSummary", state: State) -> "Row":
-    from dagmaster.cli.tables import at
-
-    process = _process(orchestrator, state)
-    return (str(orchestrator.owner_id), *process, at(orchestrator.started_at), str(orchestrator.job_count))
-
-
-def _process(instance: "WorkerSummary | OrchestratorSummary", state: State) -> "Row":
-    from dagmaster.cli.tables import duration, state_text
-
-    return (
-        state_text("alive" if instance.is_alive else "gone", state.console.encoding),
-        duration(instance.heartbeat_age_seconds),
-        f"{one_line(instance.host)} {instance.pid}",
-        one_line(instance.software_version),
-    )
+    return f"{worker.running_count}: {running}" if running else str(worker.running_count)

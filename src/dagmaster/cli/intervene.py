@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 
 from dagmaster.cli.command import State
 from dagmaster.cli.follow import detached, follow
-from dagmaster.cli.printable import counted
 from dagmaster.client.models.base import Json, read
 from dagmaster.client.models.jobs import CancelProgress, Resumed, StoppingTask
 from dagmaster.errors import Conflict
+from dagmaster.quantities import counted
 
 _POLL_SECONDS = 1.0
 _CONFLICT = 4

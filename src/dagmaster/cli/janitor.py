@@ -4,13 +4,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dagmaster.cli.command import Group, State, pass_state
-from dagmaster.cli.printable import counted, one_line
+from dagmaster.cli.command import Group, State, limit_option, pass_state
+from dagmaster.cli.printable import one_line
+from dagmaster.cli.tables import Column, at, print_table
+from dagmaster.quantities import counted
 
 if TYPE_CHECKING:
     from dagmaster.client.models.base import Json
-
-_limit = click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True)
 
 
 @click.group(cls=Group)
@@ -21,21 +21,13 @@ def janitor() -> None:
 @janitor.command("actions")
 @click.option("--type", "action_type", metavar="ACTION", help="Only actions of this type, such as lease_lapsed")
 @click.option("--target", metavar="ID", help="Only actions on this job, task, queue or session; the whole id")
-@_limit
+@limit_option(1000, default=50)
 @click.option("--after", metavar="CURSOR", help="Continue after this action (`next` of the page before)")
 @pass_state
 def list_actions(state: State, action_type: str | None, target: str | None, limit: int, after: str | None) -> None:
     """List what the janitor did, newest first."""
     page, following = state.client.janitor_actions(limit, after, action_type=action_type, target_id=target)
-    if state.json:
-        state.emit({"actions": page, "next": following})
-        return
-    if not page:
-        state.note("no janitor actions")
-        return
-    _print_actions(state, page)
-    if following:
-        state.note(f"more with: --after '{following}'")
+    state.print_page("actions", page, following, lambda: _print_actions(state, page), what="janitor actions")
 
 
 @janitor.command("run")
@@ -63,25 +55,14 @@ def run_janitor(state: State, dry_run: bool) -> None:
 
 
 def _print_actions(state: State, actions: "list[Json]") -> None:
-    from dagmaster.cli.tables import Column, at, print_table
     from dagmaster.client.models.base import read_all
     from dagmaster.jobs.model import JanitorAction
 
-    columns = [
-        Column("when (UTC)", drop=2),
-        Column("action"),
-        Column("kind", drop=1),
-        Column("target"),
-        Column("reason", is_below=True, is_long=True),
+    columns: list[Column[JanitorAction]] = [
+        Column("when (UTC)", lambda action: at(action.created_at), drop=2),
+        Column("action", lambda action: one_line(action.action_type)),
+        Column("kind", lambda action: one_line(action.target_type), drop=1),
+        Column("target", lambda action: one_line(action.target_id)),
+        Column("reason", lambda action: one_line(action.reason), is_below=True, is_long=True),
     ]
-    rows = [
-        (
-            at(action.created_at),
-            one_line(action.action_type),
-            one_line(action.target_type),
-            one_line(action.target_id),
-            one_line(action.reason),
-        )
-        for action in read_all(JanitorAction, actions)
-    ]
-    print_table(state.console, columns, rows)
+    print_table(state.console, columns, read_all(JanitorAction, actions))

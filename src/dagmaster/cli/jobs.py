@@ -1,10 +1,21 @@
 """`dagmaster jobs`: list and show jobs, their nodes, events and log lines; cancel, resume and retry them."""
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from dagmaster.cli.command import Group, State, as_json, pass_state
+from dagmaster.cli.command import (
+    Callback,
+    Group,
+    SeveralOf,
+    State,
+    as_json,
+    limit_option,
+    pass_state,
+    several_of,
+    wait_options,
+)
 from dagmaster.cli.completion import complete_jobs, complete_workflows
 from dagmaster.cli.printable import one_line
 from dagmaster.errors import InvalidRequest, NotFound
@@ -23,33 +34,50 @@ def jobs() -> None:
 
 
 @jobs.command("ls")
-@click.option("--status", type=click.Choice(JOB_STATES), help="Only jobs in this state")
+@click.option(
+    "--status",
+    type=SeveralOf(JOB_STATES),
+    multiple=True,
+    callback=several_of,
+    help="Only jobs in this state; repeated, or with commas, in one of these states",
+)
+@click.option("--since", metavar="WHEN", help="Only jobs created then or later: a time, a day, or an age such as 2h")
+@click.option("--until", metavar="WHEN", help="Only jobs created before then")
 @click.option("--workflow", metavar="ID", shell_complete=complete_workflows, help="Only jobs of this workflow")
 @click.option("--submitted-by", metavar="WHO", help="Only jobs of this submitter")
 @click.option("--correlation-id", metavar="ID", help="Only jobs with this correlation id")
-@click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True)
+@limit_option(1000, default=20)
 @click.option("--after", metavar="CURSOR", help="Continue after this job (`next` of the page before)")
 @pass_state
-def list_jobs(state: State, /, *, workflow: str | None, limit: int, after: str | None, **filters: str | None) -> None:
-    """List jobs, newest first."""
+def list_jobs(
+    state: State,
+    /,
+    *,
+    workflow: str | None,
+    since: str | None,
+    until: str | None,
+    limit: int,
+    after: str | None,
+    **filters: Any,
+) -> None:
+    """List jobs, newest first. A time without a zone is in the local time zone; a day begins at midnight."""
+    filters |= {"created_after": _moment(since, "--since"), "created_before": _moment(until, "--until")}
     page, following = state.client.jobs(limit, _cursor(after), workflow_id=workflow, **filters)
-    if state.json:
-        state.emit({"jobs": page, "next": following})
-        return
-    if not page:
-        state.note("no jobs")
-        return
+    state.print_page("jobs", page, following, lambda: _print_jobs(state, page))
+
+
+def _print_jobs(state: State, page: "list[Json]") -> None:
     from dagmaster.cli.show import print_jobs
     from dagmaster.client.models.base import read_all
     from dagmaster.client.models.jobs import JobSummary
 
     print_jobs(state.console, read_all(JobSummary, page), state.client.now)
-    _note_more(state, following)
 
 
-def _note_more(state: State, following: object) -> None:
-    if following is not None:
-        state.note(f"more with: --after {following}")
+def _moment(text: str | None, option: str) -> str | None:
+    from dagmaster.client.moments import parse_moment
+
+    return parse_moment(text, option).isoformat() if text else None
 
 
 def _cursor(after: str | None) -> str | None:
@@ -89,18 +117,21 @@ def watch(state: State, job: str) -> int:
     return follow(state, state.client.find_job(job), live=True)
 
 
-_by = click.option("--by", metavar="NAME", help="Your name, up to 64 characters; recorded with the job")
-_reason = click.option("--reason", metavar="TEXT", help="The reason; recorded with the job")
+_reason = click.option("--reason", metavar="TEXT", help="The reason; recorded with the job and your name")
 
 
-def _request(by: str | None, reason: str | None) -> "Json":
-    return {name: value for name, value in (("by", by), ("reason", reason)) if value is not None}
+def _rerun_options(command: Callback) -> Callback:
+    dry_run = click.option("--dry-run", is_flag=True, help="Only show what would run")
+    return dry_run(_reason(wait_options(command)))
+
+
+def _request(reason: str | None) -> "Json":
+    return {} if reason is None else {"reason": reason}
 
 
 @jobs.command("cancel")
 @click.argument("job", shell_complete=complete_jobs)
 @_reason
-@_by
 @click.option(
     "--wait",
     type=click.FloatRange(0, 86_400),
@@ -110,7 +141,7 @@ def _request(by: str | None, reason: str | None) -> "Json":
     help="Wait at most this long for its end",
 )
 @pass_state
-def cancel(state: State, *, job: str, reason: str | None, by: str | None, wait: float) -> int:
+def cancel(state: State, *, job: str, reason: str | None, wait: float) -> int:
     """Cancel a job: waiting tasks never start; running handlers are asked to stop, and killed if they do not.
 
     Prints which workers have asked their handlers to stop. Ctrl-C stops waiting, with exit code 130; the job is still
@@ -118,26 +149,20 @@ def cancel(state: State, *, job: str, reason: str | None, by: str | None, wait: 
     """
     from dagmaster.cli.intervene import cancel as cancel_job
 
-    return cancel_job(state, state.client.find_job(job), _request(by, reason), wait)
+    return cancel_job(state, state.client.find_job(job), _request(reason), wait)
 
 
 @jobs.command("resume")
 @click.argument("job", shell_complete=complete_jobs)
-@click.option("--dry-run", is_flag=True, help="Only show what would run")
-@_reason
-@_by
-@click.option("--wait", is_flag=True, help="Wait for its end, and print the result")
-@click.option("--watch", is_flag=True, help="Show live progress, then the result")
+@_rerun_options
 @pass_state
-def resume(
-    state: State, *, job: str, dry_run: bool, reason: str | None, by: str | None, wait: bool, watch: bool
-) -> int:
+def resume(state: State, *, job: str, dry_run: bool, reason: str | None, wait: bool, watch: bool) -> int:
     """Resume an ended job: only nodes that failed, were cancelled, or were skipped because of that run again."""
     from dagmaster.cli.intervene import resume as resume_job
 
     _require_no_dry_wait(dry_run, wait or watch)
     job_id = state.client.find_job(job)
-    return resume_job(state, job_id, _request(by, reason), is_dry_run=dry_run, wait=wait, watch=watch)
+    return resume_job(state, job_id, _request(reason), is_dry_run=dry_run, wait=wait, watch=watch)
 
 
 def _require_no_dry_wait(is_dry_run: bool, is_waiting: bool) -> None:
@@ -150,11 +175,7 @@ def _require_no_dry_wait(is_dry_run: bool, is_waiting: bool) -> None:
 @click.option("--node", metavar="NODE", help="A node, or one child of a fan_out (NODE__INDEX)")
 @click.option("--stage", metavar="STAGE", help="A stage, by name or number")
 @click.option("--failed-children", metavar="FAN_OUT", help="The failed children of a fan_out")
-@click.option("--dry-run", is_flag=True, help="Only show what would run")
-@_reason
-@_by
-@click.option("--wait", is_flag=True, help="Wait for its end, and print the result")
-@click.option("--watch", is_flag=True, help="Show live progress, then the result")
+@_rerun_options
 @pass_state
 def retry(
     state: State,
@@ -163,7 +184,6 @@ def retry(
     job: str,
     dry_run: bool,
     reason: str | None,
-    by: str | None,
     wait: bool,
     watch: bool,
     **parts: str,
@@ -176,7 +196,7 @@ def retry(
         raise InvalidRequest("give exactly one of --node, --stage and --failed-children", code="usage")
     _require_no_dry_wait(dry_run, wait or watch)
     job_id = state.client.find_job(job)
-    return retry_job(state, job_id, part, _request(by, reason), is_dry_run=dry_run, wait=wait, watch=watch)
+    return retry_job(state, job_id, part, _request(reason), is_dry_run=dry_run, wait=wait, watch=watch)
 
 
 _follow = click.option(
@@ -188,7 +208,7 @@ _follow = click.option(
 @click.argument("job", shell_complete=complete_jobs)
 @click.option("--node", metavar="NODE", help="Only lines of this node; for a fan_out, of its children")
 @click.option("--attempt", type=click.IntRange(1, 2**31 - 1), metavar="N", help="Only lines of this attempt")
-@click.option("--limit", type=click.IntRange(1, 10_000), default=100, show_default=True)
+@limit_option(10_000, default=100)
 @click.option("--after", metavar="CURSOR", help="Continue after this line (`next` of the page before)")
 @_follow
 @pass_state
@@ -202,22 +222,19 @@ def logs(
     if follow:
         return follow_logs(state, job_id, node, attempt)
     page, following = state.client.logs(job_id, limit, after, node_id=node, attempt=attempt)
-    if state.json:
-        state.emit({"lines": page, "next": following})
-        return 0
-    if not page:
-        state.note("no log lines")
-    for line in page:
-        state.say(text_of(line))
-    if following is not None:
-        state.note(f"more with: --after '{following}'")
+    state.print_page("lines", page, following, lambda: _say_all(state, map(text_of, page)), what="log lines")
     return 0
+
+
+def _say_all(state: State, lines: Iterable[str]) -> None:
+    for line in lines:
+        state.say(line)
 
 
 @jobs.command("events")
 @click.argument("job", shell_complete=complete_jobs)
 @click.option("--node", metavar="NODE", help="Only events of this node (a child is NODE__INDEX)")
-@click.option("--limit", type=click.IntRange(1, 10_000), default=100, show_default=True)
+@limit_option(10_000, default=100)
 @click.option("--after", type=click.IntRange(0, 2**53), default=0, metavar="SEQ", help="Continue after this number")
 @_follow
 @pass_state
@@ -230,12 +247,7 @@ def events(state: State, *, job: str, node: str | None, limit: int, after: int, 
     page, following = state.client.events(job_id, limit, after, node)
     if not page:
         _require_node(state, job_id, node)
-    if state.json:
-        state.emit({"events": page, "next": _number(following)})
-        return 0
-    for event in page:
-        state.say(_event_text(event))
-    _note_more(state, following)
+    state.print_page("events", page, _number(following), lambda: _say_all(state, map(_event_text, page)))
     return 0
 
 
@@ -259,14 +271,21 @@ def _follow_events(state: State, job_id: str, node: str | None, after: int) -> i
     import orjson
 
     from dagmaster.cli.follow import detached
-    from dagmaster.client.feed import Reconnection, resumed
+    from dagmaster.client.feed import Reconnection
+    from dagmaster.client.json_client import Connected, Outage
 
     reconnection = Reconnection(state.note, job_id)
     try:
-        for event in resumed(state.client, job_id, after, reconnection.wait, on_connected=reconnection.succeeded):
-            answer = orjson.loads(event.data)
-            if node in (None, answer.get("node_id")):
-                _print_event(state, answer)
+        for update in state.client.follow(job_id, after):
+            match update:
+                case Connected():
+                    reconnection.succeeded()
+                case Outage(error):
+                    reconnection.failed(error)
+                case event if event.sequence is not None:
+                    answer = orjson.loads(event.data)
+                    if node in (None, answer.get("node_id")):
+                        _print_event(state, answer)
     except KeyboardInterrupt:
         return detached(state, job_id)
     return 0
@@ -298,8 +317,14 @@ def _short(data: Any) -> str:
 @jobs.command("nodes")
 @click.argument("job", shell_complete=complete_jobs)
 @click.option("--parent", metavar="FAN_OUT", help="The children of this fan_out")
-@click.option("--status", type=click.Choice(NODE_STATES), help="Only nodes in this state")
-@click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True)
+@click.option(
+    "--status",
+    type=SeveralOf(NODE_STATES),
+    multiple=True,
+    callback=several_of,
+    help="Only nodes in this state; repeated, or with commas, in one of these states",
+)
+@limit_option(10_000, default=50)
 @click.option(
     "--after",
     type=click.IntRange(-1, 2**31 - 2),
@@ -308,22 +333,21 @@ def _short(data: Any) -> str:
     help="Continue after this node (`next` of the page before)",
 )
 @pass_state
-def nodes(state: State, *, job: str, parent: str | None, status: str | None, limit: int, after: int) -> None:
+def nodes(
+    state: State, *, job: str, parent: str | None, status: tuple[str, ...] | None, limit: int, after: int
+) -> None:
     """List a job's nodes, or with --parent the children of a fan_out, a page at a time."""
     client = state.client
     page, following = client.nodes(client.find_job(job), limit, after, parent=parent, status=status)
-    if state.json:
-        state.emit({"nodes": page, "next": _number(following)})
-        return
-    if not page:
-        state.note("no nodes")
-        return
+    state.print_page("nodes", page, _number(following), lambda: _print_nodes(state, page))
+
+
+def _print_nodes(state: State, page: "list[Json]") -> None:
     from dagmaster.cli.show import print_nodes
     from dagmaster.client.models.base import read_all
     from dagmaster.client.models.nodes import PublicNode
 
-    print_nodes(state.console, read_all(PublicNode, page), client.now)
-    _note_more(state, following)
+    print_nodes(state.console, read_all(PublicNode, page), state.client.now)
 
 
 @jobs.command("node")

@@ -16,11 +16,12 @@ from rich.table import Table
 from rich.text import Text
 
 from dagmaster.cli.command import State
-from dagmaster.cli.printable import counted, one_line
+from dagmaster.cli.printable import one_line
 from dagmaster.cli.tables import state_text
 from dagmaster.client.models.base import Json
 from dagmaster.client.models.jobs import JobDetail
 from dagmaster.client.models.nodes import PublicNode
+from dagmaster.quantities import counted
 
 _OTHER_LINES = 8  # of a terminal's height: title, headings, summary and prompt
 
@@ -45,15 +46,19 @@ def seconds_of(node: PublicNode, now: datetime) -> float | None:
     return max(0.0, (ended - begun).total_seconds()) if ended else None
 
 
-def remark_of(node: PublicNode, now: datetime) -> str:
-    """Remarks on a node: its next retry, its progress, its error."""
-    parts: list[str] = [_retries(node, now)]
-    if node.progress:
-        parts.append(_progress_text(node.progress))
-    if node.reason:
-        parts.append(node.reason.replace("_", " "))
-    parts.append(one_line(node.error_message))
-    return "; ".join(part for part in parts if part)
+def in_seconds(seconds: float | None) -> str:
+    return f"{seconds:.2f}" if seconds is not None else ""
+
+
+def remarks_of(node: PublicNode, now: datetime, separator: str = "; ") -> str:
+    """Remarks on a node: its children, its next retry, its progress, its error."""
+    reason = (node.reason or "").replace("_", " ")
+    remark = _joined("; ", _retries(node, now), _progress_text(node.progress), reason, one_line(node.error_message))
+    return _joined(separator, counts_of(node), remark)
+
+
+def _joined(separator: str, *parts: str) -> str:
+    return separator.join(part for part in parts if part)
 
 
 def _retries(node: PublicNode, now: datetime) -> str:
@@ -64,7 +69,7 @@ def _retries(node: PublicNode, now: datetime) -> str:
         wait = f"{retry} in {(node.not_before - now).total_seconds():.1f} s"
         return f"{wait} ({lost})" if lost else wait
     retries = f"{node.retry_count} of {counted(node.max_retries, 'retry', 'retries')}" if node.retry_count else ""
-    return ", ".join(part for part in (retries, lost) if part)
+    return _joined(", ", retries, lost)
 
 
 def _progress_text(progress: Json | None) -> str:
@@ -73,8 +78,7 @@ def _progress_text(progress: Json | None) -> str:
     fraction, message = counters.pop("fraction", None), counters.pop("message", None)
     share = f"{fraction:.0%}" if isinstance(fraction, int | float) else ""
     counts = ", ".join(f"{name} {count}" for name, count in counters.items())
-    parts = (share, one_line(str(message or "")), f"({counts})" if counts else "")
-    return " ".join(part for part in parts if part)
+    return _joined(" ", share, one_line(str(message or "")), f"({counts})" if counts else "")
 
 
 class LiveTable:
@@ -144,13 +148,11 @@ class LiveTable:
         return table
 
     def _cells(self, node: PublicNode, now: datetime) -> Iterator[RenderableType]:
-        seconds = seconds_of(node, now)
         yield Text(node.node_id)
         yield self._state(node.state)
         yield _bar(node)
-        yield Text(f"{seconds:.2f}" if seconds is not None else "")
-        parts = (counts_of(node), remark_of(node, now))
-        yield Text("; ".join(part for part in parts if part), no_wrap=True, overflow="ellipsis")
+        yield Text(in_seconds(seconds_of(node, now)))
+        yield Text(remarks_of(node, now), no_wrap=True, overflow="ellipsis")
 
 
 def _bar(node: PublicNode) -> RenderableType:
@@ -179,8 +181,8 @@ class Lines:
     def show(self, detail: JobDetail, blockers: Sequence[str] = ()) -> None:
         for node in detail.nodes:
             if self._is_news(node):
-                parts = (node.state, counts_of(node), remark_of(node, detail.now))
-                self._print(detail, f"{node.node_id}: {', '.join(part for part in parts if part)}")
+                remarks = remarks_of(node, detail.now, ", ")
+                self._print(detail, f"{node.node_id}: {_joined(', ', node.state, remarks)}")
         if detail.job.status != self._status:
             self._status = detail.job.status
             self._print(detail, f"job {self._status}")

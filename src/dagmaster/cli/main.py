@@ -8,6 +8,7 @@
 
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
@@ -25,20 +26,24 @@ COMMANDS = {
     "up": "up:up",
     "process": "process:process",
     "submit": "submit:submit",
+    "assets": "assets:assets",
+    "platforms": "platforms:platforms",
     "jobs": "jobs:jobs",
     "workflows": "workflows:workflows",
     "queues": "queues:queues",
     "workers": "instances:workers",
     "orchestrators": "instances:orchestrators",
     "dead-letters": "dead_letters:dead_letters",
+    "callbacks": "callbacks:callbacks",
     "janitor": "janitor:janitor",
     "db": "database:db",
-    "doctor": "doctor.command:doctor",
+    "doctor": "doctor:doctor",
     "verify-history": "history:verify_history",
     "orchestrator": "roles:orchestrator",
     "worker": "roles:worker",
     "serving": "roles:serving",
     "demo": "demo:demo",
+    "local": "local:local",
     "completion": "completion:completion",
 }
 FINE, USAGE, NOT_ALLOWED, UNAVAILABLE, BUG = 0, 2, 3, 5, 70
@@ -52,6 +57,9 @@ EXIT_CODES: tuple[tuple[type[errors.DagmasterError], int], ...] = (
     (errors.Unavailable, UNAVAILABLE),
     (errors.DagmasterError, 1),
 )
+
+
+_CONTEXT = {"max_content_width": 100, "help_option_names": ["-h", "--help"]}
 
 
 class PipeClosed(Exception):
@@ -86,7 +94,7 @@ class Root(Group):
         return result
 
 
-@click.group("dagmaster", cls=Root, invoke_without_command=True, context_settings={"max_content_width": 100})
+@click.group("dagmaster", cls=Root, invoke_without_command=True, context_settings=_CONTEXT)
 @click.version_option(__version__, prog_name="dagmaster")
 @click.pass_context
 @pass_state
@@ -116,6 +124,8 @@ def _without_subcommand(state: State, context: click.Context) -> None:
 
 def main() -> None:
     prepare_streams()
+    # Pictures have no position. Once for the process: `warnings.catch_warnings` is not safe among threads.
+    warnings.filterwarnings("ignore", message="Dataset has no geotransform")
     code = run(sys.argv[1:])
     try:
         sys.stderr.flush()
@@ -180,6 +190,8 @@ def _error_lines(error: Exception, state: State) -> tuple[int, list[str]]:
     lines = [_traceback(error)] if state.verbose else []
     if state.json:
         return code, [*lines, as_json({"error": facts}, indent=False)]
+    if state.is_log_json():
+        return code, [*lines, _log_line(facts)]
     lines.append(neutral(f"error: {facts['message']}"))
     if facts.get("hint"):
         lines.append(neutral(f"hint: {facts['hint']}"))
@@ -187,6 +199,15 @@ def _error_lines(error: Exception, state: State) -> tuple[int, list[str]]:
     if details.get("request_id") and details.get("status", 0) >= 500:
         lines.append(neutral(f"request id: {details['request_id']}"))
     return code, lines
+
+
+def _log_line(facts: dict[str, Any]) -> str:
+    """An error as a line of the log, for programs that read the log."""
+    from datetime import UTC, datetime
+
+    named = {name: value for name, value in facts.items() if value and name != "message"}
+    timestamp = datetime.now(UTC).isoformat().replace("+00:00", "Z")
+    return as_json({**named, "event": facts["message"], "level": "error", "timestamp": timestamp}, indent=False)
 
 
 def _traceback(error: Exception) -> str:
@@ -199,8 +220,11 @@ def _traceback(error: Exception) -> str:
 
 def described(error: Exception) -> tuple[int, dict[str, Any]]:
     """The exit code and the description of an error, without secrets."""
+    from dagmaster.extras import missing_extra
     from dagmaster.observe.redaction import redact_value
 
+    if isinstance(error, ImportError):
+        error = missing_extra(error) or error
     match error:
         case errors.DagmasterError():
             return _exit_code(error), redact_value(_facts(error))

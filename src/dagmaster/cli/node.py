@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
@@ -11,11 +11,12 @@ from rich.text import Text
 
 from dagmaster.cli.command import State, as_json
 from dagmaster.cli.follow import fault_text
-from dagmaster.cli.printable import counted, one_line
+from dagmaster.cli.printable import one_line
 from dagmaster.cli.tables import Column, at, print_table, state_text
 from dagmaster.client.models.base import Json, read
 from dagmaster.client.models.nodes import Attempt, NodeDetail, SavedCheckpoint, error_facts
 from dagmaster.errors import InvalidRequest
+from dagmaster.quantities import counted
 
 _VALUE_LENGTH = 300
 
@@ -33,10 +34,10 @@ def print_node(console: Console, answer: Json, *, has_tracebacks: bool) -> None:
             console.print(Text(f"hint       {error.hint}", style="yellow"), soft_wrap=True)
     if detail.attempts:
         console.print(Text("\nattempts, the last one first", style="bold"))
-        _print_attempts(console, detail.attempts)
+        print_table(console, _ATTEMPT_COLUMNS, detail.attempts)
     if detail.checkpoints:
         console.print(Text("\ncheckpoints, the last one first", style="bold"))
-        _print_checkpoints(console, detail.checkpoints)
+        print_table(console, _CHECKPOINT_COLUMNS, detail.checkpoints)
     for attempt in detail.attempts if has_tracebacks else ():
         error = error_facts(attempt.error)
         if error and error.traceback:
@@ -110,50 +111,8 @@ def _short(value: object) -> str:
     return text if len(text) <= _VALUE_LENGTH else f"{text[:_VALUE_LENGTH]}… ({len(text)} characters; all with --json)"
 
 
-def _print_attempts(console: Console, attempts: Sequence[Attempt]) -> None:
-    columns = [
-        Column("attempt", is_number=True),
-        Column("state"),
-        Column("queued (UTC)", drop=2),
-        Column("waited", drop=3, is_number=True),
-        Column("ran", is_number=True),
-        Column("queue", drop=4),
-        Column("worker", drop=1),
-        Column("error", is_below=True, is_long=True),
-    ]
-    rows = [
-        (
-            str(attempt.attempt),
-            state_text(attempt.status, console.encoding),
-            at(attempt.queued_at),
-            _seconds(attempt.queued_at, attempt.started_at),
-            _seconds(attempt.started_at, attempt.finished_at),
-            one_line(attempt.queue),
-            str(attempt.worker_id or ""),
-            _remark(attempt),
-        )
-        for attempt in attempts
-    ]
-    print_table(console, columns, rows)
-
-
-def _print_checkpoints(console: Console, checkpoints: Sequence[SavedCheckpoint]) -> None:
-    columns = [
-        Column("checkpoint"),
-        Column("attempt", is_number=True),
-        Column("saved (UTC)"),
-        Column("artifacts", is_long=True),
-    ]
-    rows = [
-        (
-            one_line(saved.name),
-            str(saved.attempt),
-            at(saved.saved_at),
-            ", ".join(one_line(str(artifact.get("uri"))) for artifact in saved.artifacts or ()),
-        )
-        for saved in checkpoints
-    ]
-    print_table(console, columns, rows)
+def _artifacts(saved: SavedCheckpoint) -> str:
+    return ", ".join(one_line(str(artifact.get("uri"))) for artifact in saved.artifacts or ())
 
 
 def _seconds(begun: datetime | None, ended: datetime | None) -> str:
@@ -168,3 +127,21 @@ def _remark(attempt: Attempt) -> str:
     if attempt.accepted is False:
         parts.append("reported too late; not accepted")
     return "; ".join(part for part in parts if part)
+
+
+_ATTEMPT_COLUMNS: list[Column[Attempt]] = [
+    Column("attempt", lambda attempt: str(attempt.attempt), is_number=True),
+    Column("state", lambda attempt: attempt.status, is_state=True),
+    Column("queued (UTC)", lambda attempt: at(attempt.queued_at), drop=2),
+    Column("waited", lambda attempt: _seconds(attempt.queued_at, attempt.started_at), drop=3, is_number=True),
+    Column("ran", lambda attempt: _seconds(attempt.started_at, attempt.finished_at), is_number=True),
+    Column("queue", lambda attempt: one_line(attempt.queue), drop=4),
+    Column("worker", lambda attempt: str(attempt.worker_id or ""), drop=1),
+    Column("error", _remark, is_below=True, is_long=True),
+]
+_CHECKPOINT_COLUMNS: list[Column[SavedCheckpoint]] = [
+    Column("checkpoint", lambda saved: one_line(saved.name)),
+    Column("attempt", lambda saved: str(saved.attempt), is_number=True),
+    Column("saved (UTC)", lambda saved: at(saved.saved_at)),
+    Column("artifacts", _artifacts, is_long=True),
+]

@@ -27,18 +27,6 @@ def one_line(text: str | None) -> str:
     return next(iter((text or "").splitlines()), "")
 
 
-def counted(number: int, noun: str, plural: str | None = None) -> str:
-    return f"{number} {noun if number == 1 else plural or f'{noun}s'}"
-
-
-def size_text(size_bytes: int) -> str:
-    """A size in a readable unit: `12.3 MB`."""
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if size_bytes >= size:
-            return f"{size_bytes / size:,.1f} {unit}"
-    return counted(size_bytes, "byte")
-
-
 def is_unicode(encoding: str | None) -> bool:
     return (encoding or "").lower().replace("-", "").startswith("utf")
 

@@ -1,69 +1,91 @@
-"""`dagmaster process`: a raster file of this machine becomes COGs, a catalogued dataset and map tiles.
+"""`dagmaster process`: raster files become COGs, a catalogued dataset and map tiles.
 
-    validate the file ─▶ copy it into the bronze zone ─▶ run a job, live ─▶ print the locations, make a preview
+    find the files ─▶ validate them ─▶ copy them into the bronze zone ─▶ submit them as an asset (`ingestion`)
 
-An invalid file is reported before it is copied; the job validates it again. If no platform is running, one is started
-for the duration of the job, on the usual data folder.
+Invalid files are reported before anything is copied; the job validates them again. Several files become one collection.
+If no platform is running, one is started for the duration of the job, on the usual data folder.
 """
 
 import os
-import re
-import signal
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import click
 
 from dagmaster.cli.command import INTERRUPTED, Command, State, pass_state
-from dagmaster.cli.printable import size_text
-from dagmaster.client.neutral import neutral
-from dagmaster.errors import Conflict, InvalidRequest, Unavailable
+from dagmaster.errors import InvalidRequest, NotFound, Unavailable
 
 if TYPE_CHECKING:
-    from dagmaster.client.models.jobs import JobDetail
+    from dagmaster.cli.ingestion import Ingestion
     from dagmaster.handlers.raster.options import Options
+    from dagmaster.ingest.bronze import BronzeCopy
+    from dagmaster.ingest.sources import LocalFile, Source
     from dagmaster.local.discovery import Platform
     from dagmaster.local.platform import LocalPlatform
-    from dagmaster.raster.validation.findings import Checked, Finding
     from dagmaster.settings import Settings
-    from dagmaster.storage.location import Edition
-    from dagmaster.storage.zones import Storage
+    from dagmaster.stac.values import Provider
 
-WORKFLOWS = ("raster_ingest", "process_large_raster")
+INGEST, LARGE, COLLECTION = "raster_ingest", "process_large_raster", "raster_collection"
 TIERS = ("visualization", "analysis", "archive")
 # The options that are coordinate reference systems.
 _CRSS = ("source_crs", "target_crs")
-# Inputs of the job that findings mention; options of this command.
-_INPUT = re.compile(r"`?\b(source_crs|target_crs|raster_type|output_tier|tile_size)\b(=?)`?")
 TYPES = ("auto", "rgb", "rgba", "dem", "categorical", "multispectral", "nir", "vegetation_index")
 
 
+def _refuse_number(_context: click.Context, parameter: click.Parameter, value: int | None) -> None:
+    if value is not None:
+        raise InvalidRequest(
+            f"{parameter.opts[0]} is not supported any more: the platform counts versions and revisions itself",
+            code="usage",
+            hint="other data or options make a new revision; --version-label LABEL makes a new version",
+        )
+
+
 @click.command(cls=Command)
-@click.argument("file", type=click.Path(path_type=Path))
-@click.option("--dataset", "dataset_id", metavar="NAME", help="Name of the dataset; by default that of the file")
+@click.argument("sources", metavar="SOURCE...", nargs=-1, required=True, type=click.Path())
+@click.option(
+    "--dataset", "dataset_id", metavar="NAME", help="Name of the dataset; by default that of the first file or folder"
+)
 @click.option("--title", help="Title in the catalogue")
+@click.option("--description", help="Description in the catalogue")
+@click.option("--license", metavar="SPDX", help="Licence, an SPDX identifier such as CC-BY-4.0, or other")
+@click.option("--keywords", multiple=True, metavar="WORD,…", help="Keywords in the catalogue; may be repeated")
+@click.option(
+    "--provider",
+    "providers",
+    multiple=True,
+    metavar="NAME[;ROLES[;URL]]",
+    help="Organisation behind the data; roles are licensor, producer, processor and host, separated by commas; "
+    "may be repeated",
+)
 @click.option("--datetime", metavar="WHEN", help="Date of the data: a time, a day, a year, or start/end")
 @click.option(
     "--tile-size", type=click.IntRange(min=512), metavar="N", help="Width of a tile in pixels, a multiple of 512"
 )
 @click.option("--tier", "output_tier", type=click.Choice(TIERS), help="Output tier of the COGs  [default: analysis]")
 @click.option("--target-crs", metavar="CRS", help="CRS of the COGs  [default: EPSG:4326]")
-@click.option("--source-crs", metavar="CRS", help="CRS of the file, if it has none or a wrong one")
+@click.option("--source-crs", metavar="CRS", help="CRS of the files, if they have none or a wrong one")
 @click.option("--raster-type", type=click.Choice(TYPES), help="Kind of pixels  [default: auto]")
-@click.option("--version-ordinal", type=click.IntRange(0), default=0, help="Version of the dataset, from 0")
-@click.option("--revision", type=click.IntRange(1), default=1, help="Revision of that version, from 1")
+@click.option(
+    "--version-label", metavar="LABEL", help="Version of the dataset, a new one or a known one  [default: the newest]"
+)
+@click.option("--version-ordinal", type=int, hidden=True, expose_value=False, callback=_refuse_number)
+@click.option("--revision", type=int, hidden=True, expose_value=False, callback=_refuse_number)
 @click.option(
     "--workflow",
-    type=click.Choice(WORKFLOWS),
-    default=WORKFLOWS[0],
-    show_default=True,
-    help="One COG unless the file is large, or always tiles and a mosaic",
+    type=click.Choice((INGEST, LARGE, COLLECTION)),
+    help="One COG unless the file is large, always tiles and a mosaic, or a COG for each of several files  "
+    "[default: raster_ingest, with several files raster_collection]",
 )
 @click.option("--preview", type=click.Path(path_type=Path, dir_okay=False), help="File for the preview, a PNG")
 @click.option("--wait/--detach", "is_waiting", default=True, help="Wait for its end, or only submit  [default: wait]")
+@click.option("--start", "is_start", is_flag=True, help="Start a platform on the server of DATABASE_URL for this job")
+@click.option(
+    "--review", "is_to_review", is_flag=True, help="Do not approve the result: it is not on the map until then"
+)
 @click.option("--force", is_flag=True, help="Process it again even if that was done before")
 @click.option("--resume", is_flag=True, help="Resume the job that failed before")
 @pass_state
@@ -71,100 +93,194 @@ def process(
     state: State,
     /,
     *,
-    file: Path,
-    workflow: str,
-    version_ordinal: int,
-    revision: int,
+    sources: tuple[str, ...],
+    workflow: str | None,
+    version_label: str | None,
     preview: Path | None,
     is_waiting: bool,
+    is_start: bool,
+    is_to_review: bool,
     force: bool,
     resume: bool,
     **options: Any,
 ) -> int:
-    """Turn the raster FILE into COGs, a STAC dataset and map tiles.
+    """Turn rasters into COGs, a STAC dataset and map tiles.
 
-    Uses the platform running on this machine (`dagmaster up`), or starts one for this file. The same command again
-    shows the existing results. The exit code is 1 if the file is invalid or the job failed; Ctrl-C leaves the job
-    running, with exit code 130.
+    Each SOURCE is a file, a folder, a pattern such as 'tiles/*.tif', or an https URL. Several files become one
+    collection, with one mosaic.
+
+    The dataset is an asset of the platform `local`. The same command again shows the existing results; other data or
+    other options make a new revision, which replaces the previous one on the map. It is approved with the clearance
+    ouo, or with that of the asset, unless --review is given.
+
+    Uses the platform running on this machine (`dagmaster up`), or starts one for this job. The exit code is 1 if a file
+    is invalid or the job failed; Ctrl-C leaves the job running, with exit code 130.
     """
-    from dagmaster.cli.incoming import copy_in, place_in_bronze, source_file
+    from dagmaster.cli.ingestion import Ingestion, follow
+    from dagmaster.cli.progress import progress_bar
+    from dagmaster.cli.validation import validate
+    from dagmaster.ingest.bronze import copy_in, places_in_bronze
+    from dagmaster.ingest.sources import downloaded, find_sources
+    from dagmaster.ingest.validation import FileRules
     from dagmaster.local.discovery import awaited_platform, data_folder
     from dagmaster.storage.zones import open_storage
 
     state.log()
     folder = data_folder(state.settings)
-    source = source_file(file)
+    rasters = find_sources(sources, state.settings)
+    workflow = _workflow_for(rasters, workflow, options)
+    options = {**options, **_described(options)}
     _require_valid(options)
     running = awaited_platform(folder, lambda: state.note("waiting for a platform that is starting or stopping …"))
-    _require_local(state, running, is_waiting=is_waiting)
-    raster_options = _raster_options(workflow, options)
-    checked = validate(state, source, options, raster_options, is_first=revision == 1)
-    if checked.errors:
-        return 1
+    is_running = _require_platform(state, running, is_start=is_start, is_waiting=is_waiting)
     storage = open_storage(running.with_its_storage(state.settings) if running else state.settings)
-    name = options.pop("dataset_id")
-    location, is_there = place_in_bronze(state, storage, source)
-    edition = _edition(name, location.name, version_ordinal, revision)
-    _require_free(storage, edition, raster_options, checked)
-    if not is_there:
-        copy_in(state, storage, source, location)
-    picture = f"{edition.dataset}-v{edition.ordinal}-r{edition.revision}.png"
-    inputs = {"container_name": location.container, "blob_name": location.blob}
-    inputs |= {name: value for name, value in options.items() if value is not None}
+    rules = FileRules(options["source_crs"], options["raster_type"], _raster_options(workflow, options))
+    progress = partial(progress_bar, state)
+    with downloaded(rasters, state.settings, storage, progress) as files:
+        dataset = _dataset_name(options.pop("dataset_id") or _folder_name(sources), files)
+        is_dated = bool(options["datetime"]) or (is_running and _is_known(state, dataset))
+        checks = validate(state, files, rules, is_dated=is_dated)
+        if checks is None:
+            return 1
+        copies = places_in_bronze(storage, files, progress)
+        for copy in copies:
+            if not copy.is_there:
+                note_renamed(state, copy)
+                copy_in(storage, copy, progress)
     ingestion = Ingestion(
-        workflow, edition, storage, preview or folder / "previews" / picture, inputs, checked, force, resume
+        dataset=dataset,
+        workflow=workflow,
+        container=copies[0].location.container,
+        blobs=[copy.location.blob for copy in copies],
+        parameters={name: value for name, value in options.items() if value is not None},
+        storage=storage,
+        previews=folder / "previews",
+        preview=preview,
+        version_label=version_label,
+        checks=checks,
+        is_forced=force,
+        is_resumed=resume,
+        is_to_review=is_to_review,
     )
-    if running is None:
+    if not is_running:
         return _on_own_platform(state, ingestion)
     if not is_waiting:
         return _detached(state, ingestion)
     return follow(state, ingestion, lambda: _maps_of(folder, running))
 
 
-@dataclass(slots=True)
-class Ingestion:
-    """One file to be processed; `job_id` is set once it is submitted."""
-
-    workflow: str
-    edition: "Edition"
-    storage: "Storage"
-    preview: Path
-    inputs: dict[str, Any]
-    checked: "Checked | None" = None
-    is_forced: bool = False
-    is_resumed: bool = False
-    job_id: str | None = field(default=None, init=False)
-
-    def submission(self) -> dict[str, Any]:
-        edition = self.edition
-        own = {"dataset_id": edition.dataset, "version_ordinal": edition.ordinal, "revision": edition.revision}
-        return {"workflow_id": self.workflow, "input_params": {**self.inputs, **own}}
+def note_renamed(state: State, copy: "BronzeCopy") -> None:
+    if copy.name_in_use and not state.json:
+        state.note(
+            f"the bronze zone has another file named {copy.name_in_use}; this one is stored as {copy.location.blob}"
+        )
 
 
-def _require_local(state: State, running: "Platform | None", *, is_waiting: bool) -> None:
+def _workflow_for(sources: "Sequence[Source]", chosen: str | None, options: dict[str, Any]) -> str:
+    workflow = chosen or (INGEST if len(sources) == 1 else COLLECTION)
+    if len(sources) > 1 and workflow != COLLECTION:
+        raise InvalidRequest(
+            f"--workflow {workflow} takes one file, not {len(sources)}",
+            code="process.one-file",
+            hint="leave out --workflow, or process the files one by one",
+        )
+    if workflow == COLLECTION and options["tile_size"]:
+        raise InvalidRequest(
+            "--tile-size applies to a single file: each file of a collection becomes one COG",
+            code="process.tile-size",
+            hint="leave it out",
+        )
+    return workflow
+
+
+def _folder_name(sources: Sequence[str]) -> str | None:
+    """The dataset id that the only argument suggests, if it is a folder."""
+    from dagmaster.dataset_ids import dataset_id_from
+
+    folder = Path(sources[0])
+    return dataset_id_from(folder.resolve().name) if len(sources) == 1 and folder.is_dir() else None
+
+
+def _described(options: dict[str, Any]) -> dict[str, Any]:
+    """Licence, keywords and providers as the job takes them; None for what was not given."""
+    from dagmaster.stac.validate import require_license, require_providers
+
+    providers = [_provider(text) for text in options["providers"]]
+    require_providers(providers)
+    keywords = [word.strip() for text in options["keywords"] for word in text.split(",")]
+    return {
+        "license": require_license(options["license"]) if options["license"] else None,
+        "keywords": list(dict.fromkeys(filter(None, keywords))) or None,
+        "providers": [_provider_input(provider) for provider in providers] or None,
+    }
+
+
+def _provider(text: str) -> "Provider":
+    """A provider from `NAME;ROLE,ROLE;URL`."""
+    from dagmaster.stac.values import Provider
+
+    name, roles, url, *more = [part.strip() for part in f"{text};;".split(";")]
+    if any(more):
+        hint = (
+            "write NAME;ROLES;URL, for example --provider 'swisstopo;producer,licensor;https://www.swisstopo.admin.ch'"
+        )
+        raise InvalidRequest(f"--provider '{text}' has too many parts", code="stac.provider", hint=hint)
+    return Provider(name, tuple(role.strip().lower() for role in roles.split(",") if role.strip()), url or None)
+
+
+def _provider_input(provider: "Provider") -> dict[str, Any]:
+    facts = {"name": provider.name, "roles": list(provider.roles), "url": provider.url}
+    return {name: value for name, value in facts.items() if value}
+
+
+def _require_platform(state: State, running: "Platform | None", *, is_start: bool, is_waiting: bool) -> bool:
+    """Whether the job is given to a platform that runs; False if one is started for it. Refuses what cannot work."""
+    from dagmaster.local.discovery import find_api
+
     chosen = state.server or state.settings.server_url
     if chosen and (running is None or (running.api_url or "").rstrip("/") != chosen.rstrip("/")):
-        raise InvalidRequest(
-            "a file cannot be sent to a remote platform yet",
-            code="process.elsewhere",
-            hint="copy it into the bronze zone there, then `dagmaster submit raster_ingest -p blob_name=…`; "
-            "without --server (DAGMASTER_URL) it is processed on this machine",
-        )
-    if running is None and not is_waiting:
+        require_this_machine(chosen)
+    if chosen or running:
+        find_api(state.settings, state.server)  # raises if it uses another database or serves no API
+        return True
+    if not is_waiting:
         raise Unavailable(
             "--detach needs a running platform",
             code="platform.none",
             hint="start one with `dagmaster up`, or leave out --detach",
         )
+    if state.settings.dsn() and not is_start:
+        raise Unavailable(
+            "DATABASE_URL (or POSTGRES_HOST) is set, and no platform of this data folder is running",
+            code="platform.not-asked",
+            hint="if a platform uses that database, give its API with --server URL; to start one on it for this job, "
+            "use --start; to use a private database, unset DATABASE_URL",
+        )
+    return False
+
+
+def require_this_machine(url: str) -> None:
+    """Files are copied into the storage of this machine, so the platform must run here."""
+    from dagmaster.client.connection import checked_url
+    from dagmaster.listen import is_loopback
+
+    host = urlsplit(checked_url(url)).hostname or ""
+    if not is_loopback(host):
+        raise InvalidRequest(
+            "a file cannot be sent to a remote platform yet",
+            code="process.elsewhere",
+            hint="copy it into the bronze zone there, then `dagmaster assets submit --blob …`; "
+            "without --server (DAGMASTER_URL) it is processed on this machine",
+        )
 
 
 def _require_valid(options: dict[str, Any]) -> None:
     """Refuse invalid options before anything is done."""
+    from dagmaster.dataset_ids import require_dataset_id
     from dagmaster.stac.when import parse_when
-    from dagmaster.storage.location import Edition
 
     if options["dataset_id"]:
-        Edition(options["dataset_id"])
+        require_dataset_id(options["dataset_id"])
     if options["datetime"]:
         parse_when(options["datetime"])
     if any(options[name] for name in _CRSS):
@@ -182,145 +298,51 @@ def _raster_options(workflow: str, options: dict[str, Any]) -> "Options":
     from dagmaster.handlers.raster.options import TILE_ABOVE_MB, Options
 
     chosen = {name: options[name] for name in ("target_crs", "tile_size", "output_tier") if options[name] is not None}
-    return Options(**chosen, tile_above_mb=TILE_ABOVE_MB if workflow == WORKFLOWS[0] else 0)
+    tile_above_mb = {INGEST: TILE_ABOVE_MB, LARGE: 0.0, COLLECTION: None}[workflow]
+    return Options(**chosen, tile_above_mb=tile_above_mb)
 
 
-def _require_free(storage: "Storage", edition: "Edition", options: "Options", checked: "Checked") -> None:
-    """Refuse an edition that exists with other contents, as the job would."""
-    from dagmaster.handlers.raster.recipe import recipe_of, why_taken
-
-    assert checked.facts is not None
-    recipe = recipe_of(options, [checked.facts], checked.raster_type, checked.fixes.source_crs)
-    if taken := why_taken(storage, edition, recipe):
-        hint = f"use --revision {edition.revision + 1}, or another --dataset"
-        raise Conflict(_in_options(taken), code="edition.taken", hint=hint)
-
-
-def _edition(name: str | None, blob: str, ordinal: int, revision: int) -> "Edition":
-    from dagmaster.dataset_ids import dataset_id_from
-    from dagmaster.storage.location import Edition
+def _dataset_name(name: str | None, files: "Sequence[LocalFile]") -> str:
+    """The name that is given, or that of the first file."""
+    from dagmaster.dataset_ids import dataset_id_from, require_dataset_id
+    from dagmaster.ingest.bronze import blob_name
 
     try:
-        return Edition(name or dataset_id_from(Path(blob).stem), ordinal, revision)
+        chosen = name or dataset_id_from(Path(blob_name(files[0].path)).stem)
+        require_dataset_id(chosen)
     except InvalidRequest as error:
         hint = error.hint if name else "give a name with --dataset"
         raise InvalidRequest(error.message, code=error.code, hint=hint) from None
+    return chosen
 
 
-def _maps_of(folder: Path, platform: "Platform") -> str | None:
+def _is_known(state: State, dataset: str) -> bool:
+    """Whether an earlier revision may have the date of the data."""
+    try:
+        state.client.asset(dataset)
+    except NotFound:
+        return False
+    return True
+
+
+def _maps_of(folder: Path, platform: "Platform | None") -> str | None:
     """The address of the map server now: a restarted platform may have other ports."""
     from dagmaster.local.discovery import running_platform
 
-    return (running_platform(folder) or platform).maps_url
+    current = running_platform(folder) or platform
+    return current.maps_url if current else None
 
 
-def validate(
-    state: State, file: Path, options: dict[str, Any], raster_options: "Options", *, is_first: bool
-) -> "Checked":
-    """Validate the file in an isolated process, and print the findings; refuse impossible options."""
-    from dagmaster.raster.validation.limits import inspect
+def _on_own_platform(state: State, ingestion: "Ingestion") -> int:
+    from dagmaster.cli.ingestion import follow
+    from dagmaster.cli.up import local_platform
+    from dagmaster.local.platform import stopping_on_signals
 
-    checked = inspect(file, source_crs=options["source_crs"], raster_type=options["raster_type"])
-    if not checked.errors:
-        checked = _advised(checked, raster_options)
-    if not checked.errors and not options["datetime"] and is_first:
-        checked = replace(checked, findings=(*checked.findings, *_undated(file, checked)))
-    if not state.json:
-        _print_findings(state, file, checked)
-    elif checked.errors:
-        state.emit({"status": "rejected", "file": str(file), "check": _public(checked)}, line=True)
-    return checked
-
-
-def _advised(checked: "Checked", options: "Options") -> "Checked":
-    from rasterio import Env
-
-    from dagmaster.handlers.raster.options import advice_on, require_possible
-
-    assert checked.facts is not None
-    try:
-        with Env():
-            grid = require_possible(options, checked.facts, checked.raster_type, unset_alpha=checked.fixes.unset_alpha)
-            return replace(checked, findings=(*checked.findings, *advice_on(options, checked.facts, grid)))
-    except InvalidRequest as error:
-        hint = _in_options(error.hint) if error.hint else None
-        raise InvalidRequest(_in_options(error.message), code=error.code, hint=hint, **error.facts) from None
-
-
-def _undated(file: Path, checked: "Checked") -> "list[Finding]":
-    """The date that the job will use if none is given. A later revision uses the date of the one before."""
-    from dagmaster.raster.validation.findings import info
-    from dagmaster.stac.when import choose_when
-
-    assert checked.facts is not None
-    written_at = datetime.fromtimestamp(file.stat().st_mtime, UTC)
-    when = choose_when(given=None, tags=checked.facts.tags, supplied_at=written_at)
-    if when.basis != "publication":
-        return []
-    message = f"the file has no date of the data; its own date is used as date of publication: {written_at:%Y-%m-%d}"
-    return [info("time.publication", message, "to set it, use --datetime with a time, a day, a year, or start/end")]
-
-
-def _public(checked: "Checked") -> dict[str, Any]:
-    facts = checked.to_dict()
-    return {name: facts[name] for name in ("verdict", "raster_type", "findings")}
-
-
-def _print_findings(state: State, file: Path, checked: "Checked") -> None:
-    from rich.text import Text
-
-    styles = {"error": "bold red", "warn": "yellow", "info": "dim"}
-    state.console.print(Text(neutral(f"{file.name}: {_summary(checked)}"), style="bold"), soft_wrap=True)
-    for finding in checked.findings:
-        word = Text(f"  {finding.severity:<6}", style=styles[finding.severity])
-        message = neutral(f"{finding.message} [{finding.code}]")
-        state.console.print(Text.assemble(word, message), soft_wrap=True)
-        if finding.advice:
-            state.console.print(Text(neutral(f"        {_in_options(finding.advice)}"), style="dim"), soft_wrap=True)
-
-
-def _in_options(advice: str) -> str:
-    """Advice with the names of options instead of inputs.
-
-    >>> _in_options("pass raster_type=rgba, or `source_crs`")
-    'pass --raster-type rgba, or --source-crs'
-    """
-    return _INPUT.sub(lambda match: f"--{_option_of(match[1])}{' ' if match[2] else ''}", advice)
-
-
-def _option_of(name: str) -> str:
-    return "tier" if name == "output_tier" else name.replace("_", "-")
-
-
-def _summary(checked: "Checked") -> str:
-    facts = checked.facts
-    if facts is None:
-        return "rejected"
-    about = f"{facts.width:,} × {facts.height:,} pixels, {facts.count} × {facts.dtype}, {facts.crs or 'no CRS'}"
-    verdict = "rejected" if checked.errors else checked.raster_type.value
-    return f"{about}, {size_text(facts.size_bytes)}: {verdict}"
-
-
-def _on_own_platform(state: State, ingestion: Ingestion) -> int:
-    from dagmaster.cli.up import say_stopping
-    from dagmaster.local.discovery import data_folder
-    from dagmaster.local.platform import LocalPlatform, database_of, stopping_on_signals
-
-    settings = state.settings
-    dsn, cluster = database_of(settings)
-    local = LocalPlatform(
-        settings,
-        data_folder(settings),
-        dsn,
-        state.note,
-        cluster,
-        on_stopping=lambda: say_stopping(state),
-        overrides=processes_for(settings),
-    )
+    local = local_platform(state, state.settings, overrides=processes_for(state.settings))
     code = INTERRUPTED
     with stopping_on_signals(local):
         if not state.json:
-            state.say("no platform is running; starting one for this file …")
+            state.say(f"no platform is running; starting one for {ingestion.subject} …")
         with local.running():
             code = follow(state, ingestion, lambda: local.maps_url, on_tick=local.tend, is_own=True)
     _print_end(state, ingestion, local, code)
@@ -334,7 +356,7 @@ def processes_for(settings: "Settings") -> dict[str, str]:
     return {"WORKER_PROCESSES": str(max(2, min(8, len(os.sched_getaffinity(0)))))}
 
 
-def _print_end(state: State, ingestion: Ingestion, local: "LocalPlatform", code: int) -> None:
+def _print_end(state: State, ingestion: "Ingestion", local: "LocalPlatform", code: int) -> None:
     chosen = f" --data {local.folder}" if local.settings.data_folder else ""
     if code == INTERRUPTED and ingestion.job_id:
         if state.json:
@@ -347,116 +369,25 @@ def _print_end(state: State, ingestion: Ingestion, local: "LocalPlatform", code:
             f"and watch it with:\n  dagmaster jobs watch{chosen} {ingestion.job_id}"
         )
     elif not state.json:
-        why = "To see details, start it again with" if code else "Serve it with"
-        state.say(f"everything stopped; the data stays. {why}:\n  dagmaster up{chosen}")
+        serve = "To serve the addresses above again, run" if local.maps_url else "Serve it with"
+        why = "To see details, start it again with" if code else serve
+        state.say(f"everything stopped; the files stay. {why}:\n  dagmaster up{chosen}")
 
 
-def _detached(state: State, ingestion: Ingestion) -> int:
-    from dagmaster.cli.follow import detached
+def _detached(state: State, ingestion: "Ingestion") -> int:
+    from dagmaster.cli.ingestion import left_to_platform, note_unapproved, submit
 
-    answer, is_interrupted = _submitted(state, ingestion)
-    if is_interrupted:
-        return detached(state, answer["job_id"])
+    if submit(state, ingestion):
+        return left_to_platform(state, ingestion)
+    result = ingestion.submitted
     if state.json:
-        state.emit({**answer, "workflow_id": ingestion.workflow, "dataset_id": ingestion.edition.dataset})
-    else:
-        state.say(answer["job_id"])
-        state.note(f"watch it with: dagmaster jobs watch {answer['job_id']}")
-    return 1 if answer["status"] == "previously_failed" else 0
-
-
-def _submitted(state: State, ingestion: Ingestion) -> tuple[dict[str, Any], bool]:
-    from dagmaster.cli.result_summary import is_complete
-    from dagmaster.cli.submit import held_back, submitted
-    from dagmaster.client.models.base import read
-    from dagmaster.client.models.jobs import SubmissionResult
-
-    with held_back() as is_interrupted:
-        answer = submitted(state, ingestion.submission(), force=ingestion.is_forced, resume=ingestion.is_resumed)
-        is_finished = answer.get("status") == "already_completed"
-        if is_finished and not is_complete(ingestion.storage, ingestion.edition, answer.get("result_data") or {}):
-            if not state.json:
-                state.note("this file was processed before, but its results were deleted; it is processed again")
-            answer = submitted(state, ingestion.submission(), force=True, resume=False)
-        ingestion.job_id = str(read(SubmissionResult, answer).job_id)
-    return answer, is_interrupted()
-
-
-def follow(
-    state: State,
-    ingestion: Ingestion,
-    find_maps: Callable[[], str | None],
-    *,
-    on_tick: Callable[[], None] = lambda: None,
-    is_own: bool = False,
-) -> int:
-    """Submit, wait for the end, print the results; returns the exit code. Ctrl-C stops a platform of our own."""
-    from dagmaster.cli.follow import WatchOutcome, detached, patiently, watch
-    from dagmaster.client.feed import Reconnection
-
-    answer, is_interrupted = _submitted(state, ingestion)
-    job_id = answer["job_id"]
-    try:
-        if is_interrupted:
-            signal.raise_signal(signal.SIGINT)  # it was held back until the job was known
-        _note_known(state, answer)
-        reconnection = Reconnection(state.note, job_id)
-        watch(state, job_id, reconnection, on_tick=on_tick, display=_Silent() if state.json else None)
-        outcome = patiently(reconnection, lambda: WatchOutcome.ask(state.client, job_id))
-    except KeyboardInterrupt:
-        if is_own:
-            raise
-        return detached(state, job_id)
-    return _print_results(state, ingestion, outcome, find_maps(), answer["status"])
-
-
-class _Silent:
-    """With --json only the end is printed."""
-
-    def show(self, detail: "JobDetail", blockers: Sequence[str] = ()) -> None: ...
-
-    def close(self) -> None: ...
-
-
-def _note_known(state: State, answer: dict[str, Any]) -> None:
-    if state.json or answer["status"] == "accepted":
-        return
-    if answer["status"] == "already_processing":
-        state.note("this file is already being processed; watching its job")
-    else:
-        resumed = ", which is resumed" if answer["status"] == "resumed" else ""
-        state.note(f"this file was processed before; this is its job{resumed}")
-
-
-def _print_results(state: State, ingestion: Ingestion, outcome: Any, maps_url: str | None, submitted_as: str) -> int:
-    from dagmaster.cli.follow import print_outcome
-    from dagmaster.cli.result_summary import preview_of, print_summary, summarise
-
-    facts = outcome.public()
-    check = _public(ingestion.checked) if ingestion.checked else None
-    if outcome.status != "completed":
-        if state.json:
-            state.emit({**facts, "check": check}, line=True)
-        else:
-            print_outcome(state, outcome)
-            _advise(state, outcome, submitted_as)
-        return 1
-    results = summarise(ingestion.storage, ingestion.edition, outcome.result, maps_url)
-    preview: Path | None = ingestion.preview
-    if submitted_as in {"accepted", "resumed"} or not ingestion.preview.exists():
-        preview = preview_of(state, results, ingestion.preview, maps_url)
-    results = replace(results, preview=preview)
-    if state.json:
-        state.emit({**facts, **results.public(), "check": check}, line=True)
+        state.emit({**result.model_dump(mode="json"), "outcome": ingestion.outcome})
         return 0
-    state.say(f"\ndataset {results.dataset_id}, completed in {facts['seconds']:.1f} s")
-    print_summary(state, results)
+    state.say(ingestion.job_id or result.asset_id)
+    if ingestion.outcome == "already_completed":
+        state.note(f"{ingestion.subject} was processed before with the same options; see its state with:")
+        state.note(f"  dagmaster assets show {result.dataset_id}")
+    else:
+        state.note(f"watch it with: dagmaster jobs watch {ingestion.job_id}")
+        note_unapproved(state, ingestion)
     return 0
-
-
-def _advise(state: State, outcome: Any, submitted_as: str) -> None:
-    codes = {node.error.code for node in outcome.failed if node.error}
-    if "storage.taken" in codes:
-        state.note("it was processed with other options before: use --revision 2 (or higher), or another --dataset")
-    elif submitted_as == "previously_failed":
-        state.note("that was an earlier run: use --resume to continue it, or --force to start a new one")

@@ -1,17 +1,20 @@
 """`dagmaster queues`: list queues; limit, pause and resume them."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
 from dagmaster.cli.command import Group, State, pass_state
 from dagmaster.cli.completion import complete_queues
 from dagmaster.cli.printable import one_line
+from dagmaster.cli.tables import Column, duration, print_table
 
 if TYPE_CHECKING:
-    from dagmaster.cli.tables import Row
     from dagmaster.client.models.base import Json
     from dagmaster.client.models.operations import QueueSummary
+
+T = TypeVar("T")
 
 
 @click.group(cls=Group)
@@ -70,35 +73,26 @@ def _set_queue(state: State, name: str, **changed: "bool | int | None") -> None:
 
 
 def _print_queues(state: State, lines: "list[Json]") -> None:
-    from dagmaster.cli.tables import Column, print_table
     from dagmaster.client.models.base import read_all
     from dagmaster.client.models.operations import QueueSummary
 
-    columns = [
-        Column("queue"),
-        Column("kind", drop=2),
-        Column("state"),
-        Column("waiting", is_number=True),
-        Column("oldest", drop=1, is_number=True),
-        Column("running", is_number=True),
-        Column("limit", is_number=True),
-        Column("live workers", is_number=True),
+    columns: list[Column[QueueSummary]] = [
+        Column("queue", lambda queue: one_line(queue.queue)),
+        Column("kind", lambda queue: queue.kind, drop=2),
+        Column("state", lambda queue: "paused" if queue.is_paused else "open", is_state=True),
+        Column("waiting", lambda queue: str(queue.depth), is_number=True),
+        Column("oldest", lambda queue: _if_known(queue.oldest_age_seconds, duration), drop=1, is_number=True),
+        Column("running", lambda queue: _of_workers(queue, queue.running_count), is_number=True),
+        Column("limit", lambda queue: _if_known(queue.max_running, str), is_number=True),
+        Column("live workers", lambda queue: _of_workers(queue, queue.live_workers), is_number=True),
     ]
-    print_table(state.console, columns, [_row(queue, state) for queue in read_all(QueueSummary, lines)])
+    print_table(state.console, columns, read_all(QueueSummary, lines))
 
 
-def _row(queue: "QueueSummary", state: State) -> "Row":
-    from dagmaster.cli.tables import duration, state_text
+def _if_known(value: T | None, text_of: Callable[[T], str]) -> str:
+    return "" if value is None else text_of(value)
 
-    # Submissions are taken by orchestrators, not by workers.
-    has_workers = queue.kind != "submissions"
-    return (
-        one_line(queue.queue),
-        queue.kind,
-        state_text("paused" if queue.is_paused else "open", state.console.encoding),
-        str(queue.depth),
-        duration(queue.oldest_age_seconds) if queue.oldest_age_seconds is not None else "",
-        str(queue.running_count) if has_workers else "",
-        str(queue.max_running) if queue.max_running is not None else "",
-        str(queue.live_workers) if has_workers else "",
-    )
+
+def _of_workers(queue: "QueueSummary", count: int) -> str:
+    """Submissions are taken by orchestrators, not by workers."""
+    return "" if queue.kind == "submissions" else str(count)

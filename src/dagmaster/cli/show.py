@@ -9,13 +9,14 @@ from rich.text import Text
 
 from dagmaster.cli.command import as_json
 from dagmaster.cli.follow import blockers_of, failure_lines, failures, reason_of, remedy_for
-from dagmaster.cli.live import counts_of, remark_of, seconds_of
-from dagmaster.cli.printable import counted, one_line
+from dagmaster.cli.live import in_seconds, remarks_of, seconds_of
+from dagmaster.cli.printable import one_line
 from dagmaster.cli.tables import Column, ago, at, duration, print_table, state_text
-from dagmaster.client.client import Client
+from dagmaster.client.json_client import JsonClient
 from dagmaster.client.models.base import Json, read, read_all
 from dagmaster.client.models.jobs import Deliverable, JobDetail, JobSummary, Outcomes
 from dagmaster.client.models.nodes import FailedNode, PublicNode, StageSummary, WaitingNodes
+from dagmaster.quantities import counted
 
 _RESULT_LENGTH = 4000
 
@@ -31,7 +32,7 @@ class JobPage:
     now: datetime
 
     @classmethod
-    def ask(cls, client: Client, job_id: str) -> "JobPage":
+    def ask(cls, client: JsonClient, job_id: str) -> "JobPage":
         answer = client.job(job_id)
         detail = read(JobDetail, answer)
         waiting = None if detail.is_over else client.waiting(job_id)
@@ -55,7 +56,7 @@ def print_page(console: Console, page: JobPage) -> None:
     print_nodes(console, page.detail.nodes, page.detail.now, has_stages=True)
     if any(stage.nodes > 1 for stage in page.detail.stages):
         console.print(Text("\nstages", style="bold"))
-        _print_stages(console, page.detail.stages)
+        print_table(console, _STAGE_COLUMNS, page.detail.stages)
     if page.waiting is not None:
         _print_waiting(console, read(WaitingNodes, page.waiting))
     if page.detail.outcomes:
@@ -153,80 +154,50 @@ def _with_pauses(detail: JobDetail) -> str:
 
 
 def print_jobs(console: Console, jobs: Sequence[JobSummary], now: datetime) -> None:
-    columns = [
-        Column("job"),
-        Column("workflow", is_below=True),
-        Column("state"),
-        Column("created (UTC)", drop=2),
-        Column("age", is_number=True),
-        Column("seconds", drop=1, is_number=True),
-        Column("error", is_long=True, is_below=True),
+    columns: list[Column[JobSummary]] = [
+        Column("job", lambda job: str(job.job_id)),
+        Column("workflow", lambda job: job.workflow_id, is_below=True),
+        Column("state", lambda job: job.status, is_state=True),
+        Column("created (UTC)", lambda job: at(job.created_at), drop=2),
+        Column("age", lambda job: ago(job.created_at, now), is_number=True),
+        Column("seconds", lambda job: f"{_seconds(job, now):.1f}", drop=1, is_number=True),
+        Column("error", lambda job: one_line(job.error_message), is_long=True, is_below=True),
     ]
-    rows = []
-    for job in jobs:
-        took = ((job.completed_at or now) - job.created_at).total_seconds()
-        rows.append(
-            (
-                str(job.job_id),
-                job.workflow_id,
-                state_text(job.status, console.encoding),
-                at(job.created_at),
-                ago(job.created_at, now),
-                f"{max(0.0, took):.1f}",
-                one_line(job.error_message),
-            )
-        )
-    print_table(console, columns, rows)
+    print_table(console, columns, jobs)
+
+
+def _seconds(job: JobSummary, now: datetime) -> float:
+    return max(0.0, ((job.completed_at or now) - job.created_at).total_seconds())
 
 
 def print_nodes(console: Console, nodes: Sequence[PublicNode], now: datetime, *, has_stages: bool = False) -> None:
-    kinds = [Column("type", drop=2), Column("stage", drop=1)] if has_stages else [Column("label", drop=1, is_long=True)]
-    columns = [
-        Column("node"),
+    kinds: list[Column[PublicNode]] = [Column("label", lambda node: one_line(node.label), drop=1, is_long=True)]
+    if has_stages:
+        kinds = [
+            Column("type", lambda node: node.type, drop=2),
+            Column("stage", lambda node: one_line(node.stage), drop=1),
+        ]
+    columns: list[Column[PublicNode]] = [
+        Column("node", lambda node: node.node_id),
         *kinds,
-        Column("state"),
-        Column("attempt", drop=3, is_number=True),
-        Column("seconds", drop=4, is_number=True),
-        Column("remarks", is_long=True),
+        Column("state", lambda node: node.state, is_state=True),
+        Column("attempt", lambda node: str(node.attempt or ""), drop=3, is_number=True),
+        Column("seconds", lambda node: in_seconds(seconds_of(node, now)), drop=4, is_number=True),
+        Column("remarks", lambda node: remarks_of(node, now), is_long=True),
     ]
-    rows = []
-    for node in nodes:
-        seconds = seconds_of(node, now)
-        parts = (counts_of(node), remark_of(node, now))
-        kind = (node.type, one_line(node.stage)) if has_stages else (one_line(node.label),)
-        rows.append(
-            (
-                node.node_id,
-                *kind,
-                state_text(node.state, console.encoding),
-                str(node.attempt or ""),
-                f"{seconds:.2f}" if seconds is not None else "",
-                "; ".join(part for part in parts if part),
-            )
-        )
-    print_table(console, columns, rows)
+    print_table(console, columns, nodes)
 
 
-def _print_stages(console: Console, stages: Sequence[StageSummary]) -> None:
-    columns = [
-        Column("stage", is_number=True),
-        Column("name"),
-        Column("state"),
-        Column("nodes"),
-        Column("children"),
-        Column("seconds", is_number=True),
-    ]
-    rows = []
-    for stage in stages:
-        failed = f" ({stage.children_failed} failed)" if stage.children_failed else ""
-        rows.append(
-            (
-                str(stage.number),
-                one_line(stage.name),
-                state_text(stage.status, console.encoding),
-                f"{stage.completed}/{stage.nodes}",
-                f"{stage.children}{failed}" if stage.children else "",
-                f"{stage.seconds:.2f}" if stage.seconds is not None else "",
-            )
-        )
-    print_table(console, columns, rows)
+def _children(stage: StageSummary) -> str:
+    failed = f" ({stage.children_failed} failed)" if stage.children_failed else ""
+    return f"{stage.children}{failed}" if stage.children else ""
+
+
+_STAGE_COLUMNS: list[Column[StageSummary]] = [
+    Column("stage", lambda stage: str(stage.number), is_number=True),
+    Column("name", lambda stage: one_line(stage.name)),
+    Column("state", lambda stage: stage.status, is_state=True),
+    Column("nodes", lambda stage: f"{stage.completed}/{stage.nodes}"),
+    Column("children", _children),
+    Column("seconds", lambda stage: in_seconds(stage.seconds), is_number=True),
+]

@@ -9,14 +9,18 @@ from typing import Any
 
 import click
 
-from dagmaster.cli.command import Command, State, end_the_line, pass_state
+from dagmaster.cli.command import Command, State, end_the_line, pass_state, wait_options
 from dagmaster.cli.completion import complete_workflows_or_files
 from dagmaster.cli.naming import is_file, workflow_bytes
-from dagmaster.cli.printable import counted
 from dagmaster.client.limits import MAX_BODY_BYTES
 from dagmaster.errors import InvalidRequest, InvalidWorkflow, Unavailable, WorkflowProblem
+from dagmaster.quantities import counted
 
 Schema = dict[str, Any]
+_NOT_SERVED = (
+    "note: the results of a job stay in storage and are not served; to publish them use `dagmaster process` or "
+    "`dagmaster assets submit`"
+)
 
 
 @click.command(cls=Command)
@@ -33,12 +37,12 @@ Schema = dict[str, Any]
     help="Tasks of jobs with a higher priority run first",
 )
 @click.option("--correlation-id", help="Your own id for the job, up to 64 characters")
-@click.option("--submitted-by", help="Name of the submitter; idempotency keys are per submitter")
-@click.option("--idempotency-key", metavar="KEY", help="Submit only once: the same key returns the same job")
+@click.option(
+    "--idempotency-key", metavar="KEY", help="Submit only once: the same key of the same caller returns the same job"
+)
 @click.option("--force", is_flag=True, help="Start a new job even if the same was submitted before")
 @click.option("--resume", is_flag=True, help="If the same was submitted before and failed, resume that job")
-@click.option("--wait", is_flag=True, help="Wait for its end, and print the result")
-@click.option("--watch", is_flag=True, help="Show live progress, then the result")
+@wait_options
 @pass_state
 def submit(
     state: State,
@@ -62,12 +66,18 @@ def submit(
     from dagmaster.client.models.base import read
     from dagmaster.client.models.jobs import SubmissionResult
 
-    input_object = _object(params) if params else {}
-    chosen, schema = _from_file(state, Path(workflow)) if is_file(workflow) else _by_id(state, workflow, pairs)
-    inputs = _inputs(schema, pairs, input_object)
+    input_object = object_of(params) if params else {}
+    chosen, schema = (
+        _from_file(state, Path(workflow))
+        if is_file(workflow)
+        else _by_id(state, workflow, has_inputs=bool(pairs or input_object))
+    )
+    inputs = inputs_of(schema, pairs, input_object)
     with held_back() as is_interrupted:
         answer = submitted(state, {**submission, **chosen, "input_params": inputs}, force=force, resume=resume)
         read(SubmissionResult, answer)  # raises if it is not the response to a submission
+    if has_reserved(schema) and not state.json:
+        state.note(_NOT_SERVED)
     if is_interrupted():
         return detached(state, answer["job_id"])
     if wait or watch:
@@ -98,15 +108,15 @@ def held_back() -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGINT, before)
 
 
-def _by_id(state: State, workflow: str, pairs: tuple[str, ...]) -> tuple[dict[str, Any], Schema]:
-    """A workflow of the platform, with the types of its inputs if they are needed to parse `-p`."""
-    schema = state.client.workflow(workflow)["inputs_schema"] if pairs else {}
+def _by_id(state: State, workflow: str, *, has_inputs: bool) -> tuple[dict[str, Any], Schema]:
+    """A workflow of the platform, with the types of its inputs if some are given."""
+    schema = state.client.workflow(workflow)["inputs_schema"] if has_inputs else {}
     return {"workflow_id": workflow}, schema
 
 
 def _from_file(state: State, path: Path) -> tuple[dict[str, Any], Schema]:
     """A workflow from a file. The platform validates it, because it knows the handlers."""
-    from dagmaster.client.client import problems_of
+    from dagmaster.client.connection import problems_of
 
     text = workflow_bytes(path, MAX_BODY_BYTES)
     checked = state.client.validate(text)
@@ -167,7 +177,7 @@ def _offer_another_run(state: State) -> None:
     state.note("submit it with --resume to run what is missing, or with --force to start a new job")
 
 
-def _inputs(schema: Schema, pairs: tuple[str, ...], input_object: dict[str, Any]) -> dict[str, Any]:
+def inputs_of(schema: Schema, pairs: tuple[str, ...], input_object: dict[str, Any]) -> dict[str, Any]:
     """The object of --params, overridden by each -p."""
     declared = schema.get("properties", {})
     inputs = dict(input_object)
@@ -206,7 +216,12 @@ _EXAMPLES = {
 }
 
 
-def _object(params: str) -> dict[str, Any]:
+def has_reserved(schema: Schema) -> bool:
+    """Whether a workflow has inputs that only a submission of an asset decides."""
+    return any(declared.get("readOnly") for declared in schema.get("properties", {}).values())
+
+
+def object_of(params: str) -> dict[str, Any]:
     import orjson
 
     text = _file(params) if params.startswith("@") else params.encode()

@@ -1,16 +1,20 @@
 """Tables that fit the terminal: ids and states are never cut; less important columns are left out if it is narrow."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
-
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from dagmaster.cli.printable import is_unicode
 
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
+    Rows = Sequence[Sequence[Text]]
+
+T = TypeVar("T")
 _LEAST_LONG = 16
 _LEAST_BEFORE_BELOW = 32
 _GAP = 2
@@ -31,26 +35,38 @@ _STATES = {
     "open": ("▶", "green"),
     "succeeded": ("✔", "green"),
     "queued": ("»", "blue"),
+    "processing": ("▶", "cyan"),
+    "pending_review": ("»", "yellow"),
+    "approved": ("✔", "green"),
+    "rejected": ("✖", "bold red"),
+    "unpublished": ("■", "magenta"),
+    "deleted": ("–", "dim"),
+    "delivered": ("✔", "green"),
 }
 
 
-Row = Sequence[Text | str]
-
-
 @dataclass(frozen=True, slots=True)
-class Column:
-    """How a column behaves in a narrow terminal. It is left out, the highest `drop` first; 0 stays. One that `is_long`
-    is wrapped. One that `is_below` moves to its own line below the row, the last column first."""
+class Column(Generic[T]):
+    """A heading, and the cell of each record.
+
+    In a narrow terminal a column is left out, the highest `drop` first; 0 stays. One that `is_long` is wrapped. One
+    that `is_below` moves to its own line below the row, the last column first. The cell of one that `is_state` is the
+    name of a state, and is shown with a sign and a colour.
+    """
 
     heading: str
+    cell: Callable[[T], str]
     drop: int = 0
     is_long: bool = False
     is_number: bool = False
     is_below: bool = False
+    is_state: bool = False
 
 
-def print_table(console: Console, columns: Sequence[Column], rows: Sequence[Row]) -> None:
-    cells = [[cell if isinstance(cell, Text) else Text(cell) for cell in row] for row in rows]
+def print_table(console: "Console", columns: Sequence[Column[T]], records: Iterable[T]) -> None:
+    from rich.table import Table
+
+    cells = [[_cell(console, column, record) for column in columns] for record in records]
     kept, below = _fitting(console.width, columns, cells)
     if below:
         _print_with_lines_below(console, columns, cells, kept, below)
@@ -67,13 +83,18 @@ def print_table(console: Console, columns: Sequence[Column], rows: Sequence[Row]
         console.print(table)
 
 
+def _cell(console: "Console", column: Column[T], record: T) -> "Text":
+    from rich.text import Text
+
+    text = column.cell(record)
+    return state_text(text, console.encoding) if column.is_state else Text(text)
+
+
 def _print_with_lines_below(
-    console: Console,
-    columns: Sequence[Column],
-    rows: Sequence[Sequence[Text]],
-    kept: Sequence[int],
-    below: Sequence[int],
+    console: "Console", columns: Sequence[Column[Any]], rows: "Rows", kept: Sequence[int], below: Sequence[int]
 ) -> None:
+    from rich.text import Text
+
     widths = [max(len(columns[index].heading), *(_cell_width(row[index]) for row in rows)) for index in kept]
     headings = [Text(column.heading, style="bold") for column in columns]
     for row in (headings, *rows):
@@ -88,14 +109,14 @@ def _print_with_lines_below(
                     console.print(Text(" " * _GAP) + row[index], soft_wrap=True)
 
 
-def _padded(cell: Text, width: int, is_number: bool) -> Text:
+def _padded(cell: "Text", width: int, is_number: bool) -> "Text":
     padded = cell.copy()
     padded.align("right" if is_number else "left", width)
     return padded
 
 
 @contextmanager
-def _as_wide_as(console: Console, needed: int) -> Iterator[None]:
+def _as_wide_as(console: "Console", needed: int) -> Iterator[None]:
     """Lines that the terminal wraps are better than lines that are cut off."""
     width = console.width
     console.width = max(width, needed)
@@ -105,7 +126,7 @@ def _as_wide_as(console: Console, needed: int) -> Iterator[None]:
         console.width = width
 
 
-def _fitting(width: int, columns: Sequence[Column], rows: Sequence[Sequence[Text]]) -> tuple[list[int], list[int]]:
+def _fitting(width: int, columns: Sequence[Column[Any]], rows: "Rows") -> tuple[list[int], list[int]]:
     """The indexes of the columns that fit, and of those that move below the row."""
     kept, below = list(range(len(columns))), list[int]()
     while _width(kept, columns, rows) > width:
@@ -121,7 +142,7 @@ def _fitting(width: int, columns: Sequence[Column], rows: Sequence[Sequence[Text
     return kept, below
 
 
-def _width(kept: Sequence[int], columns: Sequence[Column], rows: Sequence[Sequence[Text]]) -> int:
+def _width(kept: Sequence[int], columns: Sequence[Column[Any]], rows: "Rows") -> int:
     total = _GAP * (len(kept) - 1)
     for index in kept:
         widest = max([len(columns[index].heading), *(_cell_width(row[index]) for row in rows)])
@@ -130,12 +151,14 @@ def _width(kept: Sequence[int], columns: Sequence[Column], rows: Sequence[Sequen
     return total
 
 
-def _cell_width(text: Text) -> int:
+def _cell_width(text: "Text") -> int:
     return max((line.cell_len for line in text.split("\n")), default=0)
 
 
-def state_text(status: str, encoding: str | None = "utf-8") -> Text:
+def state_text(status: str, encoding: str | None = "utf-8") -> "Text":
     """Never colour alone: a sign and a word."""
+    from rich.text import Text
+
     sign, style = _STATES.get(status, (" ", ""))
     sign = f"{sign} " if is_unicode(encoding) else ""
     return Text(f"{sign}{status.replace('_', ' ')}", style=style, no_wrap=True)

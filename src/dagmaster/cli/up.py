@@ -2,6 +2,7 @@
 
 import os
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -10,6 +11,7 @@ from dagmaster.cli.command import Command, State, end_the_line, pass_state
 
 if TYPE_CHECKING:
     from dagmaster.local.platform import LocalPlatform
+    from dagmaster.settings import Settings
 
 _TICK_SECONDS = 0.1
 
@@ -26,22 +28,11 @@ def up(state: State, workers: int, orchestrators: int) -> None:
     With DATABASE_URL or POSTGRES_HOST set, that server is used instead of a private one. Ctrl-C stops everything; the
     data stays, and the next start continues from there.
     """
-    from dagmaster.local.discovery import data_folder
-    from dagmaster.local.platform import LocalPlatform, database_of, stopping_on_signals
+    from dagmaster.local.platform import stopping_on_signals
 
     state.log()
-    settings = state.settings
-    dsn, cluster = database_of(settings)
-    local = LocalPlatform(
-        settings,
-        data_folder(settings),
-        dsn,
-        state.note,
-        cluster,
-        orchestrators,
-        workers,
-        _log_level(state),
-        on_stopping=lambda: say_stopping(state),
+    local = local_platform(
+        state, state.settings, orchestrators=orchestrators, workers=workers, log_level=_log_level(state)
     )
     if not state.json:
         state.say("starting …")
@@ -51,10 +42,23 @@ def up(state: State, workers: int, orchestrators: int) -> None:
             local.tend()
             time.sleep(_TICK_SECONDS)
     if not state.json:
-        state.say("everything stopped; the data stays" + (f" in {cluster.folder}" if cluster else " on the server"))
+        state.say(
+            "everything stopped; the data stays"
+            + (f" in {local.cluster.folder}" if local.cluster else " on the server")
+        )
 
 
-def say_stopping(state: State) -> None:
+def local_platform(state: State, settings: "Settings", **options: Any) -> "LocalPlatform":
+    """A platform of these settings, on the configured server or a private one. Its messages go to standard error."""
+    from dagmaster.local.discovery import data_folder
+    from dagmaster.local.platform import LocalPlatform, database_of
+
+    dsn, cluster = database_of(settings)
+    on_stopping = partial(_say_stopping, state)
+    return LocalPlatform(settings, data_folder(settings), dsn, state.note, cluster, on_stopping=on_stopping, **options)
+
+
+def _say_stopping(state: State) -> None:
     if not state.json:
         end_the_line()
         state.say("stopping …")

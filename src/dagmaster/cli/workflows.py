@@ -9,8 +9,13 @@ import click
 from dagmaster.cli.command import Group, State, pass_state
 from dagmaster.cli.completion import complete_workflows_or_files
 from dagmaster.cli.naming import is_file, read_workflow
-from dagmaster.cli.printable import counted, one_line
+from dagmaster.cli.printable import one_line
+from dagmaster.cli.tables import Column, print_table
 from dagmaster.errors import InvalidWorkflow
+from dagmaster.quantities import counted
+
+# Workflows that show what the engine does, in addition to those named …_test.
+_EXAMPLES = frozenset({"demo", "hello_world"})
 
 
 @click.group(cls=Group)
@@ -26,27 +31,35 @@ def list_workflows(state: State) -> None:
     if state.json:
         state.emit({"workflows": page, "refused": refused})
         return
-    from dagmaster.cli.tables import Column, print_table
     from dagmaster.client.models.base import read_all
     from dagmaster.client.models.workflows import RefusedFile, WorkflowSummary
 
-    columns = [
-        Column("workflow"),
-        Column("version", drop=1),
-        Column("nodes", drop=2, is_number=True),
-        Column("inputs", is_long=True),
-        Column("description", is_long=True),
+    columns: list[Column[WorkflowSummary]] = [
+        Column("workflow", lambda workflow: workflow.workflow_id),
+        Column("version", lambda workflow: workflow.version, drop=1),
+        Column("nodes", lambda workflow: str(workflow.nodes), drop=2, is_number=True),
+        Column("inputs", lambda workflow: str(len(workflow.inputs)), drop=3, is_number=True),
+        Column("description", lambda workflow: one_line(workflow.description or workflow.name), is_long=True),
     ]
-    rows = [
-        (w.workflow_id, w.version, str(w.nodes), ", ".join(w.inputs), one_line(w.description or w.name))
-        for w in read_all(WorkflowSummary, page)
-    ]
-    print_table(state.console, columns, rows)
+    summaries = read_all(WorkflowSummary, page)
+    examples = [workflow for workflow in summaries if _is_example(workflow.workflow_id)]
+    others = [workflow for workflow in summaries if workflow not in examples]
+    if others:
+        print_table(state.console, columns, others)
+    if examples:
+        state.say("\ntests and examples:" if others else "tests and examples:")
+        print_table(state.console, columns, examples)
+    if page:
+        state.note("the inputs of one: dagmaster workflows show WORKFLOW")
     for file in read_all(RefusedFile, refused):
         for problem in file.problems:
             where = f"{file.file}:{problem.line}" if problem.line else file.file
             node = f" node '{problem.node}':" if problem.node else ""
             state.note(f"refused: {where}:{node} {problem.message}")
+
+
+def _is_example(workflow_id: str) -> bool:
+    return workflow_id in _EXAMPLES or workflow_id.endswith("_test")
 
 
 @workflows.command("show")

@@ -1,563 +1,469 @@
-"""A client of the API, for commands.
+"""The Python client of a platform: submit jobs, watch them, read their results; submit data and review it.
 
-    Client ──▶ request ──▶ JSON, as the API sent it
-                      └──▶ a problem (RFC 9457): raised as the error that it was on the platform, with the request id
-                      └──▶ no response, or one that is not from the API: Unavailable, with a hint
+    Client       for scripts and notebooks        client.result(client.submit("hello_world").job_id)
+    AsyncClient  the same methods as coroutines   await client.result(…)
 
-After a lost connection the client looks up the URL of the platform again: a restarted platform may use another port.
+Both return the models of `dagmaster.client.models`, and raise the errors of `dagmaster.errors`. `json` has every
+request of the API, with answers as JSON.
 """
 
-import hashlib
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
-from http import HTTPStatus
-from typing import Any, BinaryIO
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from datetime import datetime
+from io import BytesIO
+from types import TracebackType
+from typing import Any, BinaryIO, NoReturn, Self, TypeAlias
+from urllib.parse import urljoin
 from uuid import UUID
 
-import httpx2
 import orjson
 
-from dagmaster import __version__
-from dagmaster.client.limits import MAX_BODY_BYTES, MOST_ITEMS, PREFIX
-from dagmaster.client.models.base import Json, unexpected
-from dagmaster.errors import (
-    Conflict,
-    DagmasterError,
-    InvalidRequest,
-    InvalidWorkflow,
-    NotAllowed,
-    NotFound,
-    Unavailable,
-    WorkflowProblem,
+from dagmaster.client.assets import Assets, AsyncAssets
+from dagmaster.client.blocking import EventLoopThread, blocking, iterating
+from dagmaster.client.connection import TIMEOUT_SECONDS, Connection
+from dagmaster.client.discovery import find_api, find_maps
+from dagmaster.client.json_client import PAUSE_SECONDS, AsyncJsonClient, Connected, JsonClient, Outage
+from dagmaster.client.limits import MOST_ITEMS
+from dagmaster.client.models.base import Json, parse, unexpected
+from dagmaster.client.models.datasets import DatasetSummary
+from dagmaster.client.models.jobs import (
+    CancelProgress,
+    EventEntry,
+    JobDetail,
+    JobSummary,
+    Resumed,
+    SubmissionResult,
 )
-from dagmaster.jobs.ids import ids_beginning_with
+from dagmaster.client.models.nodes import JobLogLine, NodeDetail, PublicNode
+from dagmaster.client.models.operations import OrchestratorSummary, QueueSummary, WorkerSummary
+from dagmaster.client.models.workflows import WorkflowDetail, WorkflowSummary
+from dagmaster.errors import InvalidRequest, JobFailed, NotFound, Unavailable, WaitTimedOut
+from dagmaster.settings import load
 
-TIMEOUT_SECONDS = 30.0
-CONNECT_TIMEOUT_SECONDS = 5.0
-# The server sends a heartbeat on a stream every 15 seconds.
-STREAM_TIMEOUT_SECONDS = 50.0
-JANITOR_TIMEOUT_SECONDS = 120.0
-# Deployments and migrations wait for locks.
-SCHEMA_TIMEOUT_SECONDS = 900.0
-_LARGEST_EVENT_BYTES = 64 * 1024 * 1024
-_LARGEST_RESPONSE_BYTES = 256 * 1024 * 1024
-_MOST_LETTERS = 10_000
+JobId: TypeAlias = UUID | str
 
-_ERRORS_BY_STATUS: Mapping[int, type[DagmasterError]] = {
-    HTTPStatus.UNAUTHORIZED: NotAllowed,
-    HTTPStatus.FORBIDDEN: NotAllowed,
-    HTTPStatus.NOT_FOUND: NotFound,
-    HTTPStatus.CONFLICT: Conflict,
-    HTTPStatus.REQUEST_TIMEOUT: Unavailable,
-    HTTPStatus.TOO_MANY_REQUESTS: Unavailable,
-}
+ATTEMPTS = 3
+OUTAGE_PATIENCE_SECONDS = 60.0
+_POLL_SECONDS = 2.0  # the progress that handlers report is not always an event
+_SHORTEST_PAUSE_SECONDS = 0.1  # between two requests for a job that changes all the time
 
 
-@dataclass(frozen=True, slots=True)
-class StreamedEvent:
-    """An event as the server sent it; `data` is its JSON. A progress event has no sequence number."""
+class AsyncClient(AsyncAssets):
+    """A client of the platform at `server`, or of the one that commands use (DAGMASTER_URL, or `dagmaster up`).
 
-    sequence: int | None
-    data: str
+    `maps` is the URL of the map server (PUBLIC_URL), for datasets. A request that changes nothing, or that has an
+    idempotency key, is sent up to `attempts` times while the platform is unavailable. `headers` are sent with each
+    request. Tasks of one event loop may share a client.
+    """
 
+    def __init__(
+        self,
+        server: str | None = None,
+        *,
+        maps: str | None = None,
+        timeout_seconds: float = TIMEOUT_SECONDS,
+        attempts: int = ATTEMPTS,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        if attempts < 1 or timeout_seconds <= 0:
+            raise InvalidRequest("`attempts` and `timeout_seconds` must be positive", code="client.invalid")
+        connect: Callable[[Callable[[], str]], Connection] = lambda find: Connection(  # noqa: E731
+            find, timeout_seconds, attempts=attempts, headers=headers
+        )
+        self.json = AsyncJsonClient(connect(lambda: server or find_api(load())))
+        self._maps = connect(lambda: find_maps(load(), maps))
 
-class Client:
-    """A client of the platform whose URL `find` returns. It is not thread-safe: another thread uses a `copy`."""
+    async def __aenter__(self) -> Self:
+        return self
 
-    def __init__(self, find: Callable[[], str], timeout_seconds: float = TIMEOUT_SECONDS) -> None:
-        self._find = find
-        self._timeout_seconds = timeout_seconds
-        self._connected: tuple[str, httpx2.Client] | None = None
-        self.now = datetime.now(UTC)
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
 
-    def copy(self) -> "Client":
-        return Client(self._find, self._timeout_seconds)
-
-    def close(self) -> None:
-        connected, self._connected = self._connected, None
-        if connected is not None:
-            connected[1].close()
+    async def close(self) -> None:
+        """Close the connections. A later call opens new ones."""
+        await self.json.close()
+        await self._maps.close()
 
     # Jobs
 
-    def submit(self, submission: Json, *, force: bool = False, resume: bool = False) -> Json:
-        return self._object("POST", "/jobs", body=submission, params={"force": force, "resume": resume})
-
-    def cancel(self, job_id: str, request: Json, wait_seconds: float) -> Json:
-        """Request the cancellation of a job, or get its progress: a second request changes nothing."""
-        return self._object("POST", f"/jobs/{job_id}/cancel", body=request, params={"wait": wait_seconds})
-
-    def resume(self, job_id: str, request: Json, *, is_dry_run: bool = False) -> Json:
-        return self._object("POST", f"/jobs/{job_id}/resume", body=request, params={"dry_run": is_dry_run})
-
-    def retry(self, job_id: str, request: Json, *, is_dry_run: bool = False) -> Json:
-        return self._object("POST", f"/jobs/{job_id}/retry", body=request, params={"dry_run": is_dry_run})
-
-    def jobs(self, limit: int, after: str | None = None, **filters: str | None) -> tuple[list[Json], str | None]:
-        return self._page("/jobs", limit, after, **filters)
-
-    def job(self, job_id: str) -> Json:
-        return self._object("GET", f"/jobs/{job_id}")
-
-    def job_line(self, job_id: str) -> Json:
-        """The summary of a job: a cheap request, for polling."""
-        jobs, _ = self.jobs(1, _cursor_before(UUID(job_id)))
-        if not jobs or jobs[0].get("job_id") != job_id:
-            raise _no_job(job_id)
-        return jobs[0]
-
-    def nodes(
-        self, job_id: str, limit: int, after: int = -1, *, parent: str | None = None, status: str | None = None
-    ) -> tuple[list[Json], str | None]:
-        return self._page(f"/jobs/{job_id}/nodes", limit, str(after), parent=parent, status=status)
-
-    def node(self, job_id: str, node_id: str) -> Json:
-        """A node with its attempts."""
-        return self._object("GET", f"/jobs/{job_id}/nodes/{_segment(node_id)}")
-
-    def download_output(self, job_id: str, node_id: str, file: BinaryIO) -> int:
-        """Write the whole output of a node to a file. Returns its size in bytes."""
-        url, http = self._connection()
-        timeout = httpx2.Timeout(self._timeout_seconds, connect=self._connect_seconds())
-        path = f"{url}{PREFIX}/jobs/{job_id}/nodes/{_segment(node_id)}/output"
-        digest, size = hashlib.sha256(), 0
-        with self._translated(url), http.stream("GET", path, timeout=timeout) as response:
-            if response.status_code != HTTPStatus.OK:
-                response.read()
-            _raise_unless_ok(response, url, "application/json")
-            for chunk in response.iter_bytes():
-                digest.update(chunk)
-                size += file.write(chunk)
-        etag = response.headers.get("etag", "")
-        if not etag.startswith("W/") and etag.strip('"') != digest.hexdigest():
-            raise unexpected("the content does not match its ETag")
-        return size
-
-    def events(
-        self, job_id: str, limit: int, after: int = 0, node_id: str | None = None
-    ) -> tuple[list[Json], str | None]:
-        return self._page(f"/jobs/{job_id}/events", limit, str(after), node_id=node_id)
-
-    def logs(
+    async def submit(
         self,
-        job_id: str,
-        limit: int,
-        after: str | None = None,
+        workflow_id: str,
+        inputs: Mapping[str, Any] | None = None,
         *,
-        node_id: str | None = None,
-        attempt: int | None = None,
-        is_running: bool = False,
-    ) -> tuple[list[Json], str | None]:
-        return self._page(
-            f"/jobs/{job_id}/logs", limit, after, node_id=node_id, attempt=attempt, running=is_running or None
-        )
+        priority: int = 0,
+        idempotency_key: str | None = None,
+        correlation_id: str | None = None,
+        callback_url: str | None = None,
+        definition: str | None = None,
+        force: bool = False,
+        resume: bool = False,
+    ) -> SubmissionResult:
+        """Create a job of a workflow, or of the YAML text in `definition`. Inputs are checked before the job exists.
 
-    def waiting(self, job_id: str) -> Json:
-        return self._object("GET", f"/jobs/{job_id}/waiting")
+        The same idempotency key always returns the same job. An identical submission of an idempotent workflow returns
+        its earlier job, unless `force` starts a new one; `resume` continues an earlier job that failed.
+        """
+        submission = {
+            "workflow_id": workflow_id,
+            "input_params": dict(inputs or {}),  # the old name of `inputs`, which older platforms understand too
+            "priority": priority,
+            "idempotency_key": idempotency_key,
+            "correlation_id": correlation_id,
+            "callback_url": callback_url,
+            "definition": definition,
+        }
+        sent = {name: value for name, value in submission.items() if value is not None}
+        return parse(SubmissionResult, await self.json.submit(sent, force=force, resume=resume))
 
-    def find_job(self, name: str) -> str:
-        """The id of a job by its id, by the unique beginning of its id, or `last` for the newest job."""
-        if name == "last":
-            newest, _ = self.jobs(1)
-            if not newest:
-                raise NotFound("there is no job yet", code="job.not-found")
-            return str(newest[0]["job_id"])
-        first, last = ids_beginning_with(name)
-        if first == last:
-            return str(first)
-        matches = [job["job_id"] for job in self.jobs(4, _cursor_before(last))[0] if UUID(job["job_id"]) >= first]
-        if not matches:
-            raise _no_job(name)
-        if len(matches) > 1:
-            message = f"several jobs begin with {name}: {', '.join(matches[:3])}, …"
-            raise InvalidRequest(message, code="job.ambiguous", hint="type more digits of the id")
-        return str(matches[0])
+    async def job(self, job_id: JobId) -> JobDetail:
+        """A job with its nodes, its result and its errors."""
+        return parse(JobDetail, await self.json.job(_id(job_id)))
 
-    @contextmanager
-    def stream(self, job_id: str, after: int) -> Iterator[Iterator[StreamedEvent] | None]:
-        """The events after a sequence number as they happen, and progress, until the connection ends.
+    async def find_job(self, name: str) -> UUID:
+        """The id of a job by the unique beginning of its id, or `last` for the newest job."""
+        return UUID(await self.json.find_job(name))
 
-        None if the job has ended and no more events will follow."""
-        url, http = self._connection()
-        timeout = httpx2.Timeout(STREAM_TIMEOUT_SECONDS, connect=CONNECT_TIMEOUT_SECONDS)
-        headers = {"Accept": "text/event-stream", "Last-Event-ID": str(after)}
-        path = f"{url}{PREFIX}/jobs/{job_id}/events/stream"
-        with self._translated(url), http.stream("GET", path, headers=headers, timeout=timeout) as response:
-            if response.status_code == HTTPStatus.NO_CONTENT:
-                yield None
-                return
-            if response.status_code != HTTPStatus.OK:
-                response.read()
-            _raise_unless_ok(response, url, "text/event-stream")
-            yield _events(response)
+    async def jobs(
+        self,
+        *,
+        status: str | Sequence[str] | None = None,
+        workflow_id: str | None = None,
+        submitted_by: str | None = None,
+        correlation_id: str | None = None,
+        created_after: datetime | None = None,
+        created_before: datetime | None = None,
+        limit: int | None = None,
+    ) -> AsyncIterator[JobSummary]:
+        """Jobs, newest first. More pages are requested as they are needed."""
+        filters = {
+            "workflow_id": workflow_id,
+            "submitted_by": submitted_by,
+            "correlation_id": correlation_id,
+            "created_after": _time(created_after),
+            "created_before": _time(created_before),
+        }
+        async for job in self._all(JobSummary, "/jobs", limit, status=status, **filters):
+            yield job
 
-    # Workflows
+    async def watch(self, job_id: JobId, *, timeout_seconds: float | None = None) -> AsyncIterator[JobDetail]:
+        """The job now, and each time it has changed, until it has ended. Handlers' progress is in its nodes.
 
-    def workflows(self, limit: int = 10_000) -> list[Json]:
-        return self._page("/workflows", limit)[0]
-
-    def refused_workflows(self) -> list[Json]:
-        """Workflow files that the platform cannot use."""
-        refused = self._object("GET", "/workflows", params={"limit": 1}).get("refused", [])
-        if not isinstance(refused, list):
-            raise unexpected("`refused` is not a list")
-        return refused
-
-    def workflow(self, workflow_id: str) -> Json:
-        return self._object("GET", f"/workflows/{_segment(workflow_id)}")
-
-    def graph(self, workflow_id: str) -> Json:
-        return self._object("GET", f"/workflows/{_segment(workflow_id)}/graph")
-
-    def validate(self, text: bytes) -> Json:
-        return self._object("POST", "/workflows/validate", content=text, media_type="application/yaml")
-
-    # Operations
-
-    def queues(self) -> list[Json]:
-        return self._page("/queues", MOST_ITEMS)[0]
-
-    def set_queue(self, queue: str, **changes: int | bool | None) -> Json:
-        """Change `max_running`, `is_paused` or both. A value that is not passed stays as it is."""
-        return self._object("PATCH", f"/queues/{_segment(queue)}", body=changes)
-
-    def workers(self, limit: int) -> tuple[list[Json], str | None]:
-        return self._page("/workers", limit)
-
-    def orchestrators(self, limit: int) -> tuple[list[Json], str | None]:
-        return self._page("/orchestrators", limit)
-
-    def dead_letters(
-        self, limit: int, after: str | None = None, reason: str | None = None
-    ) -> tuple[list[Json], str | None]:
-        return self._page("/dead-letters", limit, after, reason=reason)
-
-    def find_dead_letter(self, name: str) -> UUID:
-        """The id of a dead letter by its id, or by the unique beginning of its id."""
+        An outage of the platform may last a minute: the job continues when the platform does. After `timeout_seconds`
+        WaitTimedOut is raised; the job is not affected.
+        """
+        deadline = _now() + timeout_seconds if timeout_seconds is not None else None
+        detail = await self._patiently(job_id, deadline)
+        yield detail
+        changed = asyncio.Event()
+        listener = asyncio.create_task(self._listen(_id(job_id), detail.job.last_sequence, changed))
         try:
-            first, last = ids_beginning_with(name)
-        except InvalidRequest:
-            raise InvalidRequest(
-                f"'{name}' is not the id of a dead letter",
-                code="dead-letter.bad-id",
-                hint="see `dagmaster dead-letters ls`",
-            ) from None
-        if first == last:
-            return first
-        letters, _ = self.dead_letters(_MOST_LETTERS)
-        matches = [letter_id for letter in letters if first <= (letter_id := UUID(letter["dead_letter_id"])) <= last]
-        if not matches:
-            message = f"no dead letter has an id that begins with {name}"
-            raise NotFound(message, code="dead-letter.not-found", hint="see `dagmaster dead-letters ls`")
-        if len(matches) > 1:
-            message = f"several dead letters begin with {name}: {', '.join(map(str, matches[:3]))}, …"
-            raise InvalidRequest(message, code="dead-letter.ambiguous", hint="type more digits of the id")
-        return matches[0]
+            while not detail.is_over:
+                await _wait_for(changed, _POLL_SECONDS, deadline)
+                before, detail = detail, await self._patiently(job_id, deadline)
+                if detail.is_over or _visible(detail) != _visible(before):
+                    yield detail
+                elif deadline is not None and _now() >= deadline:
+                    _time_out(job_id, detail)
+        finally:
+            listener.cancel()
+            await asyncio.wait([listener])
 
-    def dead_letter(self, dead_letter_id: UUID) -> Json:
-        return self._object("GET", f"/dead-letters/{dead_letter_id}")
+    async def wait(
+        self,
+        job_id: JobId,
+        *,
+        timeout_seconds: float | None = None,
+        on_change: Callable[[JobDetail], None] | None = None,
+    ) -> JobDetail:
+        """The job after its end, whatever its outcome. `on_change` is called with the job each time it has changed."""
+        async with contextlib.aclosing(self.watch(job_id, timeout_seconds=timeout_seconds)) as details:  # type: ignore[type-var]
+            async for detail in details:
+                if on_change is not None:
+                    on_change(detail)
+        return detail
 
-    def replay(self, dead_letter_id: UUID) -> Json:
-        return self._object("POST", f"/dead-letters/{dead_letter_id}/replay")
+    async def result(self, job_id: JobId, *, timeout_seconds: float | None = None) -> Any:
+        """The result of a job, after its end. Raises JobFailed if the job did not complete."""
+        detail = await self.wait(job_id, timeout_seconds=timeout_seconds)
+        if detail.status != "completed":
+            raise _failure(detail)
+        return detail.result
 
-    def janitor_actions(
-        self, limit: int, after: str | None = None, **filters: str | None
-    ) -> tuple[list[Json], str | None]:
-        return self._page("/janitor/actions", limit, after, **filters)
+    async def cancel(self, job_id: JobId, *, reason: str | None = None, wait_seconds: float = 2.0) -> CancelProgress:
+        """Request the cancellation of a job, and wait a moment for its end. A second request changes nothing."""
+        return parse(CancelProgress, await self.json.cancel(_id(job_id), _intervention(reason), wait_seconds))
 
-    def run_janitor(self, *, is_dry_run: bool) -> Json:
-        # The janitor executes several statements, and each may take 10 seconds.
-        params = {"dry_run": "true" if is_dry_run else "false"}
-        return self._object("POST", "/janitor/run", params=params, timeout=JANITOR_TIMEOUT_SECONDS)
+    async def resume(self, job_id: JobId, *, reason: str | None = None, dry_run: bool = False) -> Resumed:
+        """Run what failed, was cancelled or was skipped for that reason, with the inputs of the job."""
+        return parse(Resumed, await self.json.resume(_id(job_id), _intervention(reason), is_dry_run=dry_run))
 
-    # The schema
+    async def retry(
+        self,
+        job_id: JobId,
+        *,
+        node: str | None = None,
+        stage: str | None = None,
+        failed_children: str | None = None,
+        reason: str | None = None,
+        dry_run: bool = False,
+    ) -> Resumed:
+        """Run a part of a job again, and what depends on it: a node, a stage, or the failed children of a fan_out."""
+        parts = {"node": node, "stage": stage, "failed_children": failed_children}
+        request = {name: value for name, value in parts.items() if value is not None} | _intervention(reason)
+        return parse(Resumed, await self.json.retry(_id(job_id), request, is_dry_run=dry_run))
 
-    def schema_status(self) -> Json:
-        return self._object("GET", "/bootstrap/status", timeout=SCHEMA_TIMEOUT_SECONDS)
+    async def nodes(
+        self, job_id: JobId, *, parent: str | None = None, status: str | None = None, limit: int | None = None
+    ) -> AsyncIterator[PublicNode]:
+        """The nodes of a job; with `parent`, the children of a fan_out."""
+        path = f"/jobs/{_id(job_id)}/nodes"
+        async for node in self._all(PublicNode, path, limit, parent=parent, status=status):
+            yield node
 
-    def tables(self) -> Json:
-        return self._object("GET", "/bootstrap/tables", timeout=SCHEMA_TIMEOUT_SECONDS)
+    async def node(self, job_id: JobId, node_id: str) -> NodeDetail:
+        """A node with its attempts: params, output, error, worker and log lines."""
+        return parse(NodeDetail, await self.json.node(_id(job_id), node_id))
 
-    def ddl(self) -> str:
-        return self._request("GET", "/bootstrap/ddl", expected="text/plain").text
+    async def output(self, job_id: JobId, node_id: str) -> Any:
+        """The whole output of a node, also if it is too large to be part of other answers."""
+        file = BytesIO()
+        await self.download_output(job_id, node_id, file)
+        try:
+            return orjson.loads(file.getvalue())
+        except orjson.JSONDecodeError as error:
+            raise unexpected(f"the output is not JSON ({error})") from None
 
-    def deploy(self) -> Json:
-        return self._object("POST", "/bootstrap/deploy", timeout=SCHEMA_TIMEOUT_SECONDS)
+    async def download_output(self, job_id: JobId, node_id: str, file: BinaryIO) -> int:
+        """Write the whole output of a node to a file, as JSON. Returns its size in bytes."""
+        return await self.json.download_output(_id(job_id), node_id, file)
 
-    def migrate(self) -> Json:
-        return self._object("POST", "/bootstrap/migrate", timeout=SCHEMA_TIMEOUT_SECONDS)
+    async def events(
+        self, job_id: JobId, *, after: int = 0, node_id: str | None = None, limit: int | None = None
+    ) -> AsyncIterator[EventEntry]:
+        """What has happened in a job, in order."""
+        path = f"/jobs/{_id(job_id)}/events"
+        async for event in self._all(EventEntry, path, limit, after=str(after), node_id=node_id):
+            yield event
 
-    def rebuild(self, confirm: str) -> Json:
-        return self._object("POST", "/bootstrap/rebuild", body={"confirm": confirm}, timeout=SCHEMA_TIMEOUT_SECONDS)
+    async def follow(self, job_id: JobId, *, after: int = 0) -> AsyncIterator[EventEntry]:
+        """The events of a job as they happen, each once and in order, until the job has ended."""
+        outage = _OutageLimit()
+        async for update in self.json.follow(_id(job_id), after):
+            match update:
+                case Connected():
+                    outage.end()
+                case Outage(error):
+                    outage.check(error)
+                case event if event.sequence is not None:
+                    yield parse(EventEntry, _decoded(event.data))
+
+    async def logs(
+        self, job_id: JobId, *, node_id: str | None = None, attempt: int | None = None, limit: int | None = None
+    ) -> AsyncIterator[JobLogLine]:
+        """What the handlers of a job have logged."""
+        path = f"/jobs/{_id(job_id)}/logs"
+        async for line in self._all(JobLogLine, path, limit, node_id=node_id, attempt=attempt):
+            yield line
+
+    # The platform
+
+    async def workflows(self) -> list[WorkflowSummary]:
+        """The workflows of the platform."""
+        return [parse(WorkflowSummary, workflow) for workflow in await self.json.workflows()]
+
+    async def workflow(self, workflow_id: str) -> WorkflowDetail:
+        """A workflow with its definition and a JSON schema of its inputs."""
+        return parse(WorkflowDetail, await self.json.workflow(workflow_id))
+
+    async def workers(self) -> list[WorkerSummary]:
+        """The workers that are alive or ended recently, with the tasks that they run."""
+        return [worker async for worker in self._all(WorkerSummary, "/workers", None)]
+
+    async def orchestrators(self) -> list[OrchestratorSummary]:
+        return [orchestrator async for orchestrator in self._all(OrchestratorSummary, "/orchestrators", None)]
+
+    async def queues(self) -> list[QueueSummary]:
+        return [parse(QueueSummary, queue) for queue in await self.json.queues()]
+
+    # The catalogue
+
+    async def datasets(self) -> list[DatasetSummary]:
+        """The published datasets, from the STAC catalogue of the map server."""
+        datasets: list[DatasetSummary] = []
+        path = f"/stac/collections?limit={MOST_ITEMS}"
+        while True:
+            page = await self._maps.object("GET", path, prefix="")
+            if not isinstance(page.get("collections"), list):
+                raise unexpected("a page of the catalogue has no `collections`")
+            base = self._maps.url
+            datasets += [DatasetSummary.of(collection, base) for collection in page["collections"]]
+            following = next((link["href"] for link in page.get("links", []) if link.get("rel") == "next"), None)
+            if following is None or not page["collections"]:
+                return datasets
+            path = "/stac/collections?" + urljoin(base, following).partition("?")[2]
+
+    async def dataset(self, dataset_id: str) -> DatasetSummary:
+        """A published dataset."""
+        from urllib.parse import quote
+
+        try:
+            collection = await self._maps.object("GET", f"/stac/collections/{quote(dataset_id, safe='')}", prefix="")
+        except NotFound as error:
+            message = f"no dataset has the id {dataset_id}"
+            raise NotFound(message, code="dataset.not-found", hint="see `client.datasets()`", **error.facts) from None
+        return DatasetSummary.of(collection, self._maps.url)
 
     # Requests
 
-    def _page(
-        self, path: str, limit: int, after: str | None = None, **filters: str | int | None
-    ) -> tuple[list[Json], str | None]:
-        """Up to `limit` items, with as many requests as necessary, and the cursor of the next page."""
-        items: list[Json] = []
+    async def _patiently(self, job_id: JobId, deadline: float | None) -> JobDetail:
+        """The job, as soon as the platform is available."""
+        outage = _OutageLimit()
         while True:
-            count = min(MOST_ITEMS, limit - len(items))
-            page = self._object("GET", path, params={"limit": count, "after": after, **filters})
-            if not isinstance(page.get("items"), list) or "next" not in page:
-                raise unexpected("a page has no `items` or no `next`")
-            if not isinstance(page["next"], str | None) or (page["next"] is not None and not page["items"]):
-                raise unexpected("`next` of a page is not valid")
-            items += page["items"]
-            after = page["next"]
-            if after is None or len(items) >= limit:
-                return items, after
+            try:
+                return await self.job(job_id)
+            except Unavailable as error:
+                outage.check(error)
+                if deadline is not None and _now() >= deadline:
+                    raise
+                await asyncio.sleep(PAUSE_SECONDS)
 
-    def _object(self, method: str, path: str, **options: Any) -> Json:
-        response = self._request(method, path, **options)
-        try:
-            value = orjson.loads(response.content)
-        except orjson.JSONDecodeError as error:
-            raise unexpected(f"it is not JSON ({error})") from None
-        if not isinstance(value, dict):
-            raise unexpected("it is not an object")
-        return value
+    async def _listen(self, job_id: str, after: int, changed: asyncio.Event) -> None:
+        """Signal each event. Errors are raised by the request for the job."""
+        with contextlib.suppress(Unavailable, NotFound):
+            async for _ in self.json.follow(job_id, after):
+                changed.set()
+        changed.set()
 
-    def _request(
+
+class Client(Assets[AsyncClient]):
+    """AsyncClient for scripts and notebooks: the same methods, which wait for the answer. Threads may share it.
+
+    with Client() as client:
+        job = client.submit("hello_world", {"name": "Ada"})
+        print(client.result(job.job_id))
+    """
+
+    def __init__(
         self,
-        method: str,
-        path: str,
+        server: str | None = None,
         *,
-        params: Mapping[str, Any] | None = None,
-        body: Json | None = None,
-        content: bytes | None = None,
-        media_type: str = "application/json",
-        timeout: float | None = None,
-        expected: str = "application/json",
-    ) -> httpx2.Response:
-        sent = orjson.dumps(body) if body is not None else content
-        if sent is not None and len(sent) > MAX_BODY_BYTES:
-            raise InvalidRequest(
-                f"the request has {len(sent):,} bytes; at most {MAX_BODY_BYTES:,} are allowed",
-                code="request.too-large",
-                hint="put large data into storage and pass a reference",
-            )
-        url, http = self._connection()
-        query = {name: value for name, value in (params or {}).items() if value is not None}
-        headers = {"Content-Type": media_type} if sent is not None else {}
-        seconds = timeout or self._timeout_seconds
-        timeouts = httpx2.Timeout(seconds, connect=self._connect_seconds())
-        path = f"{url}{PREFIX}{path}"
-        with (
-            self._translated(url),
-            http.stream(method, path, params=query, content=sent, headers=headers, timeout=timeouts) as stream,
-        ):
-            response = _read(stream, time.monotonic() + seconds, _redacted(url))
-        self.now = _date_of(response) or datetime.now(UTC)
-        _raise_unless_ok(response, url, expected)
-        return response
-
-    def _connect_seconds(self) -> float:
-        return min(CONNECT_TIMEOUT_SECONDS, self._timeout_seconds)
-
-    def _connection(self) -> tuple[str, httpx2.Client]:
-        if self._connected is None:
-            url = checked_url(self._find())
-            self._connected = url, _http(url)
-        return self._connected
-
-    @contextmanager
-    def _translated(self, url: str) -> Iterator[None]:
-        try:
-            yield
-        except httpx2.HTTPError as error:
-            self.close()
-            raise _no_response(error, _redacted(url)) from None
-
-
-def checked_url(text: str) -> str:
-    """The URL of an API, without a slash at its end."""
-    hint = "for example --server http://localhost:8000"
-    try:
-        url = httpx2.URL(text)
-    except httpx2.InvalidURL as error:
-        raise InvalidRequest(f"{_redacted(text)}: not a URL: {error}", code="server.bad-url", hint=hint) from None
-    if url.scheme not in {"http", "https"} or not url.host:
-        raise InvalidRequest(
-            f"{_redacted(text)}: not the URL of an API",
-            code="server.bad-url",
-            hint=f"the URL must begin with http:// or https://, {hint}",
+        maps: str | None = None,
+        timeout_seconds: float = TIMEOUT_SECONDS,
+        attempts: int = ATTEMPTS,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        asynchronous = AsyncClient(
+            server, maps=maps, timeout_seconds=timeout_seconds, attempts=attempts, headers=headers
         )
-    if url.query or url.fragment:
-        raise InvalidRequest(
-            f"{_redacted(text)}: the URL of an API has no query and no fragment", code="server.bad-url", hint=hint
-        )
-    return text.rstrip("/").removesuffix(PREFIX)
+        super().__init__(asynchronous, EventLoopThread())
+        self.json = JsonClient(asynchronous.json, self._thread)
+
+    submit = blocking(AsyncClient.submit)
+    job = blocking(AsyncClient.job)
+    find_job = blocking(AsyncClient.find_job)
+    jobs = iterating(AsyncClient.jobs)
+    watch = iterating(AsyncClient.watch)
+    wait = blocking(AsyncClient.wait)
+    result = blocking(AsyncClient.result)
+    cancel = blocking(AsyncClient.cancel)
+    resume = blocking(AsyncClient.resume)
+    retry = blocking(AsyncClient.retry)
+    nodes = iterating(AsyncClient.nodes)
+    node = blocking(AsyncClient.node)
+    output = blocking(AsyncClient.output)
+    download_output = blocking(AsyncClient.download_output)
+    events = iterating(AsyncClient.events)
+    follow = iterating(AsyncClient.follow)
+    logs = iterating(AsyncClient.logs)
+    workflows = blocking(AsyncClient.workflows)
+    workflow = blocking(AsyncClient.workflow)
+    workers = blocking(AsyncClient.workers)
+    orchestrators = blocking(AsyncClient.orchestrators)
+    queues = blocking(AsyncClient.queues)
+    datasets = blocking(AsyncClient.datasets)
+    dataset = blocking(AsyncClient.dataset)
 
 
-def _http(url: str) -> httpx2.Client:
-    parsed = httpx2.URL(url)
-    # Requests to this machine use no proxy of the environment. Certificates are loaded only for https, as that is slow.
-    is_local = parsed.host in {"localhost", "127.0.0.1", "::1"}
-    return httpx2.Client(
-        headers={"User-Agent": f"dagmaster/{__version__}", "Accept": "application/json"},
-        trust_env=not is_local,
-        verify=parsed.scheme == "https",
-    )
+class _OutageLimit:
+    """How long the platform has been away, in this call."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+
+    def check(self, error: Unavailable) -> None:
+        """Raise the error if the outage has lasted too long."""
+        self._since = self._since or _now()
+        if _now() - self._since > OUTAGE_PATIENCE_SECONDS:
+            raise error
+
+    def end(self) -> None:
+        self._since = None
 
 
-def _redacted(url: str) -> str:
-    from dagmaster.observe.redaction import redact
-
-    return redact(url)
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
-def _segment(name: str) -> str:
-    from urllib.parse import quote
-
-    return quote(name, safe="")
-
-
-def _cursor_before(job_id: UUID) -> str | None:
-    """The cursor of a page that begins with this job, or with the next older one: ids are in the order of time."""
-    return str(UUID(int=job_id.int + 1)) if job_id.int < 2**128 - 1 else None
-
-
-def _no_job(name: str) -> NotFound:
-    return NotFound(f"no job has the id {name}", code="job.not-found", hint="see `dagmaster jobs ls`")
-
-
-def _date_of(response: httpx2.Response) -> datetime | None:
+def _id(job_id: JobId) -> str:
     try:
-        return parsedate_to_datetime(response.headers["date"])
-    except (KeyError, ValueError):
+        return str(UUID(str(job_id)))
+    except ValueError:
+        hint = "pass the `job_id` of a submission; `find_job` finds a job by the beginning of its id"
+        raise InvalidRequest(f"{str(job_id)!r} is not the id of a job", code="job.bad-id", hint=hint) from None
+
+
+def _time(time: datetime | None) -> str | None:
+    if time is None:
         return None
+    return (time if time.tzinfo else time.astimezone()).isoformat()
 
 
-def _read(stream: httpx2.Response, until: float, url: str) -> httpx2.Response:
-    """The complete response. Refused if it takes too long or is too large for memory."""
-    chunks: list[bytes] = []
-    size = 0
-    for chunk in stream.iter_bytes():
-        size += len(chunk)
-        if size > _LARGEST_RESPONSE_BYTES:
-            raise unexpected(f"more than {_LARGEST_RESPONSE_BYTES:,} bytes")
-        if time.monotonic() > until:
-            raise Unavailable(
-                f"{url} took too long to answer", code="server.slow", hint="try again; is the platform overloaded?"
-            )
-        chunks.append(chunk)
-    headers = [(name, value) for name, value in stream.headers.multi_items() if name.lower() != "content-encoding"]
-    return httpx2.Response(stream.status_code, headers=headers, content=b"".join(chunks), request=stream.request)
+def _intervention(reason: str | None) -> Json:
+    return {} if reason is None else {"reason": reason}
 
 
-def _events(response: httpx2.Response) -> Iterator[StreamedEvent]:
-    for frame in httpx2.EventSource(response, max_event_size=_LARGEST_EVENT_BYTES):
-        if frame.event == "progress":
-            yield StreamedEvent(None, frame.data)
-        elif frame.id.isascii() and frame.id.isdigit() and frame.data:
-            yield StreamedEvent(int(frame.id), frame.data)
-
-
-# --- errors ----------------------------------------------------------------------------------------------------------
-
-
-def _no_response(error: httpx2.HTTPError, url: str) -> Unavailable:
-    """The error for a request without a response."""
-    reason = _reason(error)
-    match error:
-        case httpx2.ConnectError() | httpx2.ConnectTimeout() | httpx2.ProxyError():
-            return Unavailable(
-                f"no platform answers at {url}: {reason or 'no connection within the timeout'}",
-                code="server.unreachable",
-                hint="is it running? check the URL (--server, DAGMASTER_URL), or start one with `dagmaster up`",
-            )
-        case httpx2.TimeoutException():
-            return Unavailable(
-                f"{url} took too long to answer", code="server.slow", hint="try again; is the platform overloaded?"
-            )
-        case httpx2.TransportError():
-            return Unavailable(f"the connection to {url} was lost", code="server.lost", hint="try again")
-    return unexpected(reason or type(error).__name__)
-
-
-def _reason(error: Exception) -> str:
-    text = str(error)
-    return text.partition("] ")[2] if text.startswith("[Errno ") else text
-
-
-def _raise_unless_ok(response: httpx2.Response, url: str, expected: str) -> None:
-    """Raise the error that the platform reports, or Unavailable if the response is not from a platform."""
-    media_type = response.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if response.is_redirect:
-        target = _redacted(response.headers.get("location", "nowhere"))
-        raise Unavailable(
-            f"{_redacted(url)} redirects to {target}",
-            code="server.redirects",
-            hint="pass the final URL with --server",
-        )
-    if media_type == "application/problem+json":
-        raise _problem(response)
-    if response.is_error:
-        raise _bare_error(response, _redacted(url), media_type)
-    if media_type != expected:
-        raise Unavailable(
-            f"{_redacted(url)} responds, but it is not the API of a platform ({media_type or 'no content type'})",
-            code="server.not-a-platform",
-            hint="check the URL (--server, DAGMASTER_URL); does another program listen there?",
-        )
-
-
-def _error_class(status: int) -> type[DagmasterError]:
-    if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-        return Unavailable
-    return _ERRORS_BY_STATUS.get(status, InvalidRequest)
-
-
-def _bare_error(response: httpx2.Response, url: str, media_type: str) -> DagmasterError:
-    """The error for a failed request to a proxy, a gateway or another program."""
-    status = f"{response.status_code} {response.reason_phrase}".strip()
-    return _error_class(response.status_code)(
-        f"{url} responds with {status}, but it is not the API of a platform ({media_type or 'no content type'})",
-        code="server.not-a-platform",
-        hint="check the URL (--server, DAGMASTER_URL), and any proxy in front of the API",
-    )
-
-
-def _problem(response: httpx2.Response) -> DagmasterError:
+def _decoded(text: str) -> Any:
     try:
-        problem = orjson.loads(response.content)
-    except orjson.JSONDecodeError:
-        problem = None
-    if not isinstance(problem, dict):
-        return unexpected("a problem that is not JSON")
-    mistakes = problem.get("errors")
-    if isinstance(mistakes, list) and problem.get("code") == InvalidWorkflow.default_code:
-        return InvalidWorkflow("workflow", problems_of(mistakes))
-    facts = problem.get("facts")
-    if not isinstance(facts, dict):
-        facts = {}
-    reserved = {"message", "code", "hint"}
-    error = _error_class(response.status_code)(
-        str(problem.get("detail") or problem.get("title") or response.status_code),
-        code=str(problem.get("code") or "server.problem"),
-        hint=str(problem["hint"]) if problem.get("hint") else None,
-        **{name: value for name, value in facts.items() if name not in reserved},
+        return orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise unexpected(f"an event is not JSON ({error})") from None
+
+
+async def _wait_for(changed: asyncio.Event, seconds: float, deadline: float | None) -> None:
+    await asyncio.sleep(_SHORTEST_PAUSE_SECONDS)
+    left = seconds if deadline is None else max(0.0, min(seconds, deadline - _now()))
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(changed.wait(), left)
+    changed.clear()
+
+
+def _visible(detail: JobDetail) -> object:
+    """What a caller sees change: events, and the progress of handlers."""
+    return detail.job.status, detail.job.last_sequence, [(node.state, node.progress) for node in detail.nodes]
+
+
+def _time_out(job_id: JobId, detail: JobDetail) -> NoReturn:
+    raise WaitTimedOut(
+        f"job {job_id} has not ended in time: it is {detail.status}",
+        code="job.wait-timeout",
+        hint="the job continues; wait again, or cancel it",
+        job_id=str(job_id),
     )
-    error.facts |= {"request_id": problem.get("request_id"), "status": response.status_code}
-    return error
 
 
-def problems_of(mistakes: Sequence[Any]) -> list[WorkflowProblem]:
-    """The errors in a workflow file, from the response of the platform."""
-    return [
-        WorkflowProblem(
-            message=str(mistake.get("message")),
-            line=int(mistake.get("line") or 0),
-            column=int(mistake.get("column") or 0),
-            node=mistake.get("node"),
-            code=str(mistake.get("code") or "workflow.invalid"),
-        )
-        for mistake in mistakes
-        if isinstance(mistake, dict)
-    ]
+def _failure(detail: JobDetail) -> JobFailed:
+    reason = detail.job.stop_reason or detail.job.error_message
+    first = next((node for node in detail.failed if node.error_message), None)
+    where = f"node '{first.node_id}': {first.error_message}" if first else None
+    return JobFailed(
+        f"job {detail.job_id} ended as {detail.status}: {reason or where or 'no reason was recorded'}",
+        code=f"job.{str(detail.status).replace('_', '-')}",
+        hint="`client.resume(job_id)` runs what is missing; `client.job(job_id).failed` has the failed nodes",
+        job_id=str(detail.job_id),
+        job_status=str(detail.status),
+        result=detail.result,
+    )

@@ -6,22 +6,29 @@ This module does not retry: the caller decides when to connect again.
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import Any
 
 import orjson
 import psycopg
+from psycopg.abc import AdaptContext, Buffer
+from psycopg.adapt import Loader
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.types.json import set_json_dumps, set_json_loads
 from psycopg_pool import AsyncConnectionPool
 
-from dagmaster.database import OLDEST_MAJOR
-from dagmaster.errors import DagmasterError, InvalidRequest, NotAllowed, NotFound, Unavailable
+from dagmaster.database import OLDEST_MAJOR, lenient
+from dagmaster.errors import Conflict, DagmasterError, InvalidRequest, NotAllowed, NotFound, Unavailable
 from dagmaster.observe.redaction import redact
 from dagmaster.records import SCHEMA
 
 Connection = psycopg.AsyncConnection[Any]
 
+# What times are read as that Python cannot hold; a day from its limits, so that they exist in every time zone.
+EARLIEST, LATEST = datetime(1, 1, 2, tzinfo=UTC), datetime(9999, 12, 30, tzinfo=UTC)
+
 LARGEST_PORT = 65535
+REVIEWED = "DM005"  # what was reviewed or purged does not change: raised by triggers
 
 # The engine reads by key, from tables that grow before they are analysed. With its estimates PostgreSQL's planner takes
 # a batch of ten rows for ten thousand, and reads a whole table to hash it.
@@ -60,7 +67,7 @@ async def connect(
         address = conninfo(dsn, role, *timeouts, settings=settings)
         connection = await psycopg.AsyncConnection.connect(address, autocommit=autocommit)
     require_version(connection.info.server_version)
-    _use_orjson(connection)
+    _read_leniently(connection, lenient.loads)
     return connection
 
 
@@ -122,6 +129,8 @@ def require_version(server_version: int) -> None:
 
 def _meaning_of(error: psycopg.Error) -> DagmasterError | None:
     said = redact(error.diag.message_primary or _first_line(error))
+    if error.sqlstate == REVIEWED:
+        return Conflict(said, code="revision.reviewed", hint=error.diag.message_hint)
     match error:
         case psycopg.errors.InsufficientPrivilege():
             hint = f"grant this role what it needs on the schema {SCHEMA}, or connect as its owner"
@@ -307,12 +316,31 @@ def _options(statement_seconds: float, lock_seconds: float, idle_seconds: float,
 
 async def configure(connection: Connection) -> None:
     """Prepare a new connection of a pool."""
-    _use_orjson(connection)
+    _read_leniently(connection, lenient.loads_to_show)
 
 
-def _use_orjson(connection: Connection) -> None:
+def _read_leniently(connection: Connection, loads: Callable[[bytes | str], Any]) -> None:
+    """Read and write JSON with orjson; read values that Python cannot hold as ones that are close to them."""
     set_json_dumps(orjson.dumps, connection)
-    set_json_loads(orjson.loads, connection)
+    set_json_loads(loads, connection)
+    connection.adapters.register_loader("timestamptz", _TimeLoader)
+
+
+class _TimeLoader(Loader):
+    """PostgreSQL also has times before and after all that Python has, and infinite ones."""
+
+    _exact = psycopg.adapters.get_loader(psycopg.adapters.types["timestamptz"].oid, psycopg.pq.Format.TEXT)
+
+    def __init__(self, oid: int, context: AdaptContext | None = None) -> None:
+        super().__init__(oid, context)
+        assert self._exact is not None
+        self._loader = self._exact(oid, context)
+
+    def load(self, data: Buffer) -> datetime:
+        try:
+            return self._loader.load(data)  # type: ignore[no-any-return]
+        except psycopg.DataError:
+            return EARLIEST if bytes(data).startswith(b"-") or bytes(data).endswith(b"BC") else LATEST
 
 
 def _first_line(error: psycopg.Error) -> str:

@@ -1,4 +1,4 @@
-"""Artifacts of a checkpoint: files whose later state tells whether the checkpoint is still valid.
+"""Artifacts of a checkpoint: files whose later state shows whether the checkpoint is still valid.
 
 An artifact is a URI and facts about it. `MEASUREMENTS` has the facts that can be measured for a scheme. For other
 schemes a handler passes its own facts when it saves a checkpoint, and its own `check` when it loads one.

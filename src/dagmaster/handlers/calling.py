@@ -15,6 +15,7 @@ import orjson
 from pydantic import BaseModel, ValidationError
 
 from dagmaster.errors import HandlerFailed, Unavailable, UnfitData
+from dagmaster.extras import missing_extra
 from dagmaster.handlers.context import HandlerResult
 from dagmaster.handlers.registry import Registration
 
@@ -62,10 +63,11 @@ def resolve(registration: Registration) -> ResolvedHandler:
     try:
         function = registration.resolve()
     except (ImportError, AttributeError, SyntaxError) as error:
+        extra = missing_extra(error) if isinstance(error, ImportError) else None
         raise Unavailable(
             f"this worker cannot load handler '{registration.name}' from {registration.target}: {error}",
             code=UNLOADABLE,
-            hint="install the packages that it imports on this worker",
+            hint=(extra and extra.hint) or "install the packages that it imports on this worker",
         ) from error
     if inspect.iscoroutinefunction(function) != registration.is_async:
         kind = "async" if registration.is_async else "plain"

@@ -1,19 +1,22 @@
-"""Handlers that write STAC documents to the catalogue. The documents are complete when they arrive.
+"""Handlers that write STAC documents for the revision that a job processes, and publish nothing: approval does.
 
-Each handler may run twice, and at the same time as others: a document replaces the one with the same id.
+The documents are complete when they arrive. Each handler may run twice, and at the same time as others: a document
+replaces the one with the same id.
 """
 
+import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from dagmaster.database.catalog.pgstac import BATCH_ITEMS, StacCatalog
+from dagmaster.database.assets.documents import RevisionDocuments, RevisionKey
+from dagmaster.database.catalog.pgstac import BATCH_ITEMS
 from dagmaster.errors import HandlerFailed, UnfitData
 from dagmaster.handlers.context import Context
 from dagmaster.jobs.states import NodeStatus
-from dagmaster.stac.versions import joined
+from dagmaster.stac.validate import refuse_unpublishable
 
 Json = dict[str, Any]
 
@@ -35,9 +38,11 @@ class CollectionResult(_Frozen):
 
 
 async def ensure_collection(ctx: Context, params: EnsureCollectionParams) -> CollectionResult:
-    """Create or update a STAC collection. Its extent remains that of its items, and earlier versions stay in it."""
-    is_new = await StacCatalog(ctx.database).ensure_collection(params.collection, joined)
-    return CollectionResult(stac_collection_id=params.collection["id"], is_new=is_new)
+    """Store the STAC collection of a revision, or replace it."""
+    await _require_publishable(ctx, [params.collection])
+    key = _key_of(params.collection)
+    is_new = await _documents(ctx, key).put_collection(params.collection)
+    return CollectionResult(stac_collection_id=key.dataset_id, is_new=is_new)
 
 
 class ItemParams(_Frozen):
@@ -50,9 +55,43 @@ class ItemResult(_Frozen):
 
 
 async def register_item(ctx: Context, params: ItemParams) -> ItemResult:
-    """Add one STAC item to its collection, or replace it."""
-    await StacCatalog(ctx.database).upsert_items([params.item])
-    return ItemResult(stac_item_id=params.item["id"], stac_collection_id=params.item["collection"])
+    """Store one STAC item of a revision, or replace it."""
+    await _require_publishable(ctx, [params.item])
+    key = _key_of(params.item)
+    await _documents(ctx, key).put_items([params.item])
+    return ItemResult(stac_item_id=params.item["id"], stac_collection_id=key.dataset_id)
+
+
+def _documents(ctx: Context, key: RevisionKey) -> RevisionDocuments:
+    return RevisionDocuments(ctx.database, key, ctx.job_id)
+
+
+def _key_of(document: Json) -> RevisionKey:
+    """The revision that a document belongs to. A document of other software is of the first one."""
+    is_item = document.get("type") == "Feature"
+    fields = document["properties"] if is_item else document
+    dataset_id = str((document.get("collection") if is_item else document["id"]) or "")
+    ordinal, revision = fields.get("dagmaster:version_ordinal", 0), fields.get("dagmaster:revision", 1)
+    are_numbers = type(ordinal) is type(revision) is int
+    if not dataset_id or not are_numbers or not 0 <= ordinal < 2**31 or not 1 <= revision < 2**31:
+        raise UnfitData(
+            f"'{str(document.get('id'))[:200]}' has no valid collection, version or revision",
+            code="stac.no-revision",
+            hint="`dagmaster:version_ordinal` counts from 0, `dagmaster:revision` from 1",
+        )
+    return RevisionKey(dataset_id, ordinal, revision)
+
+
+async def _require_publishable(ctx: Context, documents: list[Json]) -> None:
+    """Refuse documents that are not valid, or whose files are elsewhere. In a thread: it takes a second for 1,000."""
+    addresses = ctx.addresses
+
+    def check() -> None:
+        for document in documents:
+            collection_url = addresses.collection(str(document.get("collection")))
+            refuse_unpublishable(document, addresses.allows, addresses.serves, collection_url)
+
+    await asyncio.to_thread(check)
 
 
 class ItemSource(_Frozen):
@@ -72,24 +111,25 @@ class ItemsResult(_Frozen):
 
 
 async def register_items(ctx: Context, params: ItemsParams) -> ItemsResult:
-    """Add many STAC items to one collection, or replace them, in batches."""
-    catalog = StacCatalog(ctx.database)
-    count, collections = 0, set[Any]()
+    """Store many STAC items of a revision, or replace them, in batches."""
+    count, keys = 0, set[RevisionKey]()
     async for batch in _batches(_items(ctx, params), BATCH_ITEMS):
-        collections |= {item.get("collection") for item in batch}
-        if len(collections) > 1:
+        await _require_publishable(ctx, batch)
+        keys |= {_key_of(item) for item in batch}
+        if len(keys) > 1:
             raise UnfitData(
-                "items that are registered together must be of one collection", code="stac.many-collections"
+                "items that are registered together must be of one revision of one collection",
+                code="stac.many-collections",
             )
-        count += await catalog.upsert_items(batch)
+        count += await _documents(ctx, next(iter(keys))).put_items(batch)
         ctx.progress(message="registering items", items=count)
         if ctx.cancelled or ctx.shutting_down:
             raise ctx.give_back()
-    return ItemsResult(stac_collection_id=next(iter(collections), None), item_count=count)
+    return ItemsResult(stac_collection_id=next((key.dataset_id for key in keys), None), item_count=count)
 
 
 class FinalizeParams(ItemSource):
-    """With `version_ordinal` and `revision`, items of earlier revisions of this version are removed."""
+    """Without `version_ordinal` and `revision`, they are those of the items, or 0 and 1."""
 
     collection_id: str
     item_ids: list[str] | None = None
@@ -99,6 +139,8 @@ class FinalizeParams(ItemSource):
 
 
 class FinalizeResult(_Frozen):
+    """`collection_item_count` is the number of items of the revision."""
+
     stac_collection_id: str
     item_count: int
     removed_count: int
@@ -107,29 +149,29 @@ class FinalizeResult(_Frozen):
 
 
 async def finalize(ctx: Context, params: FinalizeParams) -> FinalizeResult:
-    """Verify that all items are in the catalogue, remove those of earlier revisions, and update the extent."""
-    catalog = StacCatalog(ctx.database)
-    item_ids = await _expected_ids(ctx, params)
-    await _require_all(catalog, params.collection_id, item_ids)
-    removed: list[str] = []
-    if params.version_ordinal is not None and params.revision is not None:
-        removed = await catalog.delete_older(
-            params.collection_id, ordinal=params.version_ordinal, revision=params.revision
-        )
-    extent = await catalog.refresh_extent(params.collection_id)
+    """Verify that all items of a revision are stored, remove others, and set the extent of its collection to theirs."""
+    key, item_ids = await _expected(ctx, params)
+    documents = _documents(ctx, key)
+    await _require_all(documents, params.collection_id, item_ids)
+    removed, extent = await documents.finish(item_ids)
     return FinalizeResult(
         stac_collection_id=params.collection_id,
         item_count=len(item_ids),
-        removed_count=len(removed),
-        collection_item_count=await catalog.count_items(params.collection_id),
+        removed_count=removed,
+        collection_item_count=len(item_ids),
         extent=extent,
     )
 
 
-async def _expected_ids(ctx: Context, params: FinalizeParams) -> list[str]:
-    ids = params.item_ids
+async def _expected(ctx: Context, params: FinalizeParams) -> tuple[RevisionKey, list[str]]:
+    """The revision, and the ids of all its items."""
+    ordinal, revision, ids = params.version_ordinal, params.revision, params.item_ids
     if ids is None:
-        ids = [item["id"] async for item in _items_of_children(ctx, params.item_field)]
+        ids = []
+        async for item in _items_of_children(ctx, params.item_field):
+            ids.append(item["id"])
+            key = _key_of(item)
+            ordinal, revision = ordinal if ordinal is not None else key.ordinal, revision or key.revision
     # Of two tiles with the same id only one would be in the catalogue.
     if repeated := [item_id for item_id, times in Counter(ids).items() if times > 1]:
         raise UnfitData(f"several items have the same id: {_named(repeated)}", code="stac.duplicate-items")
@@ -137,13 +179,13 @@ async def _expected_ids(ctx: Context, params: FinalizeParams) -> list[str]:
         raise HandlerFailed(
             f"{params.expected_count} items were expected, but the results have {len(ids)}", code="stac.wrong-count"
         )
-    return ids
+    return RevisionKey(params.collection_id, ordinal or 0, revision or 1), ids
 
 
-async def _require_all(catalog: StacCatalog, collection_id: str, item_ids: list[str]) -> None:
+async def _require_all(documents: RevisionDocuments, collection_id: str, item_ids: list[str]) -> None:
     missing: list[str] = []
     for start in range(0, len(item_ids), _IDS_PER_QUERY):
-        missing += await catalog.missing_items(collection_id, item_ids[start : start + _IDS_PER_QUERY])
+        missing += await documents.missing(item_ids[start : start + _IDS_PER_QUERY])
     if missing:
         raise HandlerFailed(
             f"{len(missing)} of {len(item_ids)} items are not in collection '{collection_id}': {_named(missing)}",

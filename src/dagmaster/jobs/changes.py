@@ -4,11 +4,13 @@ The planner fills a `Changes`, and a ledger writes it. Events are numbered after
 read under the job's lock. A row appears once in a transaction: several steps are merged into its last state.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+from dagmaster.jobs.routing import DeferredWork
 from dagmaster.jobs.states import EventType, JobStatus, NodeStatus, Stop
 from dagmaster.workflows.model import Aggregation
 
@@ -130,6 +132,7 @@ class Changes:
     events: list[NewEvent] = field(default_factory=list)
     job_moves: list[JobChange] = field(default_factory=list)
     stopping: Stop | None = None  # from now on
+    deferred: Mapping[str, DeferredWork] | None = None  # every node that waits for a route; None: unchanged
     payloads: dict[str, bytes] = field(default_factory=dict)  # payloads that the rows refer to, by hash
 
     def record(
@@ -147,5 +150,5 @@ class Changes:
 
     @property
     def is_empty(self) -> bool:
-        """Every change comes with an event."""
-        return not self.events
+        """Every change comes with an event, except that nodes wait for an orchestrator that knows their handler."""
+        return not self.events and self.deferred is None

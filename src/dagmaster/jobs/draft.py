@@ -43,7 +43,8 @@ class _Countdown:
 
 class Draft:
     def __init__(self, view: JobView, epoch: int, sequence: int) -> None:
-        self.view = replace(view, nodes=dict(view.nodes), outputs=dict(view.outputs))
+        self.view = replace(view, nodes=dict(view.nodes), outputs=dict(view.outputs), deferred=dict(view.deferred))
+        self._deferred_before = view.deferred
         self.changes = Changes(view.job_id, epoch, sequence, view.priority)
         self._rows: dict[str, NodeChange] = {}
         self._countdowns: dict[str, _Countdown] = {}
@@ -54,6 +55,11 @@ class Draft:
 
     def finish(self) -> Changes:
         self.changes.nodes.extend(self._rows.values())
+        deferred = self.view.deferred
+        for node_id in [node_id for node_id in deferred if self.node(node_id).status is not NodeStatus.READY]:
+            del deferred[node_id]
+        if deferred != self._deferred_before:
+            self.changes.deferred = deferred
         return self.changes
 
     # Moving

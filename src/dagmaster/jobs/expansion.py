@@ -8,6 +8,7 @@ from dagmaster.errors import DagmasterError, InvalidRequest
 from dagmaster.jobs import fan
 from dagmaster.jobs.changes import NewChild, NewTask
 from dagmaster.jobs.model import child_id
+from dagmaster.jobs.rendering import TemplateRendering
 from dagmaster.jobs.routing import Route, Router
 from dagmaster.jobs.task_params import ParamsWriter
 from dagmaster.jobs.view import JobView
@@ -24,7 +25,16 @@ class Expansion:
     `items` is None with `results_of`: then children read their results from the database.
     """
 
-    def __init__(self, view: JobView, node_id: str, router: Router, params: ParamsWriter, max_children: int) -> None:
+    def __init__(
+        self,
+        view: JobView,
+        node_id: str,
+        router: Router,
+        params: ParamsWriter,
+        rendering: TemplateRendering,
+        *,
+        max_children: int,
+    ) -> None:
         node = view.graph.workflow.nodes[node_id]
         assert isinstance(node, FanOutNode)
         self.node_id = node_id
@@ -32,11 +42,13 @@ class Expansion:
         self.graph = view.graph
         self.params = params
         self._router = router
+        self._rendering = rendering
         self._context = view.template_context()
         self._shared_params: dict[str, Any] | None = None
         self.items: Sequence[Any] | None = None
         if node.results_of is None:
-            self.items = _array(self.graph.sources[node_id].render(self._context))
+            source = self.graph.sources[node_id]
+            self.items = _array(rendering.render((node_id, "source"), source, self._context))
         self._length = len(self.items) if self.items is not None else view.nodes[node.results_of or ""].total
         self.total = fan.batch_count(self._length, node.batch_size)
         if self.total > max_children:
@@ -84,19 +96,22 @@ class Expansion:
         else:
             names["item"] = self.items[index]
         context = self._context.having(**names)
-        params = self._rendered_params(context)
-        label = self.graph.labels[self.node_id].render(context) if self.node_id in self.graph.labels else None
+        params = self._rendered_params(index, context)
+        label = None
+        if self.node_id in self.graph.labels:
+            label = self._rendering.render((self.node_id, "label", index), self.graph.labels[self.node_id], context)
         encode(label, "its label")
         return {**extra, **params} if extra else params, None if label is None else str(label)
 
-    def _rendered_params(self, context: TemplateContext) -> dict[str, Any]:
+    def _rendered_params(self, index: int, context: TemplateContext) -> dict[str, Any]:
         """A child's params; rendered once for all children if they do not depend on the child."""
         compiled = self.graph.params[self.node_id]
         if compiled.names & _CHILD_NAMES:
-            return compiled.render(context)  # type: ignore[no-any-return]
+            return self._rendering.render((self.node_id, "params", index), compiled, context)  # type: ignore[no-any-return]
         if self._shared_params is None:
-            self._shared_params = compiled.render(context)
-            self.params.share(self._shared_params)
+            shared: dict[str, Any] = self._rendering.render((self.node_id, "params"), compiled, context)
+            self._shared_params = shared
+            self.params.share(shared)
         return self._shared_params
 
 

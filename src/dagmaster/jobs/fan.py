@@ -1,16 +1,31 @@
 """Fan-outs and fan-ins: the number of children, and how their results become one output."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import ceil, floor
+from decimal import Context, Decimal
+from math import ceil, floor, isfinite
 from typing import Any
 
 import orjson
 
+from dagmaster.errors import InvalidRequest
 from dagmaster.jobs.model import child_id
 from dagmaster.jobs.payload import INLINE_BYTES
 from dagmaster.jobs.states import NodeStatus
 from dagmaster.workflows.model import Aggregation, FanOutNode
+
+# What JSON readers hold as an integer, and what no sum of 64-bit floats exceeds in digits.
+_SMALLEST, _LARGEST = -(2**63), 2**64 - 1
+_EXACT = Context(prec=1_000)
+
+
+class SumOutOfRange(InvalidRequest):
+    """A sum that no JSON reader could hold: of integers beyond 64 bits, or beyond the largest 64-bit float."""
+
+    default_code = "fan-in.sum-out-of-range"
+
+    def __init__(self, message: str, **facts: Any) -> None:
+        super().__init__(message, hint="let the fan_in's handler add the numbers, or return smaller ones", **facts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,23 +83,39 @@ def _combined(mode: Aggregation, outputs: list[Any]) -> dict[str, Any]:
             flat = [item for output in outputs for item in (output if isinstance(output, list) else [output])]
             return {"results": flat, "count": len(flat)}
         case Aggregation.SUM:
-            return {"total": sum(number for output in outputs for number in _numbers(output)), "count": count}
+            return {"total": total_of(outputs), "count": count}
         case Aggregation.FIRST:
             return {"result": outputs[0] if outputs else None, "count": count}
         case Aggregation.LAST:
             return {"result": outputs[-1] if outputs else None, "count": count}
 
 
-def _numbers(value: Any) -> list[int | float]:
+def total_of(outputs: Iterable[Any]) -> int | float:
+    """Every number in these values, added up exactly. A sum of integers is an integer, any other the nearest float."""
+    total, is_whole = Decimal(0), True
+    for number in (number for output in outputs for number in numbers_in(output)):
+        exact = Decimal(orjson.dumps(number).decode())  # as the database reads it
+        is_whole = is_whole and exact.as_tuple().exponent >= 0 and _SMALLEST <= exact <= _LARGEST  # type: ignore[operator]
+        total = _EXACT.add(total, exact)
+    if is_whole:
+        if not _SMALLEST <= total <= _LARGEST:
+            raise SumOutOfRange("the sum of the integers does not fit into 64 bits")
+        return int(total)
+    if not isfinite(float(total)):
+        raise SumOutOfRange("the sum is larger than the largest 64-bit float")
+    return float(total)
+
+
+def numbers_in(value: Any) -> list[int | float]:
     """Every number in a JSON value, however deep. True and false are not numbers."""
     if isinstance(value, bool):
         return []
     if isinstance(value, int | float):
         return [value]
     if isinstance(value, dict):
-        return [number for part in value.values() for number in _numbers(part)]
+        return [number for part in value.values() for number in numbers_in(part)]
     if isinstance(value, list):
-        return [number for part in value for number in _numbers(part)]
+        return [number for part in value for number in numbers_in(part)]
     return []
 
 

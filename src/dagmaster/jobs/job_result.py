@@ -5,6 +5,7 @@ from typing import Any
 
 from dagmaster.errors import DagmasterError
 from dagmaster.jobs.draft import Draft
+from dagmaster.jobs.rendering import TemplateRendering
 from dagmaster.jobs.states import NodeStatus
 from dagmaster.jobs.task_params import ParamsWriter
 from dagmaster.jobs.view import JobView, exceeds_tolerance
@@ -16,8 +17,9 @@ from dagmaster.workflows.model import EndNode, Importance, StartNode
 class JobResult:
     """The result is what the workflow names under `outputs`, or else the outputs of the nodes before `end`."""
 
-    def __init__(self, draft: Draft, params: ParamsWriter) -> None:
+    def __init__(self, draft: Draft, params: ParamsWriter, rendering: TemplateRendering) -> None:
         self.draft = draft
+        self.rendering = rendering
         self.params = params
         self.graph = draft.view.graph
 
@@ -33,11 +35,15 @@ class JobResult:
 
     def render(self, *, is_partial: bool) -> Any:
         if self.graph.outputs is None:
-            return {node_id: self.draft.view.outputs.get(node_id) for node_id in self._source_nodes()}
+            sources = self._source_nodes()
+            for error in (self.draft.view.unloadable.get(node_id) for node_id in sources):
+                if error is not None:
+                    raise error
+            return {node_id: self.draft.view.outputs.get(node_id) for node_id in sources}
         self.draft.view.refuse_unloadable(OUTPUTS)
         context = self.draft.view.template_context()
         return {
-            name: self.params.output(name, _rendered(compiled, context, is_partial))
+            name: self.params.output(name, self._rendered(name, compiled, context, is_partial))
             for name, compiled in self.graph.outputs.items()
         }
 
@@ -79,12 +85,11 @@ class JobResult:
             for consumer in self.graph.consumers.get(node_id, ())
         )
 
-
-def _rendered(compiled: Compiled, context: TemplateContext, is_partial: bool) -> Any:
-    """One of the workflow's outputs. In a job that succeeded in part, an output that cannot be rendered is null."""
-    try:
-        return compiled.render(context)
-    except DagmasterError:
-        if is_partial:
-            return None
-        raise
+    def _rendered(self, name: str, compiled: Compiled, context: TemplateContext, is_partial: bool) -> Any:
+        """One of the workflow's outputs. In a job that succeeded in part, an output that cannot be rendered is null."""
+        try:
+            return self.rendering.render((OUTPUTS, name), compiled, context)
+        except DagmasterError:
+            if is_partial:
+                return None
+            raise

@@ -9,13 +9,14 @@ from datetime import datetime
 from typing import Annotated, Any, ClassVar
 from uuid import UUID
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, field_validator
 
 from dagmaster.jobs.states import EventType, JobStatus, NodeStatus, Stop, TaskStatus
 from dagmaster.records import ForeignKey, Index, Record, Table
 
 Priority = Annotated[int, Field(ge=0, le=10)]
 ShortId = Annotated[str, Field(min_length=1, max_length=64)]
+StoredId = Annotated[str, Field(max_length=64)]
 CallbackUrl = Annotated[str, Field(max_length=512)]
 
 _HOT = {
@@ -23,6 +24,17 @@ _HOT = {
     "autovacuum_vacuum_threshold": 500,
     "autovacuum_vacuum_cost_limit": 1000,
 }
+
+
+def _shown(value: Any) -> Any:
+    return value if isinstance(value, dict) else {"unreadable": value}
+
+
+# An object in a row. A row that was changed by hand may hold another value there; it is shown instead of an error.
+StoredObject = Annotated[dict[str, Any], BeforeValidator(_shown)]
+StoredObjects = Annotated[
+    list[StoredObject], BeforeValidator(lambda value: value if isinstance(value, list) else [value])
+]
 
 
 def new_job_id(unix_milliseconds: int, randomness: bytes | None = None) -> UUID:
@@ -90,24 +102,25 @@ class Job(Record):
     workflow_version: str
     definition_hash: str
     status: JobStatus
-    input_params: dict[str, Any]
+    input_params: StoredObject
     priority: Priority = 0
     owner_id: UUID | None = None
     owner_heartbeat_at: datetime | None = None
     claim_token: UUID | None = None
     epoch: int = 0
-    correlation_id: ShortId | None = None
-    submitted_by: ShortId | None = None
+    correlation_id: StoredId | None = None
+    submitted_by: StoredId | None = None
     callback_url: CallbackUrl | None = None
     idempotency_key: str | None = None
-    message_id: ShortId | None = None
+    message_id: StoredId | None = None
     asset_id: str | None = None
     version_ordinal: int | None = None
     deadline_at: datetime | None = None
+    deferred_work: list[dict[str, Any]] | None = None  # nodes whose handler or queue no owner knew so far
     result_data: JsonValue = None
     error_message: str | None = None
     cancel_requested_at: datetime | None = None
-    cancel_requested_by: ShortId | None = None
+    cancel_requested_by: StoredId | None = None
     cancel_reason: str | None = None
     stopping: Stop | None = None  # why its owner is stopping it
     resume_count: int = 0
@@ -117,6 +130,11 @@ class Job(Record):
     updated_at: datetime
     started_at: datetime | None = None
     completed_at: datetime | None = None
+
+    @field_validator("deferred_work", mode="before")
+    @classmethod
+    def _only_objects(cls, value: Any) -> Any:
+        return [work for work in value if isinstance(work, dict)] if isinstance(value, list) else None
 
 
 class NodeState(Record):
@@ -162,18 +180,18 @@ class NodeState(Record):
     parent_node_id: str | None = None
     fan_out_index: int | None = None
     label: str | None = None
-    input_params: dict[str, Any] | None = None
+    input_params: StoredObject | None = None
     output: JsonValue = None
-    output_ref: dict[str, Any] | None = None
+    output_ref: StoredObject | None = None
     error_message: str | None = None
-    error: dict[str, Any] | None = None
+    error: StoredObject | None = None
     reason: str | None = None
     attempt: int = 0
     retry_count: int = 0
     loss_count: int = 0
     max_retries: int = 0
     not_before: datetime | None = None
-    progress: dict[str, Any] | None = None
+    progress: StoredObject | None = None
     total: int | None = None
     expanded: int | None = None
     remaining: int | None = None
@@ -304,6 +322,8 @@ class OrchestratorRecord(Record):
     host: str
     pid: int
     software_version: str
+    handlers: list[str] | None = None  # those that it can route; NULL in rows of earlier versions
+    queues: list[str] | None = None
     started_at: datetime
     heartbeat_at: datetime
     stats: dict[str, Any] = {}
@@ -490,7 +510,9 @@ class Submission(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     workflow_id: ShortId
-    input_params: dict[str, Any] = {}
+    inputs: dict[str, Any] = Field(
+        {}, validation_alias=AliasChoices("inputs", "input_params"), description="Also accepted as `input_params`"
+    )
     correlation_id: ShortId | None = None
     submitted_by: ShortId | None = None
     callback_url: CallbackUrl | None = None

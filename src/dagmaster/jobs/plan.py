@@ -9,22 +9,24 @@ changes.
             ──▶ conclude  (everything has ended: the job's outcome and result)
 
 Outputs that a template needs and that are not loaded are in `Plan.wanted`; the caller loads them and decides again.
+Templates that need too long are in `Plan.slow`; the caller renders them in another thread and decides again.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any, assert_never
 
-from dagmaster.errors import DagmasterError, InvalidRequest
+from dagmaster.errors import DagmasterError, InvalidRequest, unexpected
 from dagmaster.jobs import fan
 from dagmaster.jobs.changes import Changes, NewChild, NewTask, PoisonedTask
 from dagmaster.jobs.draft import Draft
 from dagmaster.jobs.expansion import Expansion, results_slice
 from dagmaster.jobs.job_result import JobResult
 from dagmaster.jobs.payload import INLINE_BYTES, LOADABLE_BYTES
+from dagmaster.jobs.rendering import Key, RenderLimits, SlowTemplate, TemplateRendering
 from dagmaster.jobs.retry import RetrySchedule, after_failure, after_loss
-from dagmaster.jobs.routing import Router
+from dagmaster.jobs.routing import DeferredWork, Router, UnknownRoute
 from dagmaster.jobs.states import Blame, JobStatus, NodeStatus, SkipReason, Stop
 from dagmaster.jobs.task_params import ByteBudget, ParamsWriter
 from dagmaster.jobs.updates import (
@@ -54,6 +56,7 @@ from dagmaster.jobs.view import (
     rerunnable_children,
 )
 from dagmaster.workflows.model import (
+    Aggregation,
     ConditionalNode,
     EndNode,
     FanInNode,
@@ -68,6 +71,7 @@ from dagmaster.workflows.storable import encode
 JOB_FAILED = "job_failed"
 _CANCEL_REASONS = {Stop.CANCELLED: "job_cancelled", Stop.DEADLINE: "job_deadline"}
 CHILDREN_FAILED = "fan-in.children-failed"
+_FINAL = (CHILDREN_FAILED, "template.too-slow")  # a retry would find the same children, or the same values
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +79,7 @@ class Plan:
     changes: Changes
     view: JobView
     wanted: frozenset[str] = frozenset()  # nodes whose outputs must be loaded before the job can continue
+    slow: Mapping[Key, SlowTemplate] = field(default_factory=dict)  # templates to render before the job can continue
     is_unfinished: bool = False  # the next transaction can continue at once (the next chunk of a fan_out)
     is_failing: bool = False
 
@@ -89,6 +94,7 @@ class Planner:
     chunk: int = 2000
     clock: Callable[[], float] | None = None  # set where an expansion must not delay other jobs for long
     expansion_seconds: float = 0.5
+    render_limits: RenderLimits = field(default_factory=RenderLimits)
 
     def decide(
         self,
@@ -100,22 +106,38 @@ class Planner:
         look_at_all: bool = False,
         stop: StopRequest | None = None,
         budget: ByteBudget | None = None,
+        unroutable: Collection[DeferredWork] = (),
+        rendered: Mapping[Key, Any] | None = None,
     ) -> Plan:
+        """`unroutable` is deferred work that no live process has known for too long: its nodes fail.
+        `rendered` are the outcomes of templates that were slow in a decision before.
+        """
         draft = Draft(view, epoch, sequence)
         if stop is not None and view.stopping is None:
             draft.stop(stop.stop, by=stop.by, why=stop.why)
-        return _Decision(self, draft, budget or ByteBudget()).run(updates, look_at_all=look_at_all)
+        decision = _Decision(self, draft, budget or ByteBudget(), unroutable, rendered or {})
+        return decision.run(updates, look_at_all=look_at_all)
 
 
 class _Decision:
     """One decision about one job."""
 
-    def __init__(self, planner: Planner, draft: Draft, budget: ByteBudget) -> None:
+    def __init__(
+        self,
+        planner: Planner,
+        draft: Draft,
+        budget: ByteBudget,
+        unroutable: Collection[DeferredWork],
+        rendered: Mapping[Key, Any],
+    ) -> None:
         self.planner = planner
         self.draft = draft
         self.budget = budget
+        self.unroutable = unroutable
         self.params = ParamsWriter(draft.changes, budget, planner.max_params_bytes)
-        self.result = JobResult(draft, self.params)
+        self.rendering = TemplateRendering(planner.render_limits, budget, rendered)
+        self.result = JobResult(draft, self.params, self.rendering)
+        self.slow: dict[Key, SlowTemplate] = {}
         self.graph = draft.view.graph
         self.nodes = draft.view.graph.workflow.nodes
         self.wanted: set[str] = set()
@@ -141,7 +163,8 @@ class _Decision:
             self.is_unfinished = True
         changes = self.draft.finish()
         view = self.result.without_unneeded_outputs()
-        return Plan(changes, view, frozenset(self.wanted), self.is_unfinished, self.failing and not self._is_over(view))
+        is_winding_down = self.failing and not self._is_over(view)
+        return Plan(changes, view, frozenset(self.wanted), self.slow, self.is_unfinished, is_winding_down)
 
     @property
     def _cancel_reason(self) -> str:
@@ -211,6 +234,12 @@ class _Decision:
     def _rerender(self, update: Idle, fan_out: str, index: int) -> None:
         try:
             child, task = self._expansion(fan_out).child(index, attempt=update.attempt + 1)
+        except SlowTemplate as slow:
+            self.slow[slow.key] = slow
+            return
+        except UnknownRoute as error:
+            self._defer(fan_out, error)
+            return
         except DagmasterError as error:
             self._fail_without_worker(fan_out, error)
             self.draft.close_child(update, NodeStatus.CANCELLED, self._cancel_reason)
@@ -268,7 +297,7 @@ class _Decision:
             self.draft.withdrawn(update, self._cancel_reason)
         elif update.attempt:
             self.draft.redispatch(update)
-        elif self._has_outputs(update.node_id):
+        elif self._has_outputs(update.node_id) and self._is_rendered(update.node_id):
             self._go(update.node_id)  # it failed before a worker had it: render again
 
     # Settling nodes whose dependencies have ended
@@ -296,6 +325,10 @@ class _Decision:
             if not self.failing:
                 self._go(node_id)
             return
+        if state.status is NodeStatus.READY and node_id in self.draft.view.deferred:
+            if not self.failing and self._can_start(node_id):
+                self._go(node_id)
+            return
         if state.status is not NodeStatus.PENDING:
             return
         match readiness(self.draft.view, node_id):
@@ -303,7 +336,7 @@ class _Decision:
                 self.draft.skip(node_id, SkipReason.BRANCH_NOT_TAKEN)
             case Readiness.SKIP_FAILED:
                 self.draft.skip(node_id, SkipReason.UPSTREAM_FAILED)
-            case Readiness.GO if self._may_go(node_id) and self._has_outputs(node_id) and self._has_budget(node_id):
+            case Readiness.GO if self._may_go(node_id) and self._can_start(node_id):
                 self.draft.make_ready(node_id)
                 self._go(node_id)
             case _:
@@ -324,15 +357,35 @@ class _Decision:
         self.wanted |= missing
         return not missing
 
+    def _can_start(self, node_id: str) -> bool:
+        """Whether this transaction has what the node's templates need, and the bytes and the time for them."""
+        return self._has_outputs(node_id) and self._has_budget(node_id) and self._is_rendered(node_id)
+
+    def _is_rendered(self, node_id: str) -> bool:
+        """Whether the node's templates are rendered; slow ones are requested, and the node stays as it is."""
+        try:
+            if isinstance(self.nodes[node_id], ConditionalNode):
+                self._choice(node_id)
+            elif node_id in self.graph.work and not isinstance(self.nodes[node_id], FanOutNode):
+                self._rendered_params(node_id)
+        except SlowTemplate as slow:
+            self.slow[slow.key] = slow
+            return False
+        except Exception:
+            return True  # the node fails with the same error when it starts
+        return True
+
     def _has_budget(self, node_id: str) -> bool:
         """Whether this transaction may still write the params of this node; else it waits for the next."""
-        if not self.budget.is_spent or node_id not in self.graph.work:
+        renders = node_id in self.graph.work or isinstance(self.nodes[node_id], ConditionalNode)
+        if not self.budget.is_spent or not renders:
             return True
         self.is_unfinished = True
         return False
 
     def _go(self, node_id: str) -> None:
         node = self.nodes[node_id]
+        self.draft.view.deferred.pop(node_id, None)
         try:
             self.draft.view.refuse_unloadable(node_id)
             match node:
@@ -348,14 +401,27 @@ class _Decision:
                     self._join(node_id, node)
                 case _:
                     assert_never(node)
+        except SlowTemplate as slow:  # of a fan_out, which stays ready
+            self.slow[slow.key] = slow
+        except UnknownRoute as error:
+            self._defer(node_id, error)
         except DagmasterError as error:
             self._fail_without_worker(node_id, error)
+        except Exception as error:  # a mistake in this software: the node fails with it, so that the job ends
+            self._fail_without_worker(node_id, unexpected(error))
 
-    def _fail_without_worker(self, node_id: str, error: DagmasterError) -> None:
+    def _defer(self, node_id: str, error: UnknownRoute) -> None:
+        """The node stays ready until an orchestrator owns the job that knows the handler and the queue."""
+        if error.work in self.unroutable:
+            self._fail_without_worker(node_id, error, is_final=True)
+        else:
+            self.draft.view.deferred[node_id] = error.work
+
+    def _fail_without_worker(self, node_id: str, error: DagmasterError, *, is_final: bool = False) -> None:
         """Templates, configuration, routing: retried like any failure where the node has a retry policy of its own."""
         node, state = self.nodes[node_id], self.draft.node(node_id)
         schedule = None
-        is_final = self.failing or error.code == CHILDREN_FAILED  # a retry would find the same children
+        is_final = is_final or self.failing or error.code in _FINAL
         if isinstance(node, TaskNode | FanInNode) and node_id in self.graph.work and not is_final:
             schedule = after_failure(
                 node.retry,
@@ -373,7 +439,7 @@ class _Decision:
     def _dispatch(self, node_id: str, retry: Retry, extra: dict[str, Any]) -> None:
         work = self.graph.work[node_id]
         route = self.planner.router.route(work)
-        params = {**self.graph.params[node_id].render(self.draft.view.template_context()), **extra}
+        params = {**self._rendered_params(node_id), **extra}
         state = self.draft.node(node_id)
         task = NewTask(
             node_id,
@@ -387,22 +453,24 @@ class _Decision:
         )
         self.draft.dispatch(node_id, self.params.task(task, "its params"), retry.max_attempts)
 
-    def _branch(self, node_id: str) -> None:
+    def _rendered_params(self, node_id: str) -> dict[str, Any]:
+        context = self.draft.view.template_context()
+        return self.rendering.render((node_id, "params"), self.graph.params[node_id], context)  # type: ignore[no-any-return]
+
+    def _choice(self, node_id: str) -> tuple[Any, int | str, tuple[str, ...]]:
+        """What a conditional decides: its value, the name or number of the branch, and the nodes of that branch."""
         context = self.draft.view.template_context()
         if node_id in self.graph.conditions:
             node = self.nodes[node_id]
             assert isinstance(node, ConditionalNode)
-            holds = bool(self.graph.conditions[node_id].render(context))
-            chosen = node.on_true if holds else node.on_false
-            output: dict[str, Any] = {
-                "result": holds,
-                "branch": "on_true" if holds else "on_false",
-                "next": list(chosen),
-            }
-        else:
-            value = self.graph.fields[node_id].render(context)
-            branch, chosen = self._matching_branch(node_id, value)
-            output = {"result": value, "branch": branch, "next": list(chosen)}
+            holds = bool(self.rendering.render((node_id, "condition"), self.graph.conditions[node_id], context))
+            return (True, "on_true", node.on_true) if holds else (False, "on_false", node.on_false)
+        value = self.rendering.render((node_id, "field"), self.graph.fields[node_id], context)
+        return (value, *self._matching_branch(node_id, value))
+
+    def _branch(self, node_id: str) -> None:
+        value, branch, chosen = self._choice(node_id)
+        output = {"result": value, "branch": branch, "next": list(chosen)}
         size = len(encode(output, "its value"))
         if size > INLINE_BYTES:
             raise InvalidRequest(
@@ -418,8 +486,10 @@ class _Decision:
         for number, (condition, targets) in enumerate(self.graph.branches[node_id]):
             if condition is None:
                 default = (number, targets)
-            elif condition.render(self.draft.view.template_context(value=value)):
-                return number, targets
+            else:
+                context = self.draft.view.template_context(value=value)
+                if self.rendering.render((node_id, "branch", number), condition, context):
+                    return number, targets
         assert default is not None, "the loader requires a default branch"
         return default
 
@@ -433,6 +503,9 @@ class _Decision:
                 code=CHILDREN_FAILED,
             )
         if node.handler is None:
+            refused = self.draft.view.refused_sums.get(fan_out) if node.aggregation is Aggregation.SUM else None
+            if refused is not None:
+                raise refused
             self.draft.gather(node_id, fan_out, node.aggregation)
         else:
             self._dispatch(node_id, node.retry, {"results_of": results_slice(fan_out, 0, state.total)})
@@ -470,7 +543,7 @@ class _Decision:
         if fan_out not in self._expansions:
             planner = self.planner
             self._expansions[fan_out] = Expansion(
-                self.draft.view, fan_out, planner.router, self.params, planner.max_fan_out
+                self.draft.view, fan_out, planner.router, self.params, self.rendering, max_children=planner.max_fan_out
             )
         return self._expansions[fan_out]
 
@@ -483,7 +556,11 @@ class _Decision:
             if self.budget.is_spent or (children and is_late):
                 self.is_unfinished = True
                 break
-            child, task = expansion.child(index)
+            try:
+                child, task = expansion.child(index)
+            except SlowTemplate as slow:
+                self.slow[slow.key] = slow
+                break
             children.append(child)
             tasks.append(task)
         if children:
@@ -536,8 +613,11 @@ class _Decision:
             return
         try:
             self.draft.move_job(status, result=self.result.render(is_partial=status is JobStatus.PARTIAL_SUCCESS))
-        except DagmasterError as error:
-            self.draft.move_job(JobStatus.FAILED, error_message=f"the workflow's outputs: {error}")
+        except SlowTemplate as slow:
+            self.slow[slow.key] = slow
+        except Exception as error:  # also a mistake in this software: the job ends with it
+            reason = error if isinstance(error, DagmasterError) else unexpected(error)
+            self.draft.move_job(JobStatus.FAILED, error_message=f"the workflow's outputs: {reason}")
 
     def _conclude_stopped(self) -> None:
         if self.draft.view.stopping is Stop.CANCELLED:

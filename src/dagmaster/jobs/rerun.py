@@ -25,10 +25,10 @@ RESUMABLE = frozenset({JobStatus.FAILED, JobStatus.PARTIAL_SUCCESS, JobStatus.CA
 class Rerun:
     nodes: tuple[str, ...]  # nodes of the definition, in order
     children: dict[str, int] = field(default_factory=dict)  # per fan_out, how many failed or cancelled children
-    anew: tuple[str, ...] = ()  # fan_outs that read their source again
+    reexpanded: tuple[str, ...] = ()  # fan_outs that read their source again
     single: tuple[str, ...] = ()  # single children, by name
     timeout_seconds: float | None = None  # the job's deadline is set again
-    is_afresh: bool = False  # checkpoints are deleted
+    discards_checkpoints: bool = False  # checkpoints are deleted
 
 
 def resume(view: JobView) -> Rerun:
@@ -80,8 +80,8 @@ def retry(
         again = targets | _downstream(view, targets)
     _refuse_other_failures(view, again, {*children, *({fan_out_of(view, name) for name in single})})
     order = tuple(node_id for node_id in view.graph.order if node_id in again)
-    anew = tuple(node_id for node_id in order if isinstance(view.graph.workflow.nodes[node_id], FanOutNode))
-    return Rerun(order, children, anew, single, view.graph.workflow.timeout_seconds, is_afresh=True)
+    reexpanded = tuple(node_id for node_id in order if isinstance(view.graph.workflow.nodes[node_id], FanOutNode))
+    return Rerun(order, children, reexpanded, single, view.graph.workflow.timeout_seconds, discards_checkpoints=True)
 
 
 def _refuse_single_child(view: JobView, fan_out: str, child: str, *, has_completed: bool) -> None:

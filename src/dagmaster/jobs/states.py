@@ -105,6 +105,9 @@ class Stop(StrEnum):
     DEADLINE = "deadline"
 
 
+NOT_ADVANCED = "not_advanced"  # the reason of a job, and of its nodes, that failed because it could not be advanced
+
+
 class Blame(StrEnum):
     """Who is responsible for a failure; decides about retries."""
 

@@ -23,14 +23,15 @@ _MANY = 10**9  # more attempts, retries or losses than there will be
 
 @dataclass(slots=True)
 class ByteBudget:
-    """How many bytes of params and results a transaction may still write, for all its jobs together. Once it is spent,
-    further tasks wait for the next transaction."""
+    """How many bytes of params and results a transaction may still write, and how long it may still render templates,
+    for all its jobs together. Once it is spent, further tasks wait for the next transaction."""
 
     bytes_left: int = TRANSACTION_BYTES
+    render_seconds_left: float = 0.25
 
     @property
     def is_spent(self) -> bool:
-        return self.bytes_left <= 0
+        return self.bytes_left <= 0 or self.render_seconds_left <= 0
 
 
 class _Encoded:

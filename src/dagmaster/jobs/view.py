@@ -12,6 +12,7 @@ from uuid import UUID
 
 from dagmaster.errors import DagmasterError, InvalidRequest
 from dagmaster.jobs.fan import tolerated
+from dagmaster.jobs.routing import DeferredWork
 from dagmaster.jobs.states import NODE_LIVE, NODE_TERMINAL, JobStatus, NodeStatus, SkipReason, Stop
 from dagmaster.workflows.expressions import TemplateContext
 from dagmaster.workflows.graph import Graph
@@ -91,6 +92,8 @@ class JobView:
     )  # those that are loaded; others are when a template needs them
     unloadable: dict[str, DagmasterError] = field(default_factory=dict)  # outputs that cannot be loaded, and why
     stopping: Stop | None = None  # why the job is being stopped
+    deferred: dict[str, DeferredWork] = field(default_factory=dict)  # ready nodes that no owner could route so far
+    refused_sums: Mapping[str, DagmasterError] = field(default_factory=dict)  # fan_outs whose sum cannot be stored
 
     def is_at_hand(self, node_id: str) -> bool:
         """Whether the output of this node is loaded, or known to be unloadable."""
@@ -281,6 +284,8 @@ def rerunnable_children(view: JobView, at_most: int, *, unlimited: bool = False)
             limit = None if is_closing and not state.idle_count else node.max_parallel
             free = at_most if limit is None or unlimited else limit - state.live_children
             ready = state.stale_count if is_closing or (state.status is NodeStatus.READY and state.is_sized) else 0
+            if node_id in view.deferred and not is_closing:
+                ready = 0
             is_early = not _have_children_ended(view, node_id)  # what they read runs again itself
             if is_early and not unlimited and (state.idle_count or not is_closing):
                 continue

@@ -17,13 +17,14 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
 Say = Callable[[str], None]
 
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PR_SET_PDEATHSIG = 1
 # Loaded here, because nothing may be imported between fork and exec.
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -68,14 +69,21 @@ class ChildProcess:
         if self.is_held:
             passed["--hold"], write_end = os.pipe()
             self._gate = os.fdopen(write_end, "wb", buffering=0)
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "dagmaster", self.role, *(f"{name}={number}" for name, number in passed.items())],
-            env=dict(self.environment),
-            stdin=subprocess.DEVNULL,
-            pass_fds=tuple(passed.values()),
-            start_new_session=True,
-            preexec_fn=die_with(os.getpid()),  # noqa: PLW1509  only a system call, and no import, in the child
-        )
+        with stop_signals_blocked():
+            self._process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "dagmaster",
+                    self.role,
+                    *(f"{name}={number}" for name, number in passed.items()),
+                ],
+                env=dict(self.environment),
+                stdin=subprocess.DEVNULL,
+                pass_fds=tuple(passed.values()),
+                start_new_session=True,
+                preexec_fn=die_with(os.getpid()),  # noqa: PLW1509  only system calls, and no import, in the child
+            )
         if self.is_held:
             os.close(passed["--hold"])
         self._started_at, self._start_at = time.monotonic(), None
@@ -142,10 +150,22 @@ def ending(code: int) -> str:
         return f"was ended by signal {-code}"
 
 
+@contextmanager
+def stop_signals_blocked() -> Iterator[None]:
+    """Delay a stop signal until a process that is started here is recorded. Otherwise it would keep running."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def die_with(parent: int, death_signal: signal.Signals = signal.SIGKILL) -> Callable[[], None]:
-    """The first thing a child process does: ask the kernel for this signal when its parent dies."""
+    """The first thing a child process does: ask the kernel for this signal when its parent dies. Stop signals, which
+    the parent may have blocked, are unblocked."""
 
     def ask() -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         _LIBC.prctl(_PR_SET_PDEATHSIG, death_signal, 0, 0, 0)
         if os.getppid() != parent:
             os._exit(1)

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, BinaryIO, Literal, Self
 
 from dagmaster.database import OLDEST_MAJOR
 from dagmaster.errors import Conflict, InvalidRequest, NotFound, Unavailable
-from dagmaster.local.children import die_with
+from dagmaster.local.children import die_with, stop_signals_blocked
 
 # psycopg is imported where it is used: the server is started first.
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ LARGEST_LOG_BYTES = 20_000_000
 
 # The folder belongs to another user, who must not redirect root to another file.
 _NO_SYMLINK = os.O_NOFOLLOW | os.O_CLOEXEC
-_ROOT_HOME = Path("/var/lib/dagmaster")
+ROOT_HOME = Path("/var/lib/dagmaster")
 
 StopMode = Literal["smart", "fast", "immediate"]
 _STOP_SIGNALS = {"smart": signal.SIGTERM, "fast": signal.SIGINT, "immediate": signal.SIGQUIT}
@@ -66,14 +66,23 @@ class Cluster:
 
         `data_home` is the folder for data of a normal user: XDG_DATA_HOME, or ~/.local/share.
         """
-        identity = _identity(data_folder, name)
+        return cls.of(identity_of(data_folder, name), data_folder, fast=fast, data_home=data_home)
+
+    @classmethod
+    def of(cls, identity: str, data_folder: Path | None, *, fast: bool = False, data_home: Path | None = None) -> Self:
+        """The cluster with this identity; of a normal user in the data folder, if there is one."""
         if os.geteuid() == 0:
-            folder, user = _ROOT_HOME / identity, _unprivileged_user(_ROOT_HOME / identity)
+            folder, user = ROOT_HOME / identity, _unprivileged_user(ROOT_HOME / identity)
         else:
             home = data_home or Path.home() / ".local/share"
             folder = data_folder.absolute() / "postgres" if data_folder else home / "dagmaster" / identity
             user = pwd.getpwuid(os.geteuid())
         return cls(folder, _socket_folder(identity), user, fast)
+
+    @classmethod
+    def of_root(cls, identity: str) -> Self:
+        """The cluster that root has made under this identity."""
+        return cls(ROOT_HOME / identity, Path("/run") / f"dagmaster-{identity}", pwd.getpwuid(os.geteuid()))
 
     @property
     def data(self) -> Path:
@@ -250,7 +259,7 @@ class Cluster:
         binaries = self._binaries()
         command = [binaries / "postgres", "-D", self.data]
         command += [part for name, value in self._settings(binaries) for part in ("-c", f"{name}={value}")]
-        with self._open_log() as log:
+        with self._open_log() as log, stop_signals_blocked():
             self._process = subprocess.Popen(  # type: ignore[call-overload]
                 command,
                 **self._as_user(),
@@ -259,7 +268,7 @@ class Cluster:
                 stderr=subprocess.STDOUT,
                 pass_fds=(lock,),
                 start_new_session=True,
-                preexec_fn=die_with(os.getpid(), signal.SIGINT),  # noqa: PLW1509  it makes only a system call
+                preexec_fn=die_with(os.getpid(), signal.SIGINT),  # noqa: PLW1509  it makes only system calls
             )
 
     def _open_log(self) -> BinaryIO:
@@ -365,7 +374,7 @@ def _has_library(binaries: Path, name: str) -> bool:
     return any((binaries.parent / folder / f"{name}.so").exists() for folder in ("lib", "lib/postgresql"))
 
 
-def _identity(data_folder: Path | None, name: str) -> str:
+def identity_of(data_folder: Path | None, name: str = "default") -> str:
     if data_folder is None:
         return name
     digest = hashlib.sha256(os.fsencode(data_folder.absolute())).hexdigest()[:12]

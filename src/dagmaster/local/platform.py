@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from dagmaster.errors import Conflict, NotAllowed, Unavailable
 from dagmaster.listen import API, HEALTH, SERVING, Endpoint, bind, bind_somewhere
 from dagmaster.local import discovery
-from dagmaster.local.children import ChildProcess, Say, stop_all
+from dagmaster.local.children import STOP_SIGNALS, ChildProcess, Say, stop_all
 
 if TYPE_CHECKING:
     from dagmaster.database.schema.deploy import SchemaState
@@ -32,7 +32,6 @@ READY_PATIENCE_SECONDS = 60.0
 # What a worker may need after its handlers' grace period: to kill those that still run, and to write the last reports.
 _LEAVING_SECONDS = 18.0
 _DATABASE_CHECK_SECONDS = 1.0
-_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 # On one machine a crash is noticed within seconds. A group does not apply if the user chose one of its settings.
 _FAST_PROFILE: tuple[dict[str, float], ...] = (
@@ -66,12 +65,16 @@ class LocalPlatform:
     api_url: str | None = None
     maps_url: str | None = None
     ready_seconds: float = 0.0
+    is_interrupted: bool = False
+    _is_stopping: bool = False
     _is_hurried: bool = False
     _database_checked_at: float = 0.0
 
     @contextmanager
     def running(self) -> Iterator[None]:
         """Ready inside the block; stopped after it."""
+        from dagmaster.local.data import record
+
         begun = time.monotonic()
         # Ports first: if one is in use, nothing has been created yet.
         with (
@@ -79,6 +82,7 @@ class LocalPlatform:
             self._maps_socket() or nullcontext() as maps,
             self._api_socket() or nullcontext() as api,
         ):
+            record(self.folder, self.settings)
             try:
                 self._start_children(api, maps)
                 self._start_database()
@@ -94,14 +98,23 @@ class LocalPlatform:
                 self._stop()
 
     def tend(self) -> None:
-        """Restart what has ended. To be called every moment or so."""
+        """Restart what has ended. To be called every moment or so.
+
+        Raises KeyboardInterrupt after a stop signal: a library may have caught the one that the signal raised.
+        """
+        if self.is_interrupted:
+            raise KeyboardInterrupt
         self._tend_database()
         for child in self.children:
             child.tend(self.say)
 
-    def hurry(self) -> None:
-        """Do not wait any longer for processes that stop: kill them."""
-        self._is_hurried = True
+    def interrupt(self) -> None:
+        """Begin to stop; if that has begun, do not wait any longer for processes that stop: kill them."""
+        if self._is_stopping:
+            self._is_hurried = True
+            return
+        self.is_interrupted = True
+        raise KeyboardInterrupt
 
     def _start_database(self) -> None:
         """Release each role as soon as it can work: orchestrators do not wait for the catalogue, workers do."""
@@ -165,7 +178,7 @@ class LocalPlatform:
             bind(settings.health_host, 0, is_insecure=settings.health_insecure, endpoint=HEALTH).close()
         if not settings.api_enabled:
             return None
-        return self._bind(API, settings.api_host, settings.api_port, settings.api_insecure)
+        return self._bind(API, settings.api_host, settings.api_port, settings.may_expose_api)
 
     def _maps_socket(self) -> socket.socket | None:
         """Bound here and passed on, as the API's is: otherwise another process could take the port before the map
@@ -175,7 +188,7 @@ class LocalPlatform:
         settings = self.settings
         if not settings.serving_enabled or not is_installed():
             return None
-        return self._bind(SERVING, settings.serving_host, settings.serving_port, settings.serving_insecure)
+        return self._bind(SERVING, settings.serving_host, settings.serving_port, settings.may_expose_maps)
 
     def _bind(self, endpoint: Endpoint, host: str, port: int, is_insecure: bool) -> socket.socket:
         name = f"{endpoint.name}_port"
@@ -223,6 +236,7 @@ class LocalPlatform:
         discovery.publish(self.folder, running)
 
     def _stop(self) -> None:
+        self._is_stopping = True
         with suppress(OSError):
             discovery.withdraw(self.folder)
         for child in self.children:
@@ -288,22 +302,16 @@ def database_of(settings: "Settings", name: str = "default") -> "tuple[str, Clus
 
 @contextmanager
 def stopping_on_signals(local: LocalPlatform) -> Iterator[None]:
-    """The first signal ends the block, wherever it is; the next ones kill what is still stopping."""
-    is_stopping = False
+    """The first signal ends the block; while everything is stopping, the next one kills the remaining processes."""
 
     def stop(_number: int, _frame: FrameType | None) -> None:
-        nonlocal is_stopping
-        if is_stopping:
-            local.hurry()
-            return
-        is_stopping = True
-        raise KeyboardInterrupt
+        local.interrupt()
 
-    before = {which: signal.signal(which, stop) for which in _STOP_SIGNALS}
+    before = {which: signal.signal(which, stop) for which in STOP_SIGNALS}
     try:
         yield
     except KeyboardInterrupt:
-        if not is_stopping:
+        if not local.is_interrupted:
             raise
     finally:
         for which, handler in before.items():

@@ -28,7 +28,9 @@ _REQUEST_SECONDS = 5.0  # the connection of a slower client is closed
 _MAX_CONNECTIONS = 16
 _TICKS_PER_PATIENCE = 4
 _LONGEST_TICK_SECONDS = 0.5
-_JSON, _TEXT = "application/json", "text/plain; version=0.0.4; charset=utf-8"
+_JSON = "application/json"
+PATHS = ("/livez", "/readyz", "/health", "/metrics")
+EXPOSITION_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _log = log.get("health")
 
@@ -54,7 +56,7 @@ class Subject(Protocol):
     """The process that is probed. Its methods are called from other threads: they must not block or change anything."""
 
     def alive(self) -> list[Check]:
-        """Checks whose failure only a restart repairs, besides a blocked event loop."""
+        """Checks whose failure only a restart repairs, in addition to the check of the event loop."""
         ...
 
     def ready(self) -> list[Check]: ...
@@ -133,7 +135,7 @@ class Probes:
             case "/health":
                 return 200, _JSON, _json(self._report())
             case "/metrics":
-                return 200, _TEXT, _exposition([*self._subject.metrics(), self._loop_metric()]).encode()
+                return 200, EXPOSITION_TYPE, exposition([*self._subject.metrics(), self._loop_metric()]).encode()
         return 404, _JSON, _json({"detail": "not found; the paths are /livez, /readyz, /health and /metrics"})
 
     def _alive(self) -> list[Check]:
@@ -217,11 +219,12 @@ def _json(value: Any) -> bytes:
     return orjson.dumps(value, default=str, option=orjson.OPT_INDENT_2)
 
 
-def _exposition(metrics: Iterable[Metric]) -> str:
+def exposition(metrics: Iterable[Metric]) -> str:
+    """Metrics as text, in the format of Prometheus."""
     lines: list[str] = []
     for metric in metrics:
         lines += [f"# HELP {metric.name} {metric.meaning}", f"# TYPE {metric.name} {metric.kind}"]
-        lines += [f"{metric.name}{_labels(labels)} {value:g}" for labels, value in metric.samples.items()]
+        lines += [f"{metric.name}{_labels(labels)} {value:.15g}" for labels, value in metric.samples.items()]
     return "\n".join(lines) + "\n"
 
 

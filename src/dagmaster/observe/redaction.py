@@ -1,8 +1,9 @@
 """Remove secrets from text and from values before they are logged, stored or shown.
 
-A secret is recognised by its name (`password=…`, `"api_key": "…"`, `Authorization: …`) or by its position
-(`://user:…@host`). Its value ends with its quotes or brackets, or at white space if it has none. In doubt, more is
-hidden. Each character is examined a bounded number of times, whatever the text.
+A secret is recognised by its name (`password=…`, `"api_key": "…"`, `Authorization: …`), by its position
+(`://user:…@host`), or by its own form (a JWT, a PEM, or a key of dagmaster: `dgm_ID_…`). Its value ends with its quotes
+or brackets, or at white space if it has none. In doubt, more is hidden. Each character is examined a bounded number of
+times, whatever the text.
 """
 
 import re
@@ -55,6 +56,7 @@ _SUSPECTS = {
         **{trace: rf"(?P<name>{name}){_SIGN}" for trace, name in _NAMES.items()},
         "bearer": r"(?P<bearer>(?<![a-z])bearer[ \t]++)",
         "eyj": r"(?P<jwt>(?<![\w-])eyJ[\w-]{8,}+\.[\w-]++(?:\.[\w-]*+)?)",
+        "dgm_": r"(?P<key>dgm_[a-z0-9]{1,64}+_)",
         "-----begin": r"(?P<pem>-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----)",
     }.items()
 }
@@ -81,6 +83,7 @@ _FLAG = re.compile(r"--[\w-]{0,60}\Z")
 _PAIR = re.compile(r"""\(b?\\*["'][\w.-]{0,60}\Z""")
 _QUOTED_HEADER = re.compile(r"""(?P<slashes>\\*+)(?P<quote>["'])[\w-]{0,20}\Z""")
 _TOKEN = re.compile(r"[\w.~+/=-]{8,}+")
+_KEY_SECRET = re.compile(r"[\w-]*+")
 _CAPITALS = re.compile("[A-Z]+")
 _END_OF_USER = re.compile("[:/?#@]")
 _QUERY = re.compile(r"\?[\w.%-]{1,60}=")
@@ -106,7 +109,10 @@ def redact_value(value: Any, depth: int = 0) -> Any:
     if depth > _DEEPEST:
         return "…"
     if isinstance(value, Mapping):
-        return {key: redact_named(str(key), part, depth + 1) for key, part in value.items()}
+        return {
+            redact(key) if isinstance(key, str) else key: redact_named(str(key), part, depth + 1)
+            for key, part in value.items()
+        }
     if isinstance(value, list | tuple | set | frozenset):
         return [redact_value(part, depth + 1) for part in value]
     return redact(str(value) if isinstance(value, UUID | date | PurePath) else repr(value))
@@ -180,6 +186,8 @@ def _value_of(text: str, match: re.Match[str], hidden_to: int) -> _Value:
     match match.lastgroup:
         case "jwt":
             return _Value(*match.span(), is_word=True)
+        case "key":  # the id stays: it tells which key to revoke
+            return _Value(start, _end(_KEY_SECRET, text, start), is_word=True)
         case "pem":
             end = text.find("-----END", start)
             return _Value(start, len(text) if end < 0 else end)

@@ -16,6 +16,7 @@ from dagmaster.operations import entry_points
 from dagmaster.settings import Settings
 from dagmaster.workflows.load import WorkflowLimits, read_all, shipped
 from dagmaster.workflows.model import Workflow
+from dagmaster.workflows.nearest import did_you_mean
 
 SHOWN_REFUSALS = 5
 # An absolute path without its last part: clients do not need the server's folders.
@@ -27,13 +28,14 @@ class WorkflowLibrary:
     workflows: Mapping[str, Workflow]
     refused: tuple[InvalidWorkflow, ...] = ()
     max_inputs_bytes: int = 262_144  # of one submission
+    allow_private_callbacks: bool = False
 
     def get(self, workflow_id: str) -> Workflow:
         try:
             return self.workflows[workflow_id]
         except KeyError:
             raise NotFound(
-                f"no workflow is named '{workflow_id}'",
+                f"no workflow is named '{workflow_id}'{did_you_mean(workflow_id, self.workflows)}",
                 code="workflow.not-found",
                 hint=self._hint(),
                 workflow_id=workflow_id,
@@ -61,7 +63,12 @@ def load_library(settings: Settings, handlers: Mapping[str, Any], queues: Collec
     added, refused = _files_of_packages()
     folders = (path for folder in settings.workflow_folders for path in workflow_files(folder))
     loaded = read_all([*shipped(), *added, *folders], limits=limits_of(settings), handlers=handlers, queues=queues)
-    return WorkflowLibrary(dict(loaded.workflows), (*refused, *loaded.refused), settings.max_inputs_bytes)
+    return WorkflowLibrary(
+        dict(loaded.workflows),
+        (*refused, *loaded.refused),
+        settings.max_inputs_bytes,
+        settings.allow_private_webhooks,
+    )
 
 
 def _files_of_packages() -> tuple[list[Path], list[InvalidWorkflow]]:

@@ -101,6 +101,6 @@ def _children(view: JobView, chosen: rerun.Rerun) -> dict[str, int]:
     """How many children of each fan_out run: existing ones, and those that a continued fan_out has still to create."""
     counts = Counter(chosen.children)
     counts.update(child.rpartition("__")[0] for child in chosen.single)
-    for node_id in set(chosen.nodes).difference(chosen.anew):
+    for node_id in set(chosen.nodes).difference(chosen.reexpanded):
         counts[node_id] += view.nodes[node_id].total - view.nodes[node_id].expanded
     return {node_id: counts[node_id] for node_id in view.graph.order if counts[node_id]}

@@ -15,14 +15,22 @@ import orjson
 from pydantic import ValidationError
 
 from dagmaster.client.models.jobs import SubmissionResult
-from dagmaster.database.ledger.protocol import LoadedJob, NewJob, OrchestratorLedger, SubmissionLedger
+from dagmaster.database.ledger.protocol import (
+    LoadedJob,
+    MessageScope,
+    NewJob,
+    OrchestratorLedger,
+    SubmissionLedger,
+    dead_letter,
+)
 from dagmaster.errors import Conflict, DagmasterError, InvalidRequest
 from dagmaster.jobs.model import DeadLetter, JobMessage, Submission, new_job_id
 from dagmaster.jobs.stages import stages_of
 from dagmaster.jobs.states import JobStatus
+from dagmaster.operations.callback import check_callback_url
 from dagmaster.operations.library import WorkflowLibrary
 from dagmaster.operations.rerun import resume as resume_job
-from dagmaster.workflows.inputs import check_inputs
+from dagmaster.workflows.inputs import check_inputs, refuse_reserved
 from dagmaster.workflows.storable import encode
 
 
@@ -34,15 +42,23 @@ def prepare(
     library: WorkflowLibrary,
     submission: Submission,
     *,
+    allow_reserved: bool = False,
     milliseconds: Callable[[], int] = _milliseconds,
 ) -> NewJob:
-    """The job that a submission asks for, or an error that names what is wrong with it."""
+    """The job that a submission asks for, or an error that names what is wrong with it.
+
+    `allow_reserved` is for the platform's own submissions, which set the reserved inputs of a workflow.
+    """
     workflow = library.get(submission.workflow_id)
-    inputs = check_inputs(workflow, submission.input_params)
+    if not allow_reserved:
+        refuse_reserved(workflow, submission.inputs)
+    inputs = check_inputs(workflow, submission.inputs)
     size = len(encode(inputs, "the inputs"))
     limit = library.max_inputs_bytes
     if size > limit:
         raise InvalidRequest(f"the inputs have {size} bytes; the limit is {limit}", code="inputs.too-large")
+    if submission.callback_url is not None:
+        check_callback_url(submission.callback_url, allow_private=library.allow_private_callbacks)
     return NewJob(
         job_id=new_job_id(milliseconds()),
         workflow=workflow,
@@ -72,15 +88,12 @@ async def submit_once(
 ) -> SubmissionResult:
     """Create the job, or return the state of the job that the same submission created before. With `resume` that job is
     resumed if it has failed."""
-    job = prepare(library, submission)
-    request = request_hash(job)
-    if job.idempotency_key is None and job.workflow.idempotent:
-        job = replace(job, idempotency_key=request)
+    job = _with_key(prepare(library, submission))
     if job.idempotency_key is None:
         await ledger.create_jobs([job])
         return SubmissionResult(status="accepted", job_id=job.job_id, job_status=JobStatus.PENDING)
     try:
-        job_id = await ledger.create_once(job, request, force=force)
+        job_id = await ledger.create_once(job, job.request_hash, force=force)
     except Conflict as error:
         raise await _name_other_workflow(error, ledger, job) from None
     if job_id == job.job_id:
@@ -118,6 +131,13 @@ async def _resumed(ledger: SubmissionLedger, answer: SubmissionResult, by: str |
     return answer.model_copy(update=facts)
 
 
+def _with_key(job: NewJob) -> NewJob:
+    """With the hash that identifies a repeated submission; with `idempotent: true` it is also the key."""
+    request = request_hash(job)
+    is_keyless = job.idempotency_key is None and job.workflow.idempotent
+    return replace(job, request_hash=request, idempotency_key=request if is_keyless else job.idempotency_key)
+
+
 def request_hash(job: NewJob) -> str:
     """SHA-256 of the workflow id and the canonical inputs."""
     canonical = orjson.dumps([job.workflow.workflow_id, job.input_params], option=orjson.OPT_SORT_KEYS)
@@ -152,33 +172,24 @@ def _of_failure(job: LoadedJob, failed_stage: str | None) -> dict[str, Any]:
     }
 
 
-async def take_submissions(ledger: OrchestratorLedger, library: WorkflowLibrary, queue: str, limit: int = 100) -> int:
-    """Turn messages waiting in a queue into jobs; those that can't become one go to the dead letters with the
-    reason."""
-    return len(await ledger.take_messages(queue, limit, lambda message: _job_or_letter(library, message)))
+async def take_submissions(
+    ledger: OrchestratorLedger, library: WorkflowLibrary, queue: str, *, patience_seconds: float = 0.0, limit: int = 100
+) -> int:
+    """Turn messages waiting in a queue into jobs; those that are invalid become dead letters with the reason. Messages
+    of unknown workflows wait for `patience_seconds`: another orchestrator may know the workflow."""
+    scope = MessageScope(library.workflows.keys(), patience_seconds)
+    return len(await ledger.take_messages(queue, limit, lambda message: _job_or_letter(library, message), scope=scope))
 
 
 def _job_or_letter(library: WorkflowLibrary, message: JobMessage) -> NewJob | DeadLetter:
     try:
         body = message.body if isinstance(message.body, dict) else {}
         submission = Submission.model_validate({**body, "message_id": message.message_id})
-        return prepare(library, submission)
+        return _with_key(prepare(library, submission))
     except ValidationError as error:
-        return _letter(
+        return dead_letter(
             message, "Malformed", "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
         )
     except DagmasterError as error:
         reason = "WorkflowNotFound" if error.code == "workflow.not-found" else "InvalidSubmission"
-        return _letter(message, reason, str(error))
-
-
-def _letter(message: JobMessage, reason: str, description: str) -> DeadLetter:
-    return DeadLetter.model_construct(
-        dead_letter_id=new_job_id(0),
-        queue=message.queue,
-        message_id=message.message_id,
-        reason=reason,
-        description=description,
-        body=message.body,
-        created_at=message.enqueued_at,
-    )
+        return dead_letter(message, reason, str(error))

@@ -1,6 +1,6 @@
 """The janitor: finds what no other process would notice, and deletes what ended long ago.
 
-    every JANITOR_INTERVAL_SEC, or at once when the loop can't advance a job
+    every JANITOR_INTERVAL_SEC, or at once when the loop cannot advance a job
       ──▶ record jobs that could not be advanced
       ──▶ find what is neglected (database/maintenance/janitor), act, log, call the webhook
       ──▶ delete what is past retention (database/maintenance/retention), for a bounded time
@@ -20,7 +20,6 @@ from uuid import UUID, uuid4
 from dagmaster.database.ledger.protocol import Claim
 from dagmaster.database.maintenance.janitor import JanitorThresholds, PostgresJanitor, SweepResult
 from dagmaster.database.maintenance.retention import PostgresRetention
-from dagmaster.database.notify.notifier import JOBS, Notifier
 from dagmaster.jobs.model import JanitorAction
 from dagmaster.observe import log
 from dagmaster.observe.redaction import redact
@@ -48,7 +47,6 @@ class Janitor:
     settings: Settings
     store: PostgresJanitor
     retention: PostgresRetention
-    notifier: Notifier
     owner_id: UUID = field(default_factory=uuid4)  # the orchestrator's, which sets it
     post: Post = webhook.post
     random: Random = field(default_factory=Random)
@@ -116,7 +114,7 @@ class Janitor:
         return is_done
 
     async def sweep(self, *, is_dry: bool = False) -> tuple[UUID, SweepResult]:
-        """One run. A dry run changes nothing and notifies nobody."""
+        """One run. A dry run changes nothing and sends no notification."""
         run_id = uuid4()
         noted = [] if is_dry else await self._note_stuck(run_id)
         swept = await self.store.sweep(run_id, patience_of(self.settings), is_dry=is_dry)
@@ -143,7 +141,6 @@ class Janitor:
                 target_id=action.target_id,
                 run_id=str(run_id),
             )
-        self.notifier.notify(JOBS)
         if self.settings.janitor_webhook_url:
             await self._call_webhook(run_id, actions)
 

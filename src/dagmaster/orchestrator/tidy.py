@@ -6,7 +6,7 @@
       ──▶ remove their files and record that
       ──▶ free the space, which may take long and blocks no job
 
-It runs beside the janitor: a disk that hangs must not block that one. Only folders that are named exactly like a job
+It runs as a task of its own: a disk that hangs must not block the janitor. Only folders whose name is exactly a job id
 are read. If the storage is on another machine, there are none, and it does nothing.
 """
 
@@ -84,7 +84,7 @@ class Tidy:
         return swept
 
     def _remove(self, over: Sequence[JobFiles], is_dry: bool) -> list[RemovedFiles]:
-        """As far as it goes fast. A job whose files can't be removed is not in the way of others."""
+        """Remove files by renaming, which is fast. A job whose files cannot be removed does not block the others."""
         until = time.monotonic() + REMOVING_SECONDS
         removed = []
         for leftovers in over:

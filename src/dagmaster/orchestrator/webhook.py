@@ -1,73 +1,221 @@
-"""Call a webhook: one POST of JSON, connected to exactly the address that was checked.
+"""Call a webhook: one POST, connected to exactly the address that was checked.
 
-The name is resolved once, and all its addresses must be public unless private ones are allowed; a second resolution
-could return others. Redirects are not followed, and the body of the response is not read.
+The host is resolved once. Every address that it has must be public, unless addresses of the own network are allowed;
+those of metadata services never are. The connection goes to a checked address, and TLS verifies the certificate for the
+host of the URL. Redirects are not followed, proxies of the environment are not used, and the body of the response is
+discarded.
 """
 
 import asyncio
+import socket
 import ssl
-from ipaddress import IPv6Address, ip_address
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 import orjson
 
 from dagmaster.errors import InvalidRequest, Unavailable
+from dagmaster.ip_addresses import is_metadata, is_public
 
-PATIENCE_SECONDS: Final = 5.0
-_LONGEST_ANSWER: Final = 1024
+CONNECT_SECONDS: Final = 5.0  # resolving the host and TLS included
+TOTAL_SECONDS: Final = 10.0
+BODY_SECONDS: Final = 1.0  # for a body that is discarded anyway
+MOST_HEAD_BYTES: Final = 16 * 1024
+MOST_BODY_BYTES: Final = 64 * 1024
+_MOST_ADDRESSES: Final = 4
+_RESOLVERS: Final = 8
+_FINAL_STATUS: Final = 200  # lower ones announce another response
+
+Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """What a URL means for a connection."""
+
+    host: str
+    port: int
+    is_secure: bool
+    netloc: str
+    path: str
 
 
 async def post(url: str, content: Any, *, allow_private: bool) -> None:
-    """Raises if the address is refused, the response is late, or its status is not a success."""
-    try:
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            status = await _post(url, orjson.dumps(content), allow_private)
-    except (OSError, TimeoutError, ssl.SSLError) as error:
-        raise Unavailable(f"the webhook was not reached: {type(error).__name__}", code="webhook.unreachable") from error
+    """Post JSON. Raises if the address is refused, the response is late, or its status is not a success."""
+    status = await send(url, orjson.dumps(content), {}, allow_private=allow_private)
     if not 200 <= status < 300:
         raise Unavailable(f"the webhook answered {status}", code="webhook.refused", status=status)
 
 
-async def _post(url: str, body: bytes, allow_private: bool) -> int:
-    parts = urlsplit(url)
-    host, is_secure = parts.hostname or "", parts.scheme == "https"
-    port = parts.port or (443 if is_secure else 80)
-    address = await _vetted(host, port, allow_private)
-    reader, writer = await asyncio.open_connection(
-        address,
-        port,
-        ssl=ssl.create_default_context() if is_secure else None,
-        server_hostname=host if is_secure else None,
-    )
+async def send(
+    url: str,
+    body: bytes,
+    headers: Mapping[str, str],
+    *,
+    allow_private: bool,
+    resolve: Resolve | None = None,
+    tls: ssl.SSLContext | None = None,
+) -> int:
+    """Post a JSON body, and return the status of the response. Raises `InvalidRequest` if the address is refused, and
+    `Unavailable` without a response in time."""
+    target = _target_of(url)
     try:
-        path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        head = (
-            f"POST {path} HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Type: application/json\r\n"
-            f"Content-Length: {len(body)}\r\nUser-Agent: dagmaster\r\nConnection: close\r\n\r\n"
-        )
-        writer.write(head.encode("ascii") + body)
-        await writer.drain()
-        line = (await reader.read(_LONGEST_ANSWER)).split(b"\r\n", 1)[0].split()
-        return int(line[1]) if len(line) > 1 and line[1].isdigit() else 0
-    finally:
-        writer.close()
+        async with asyncio.timeout(TOTAL_SECONDS):
+            reader, writer = await _connect(target, resolve or _resolve, tls, allow_private=allow_private)
+            try:
+                writer.write(_request(target, body, headers))
+                await writer.drain()
+                status = await _read_status(reader)
+                await _discard_body(reader)
+                return status
+            finally:
+                writer.transport.abort()
+    except (OSError, EOFError, TimeoutError, asyncio.LimitOverrunError, ValueError) as error:
+        raise Unavailable(f"the webhook was not reached: {_problem(error)}", code="webhook.unreachable") from error
 
 
-async def _vetted(host: str, port: int, allow_private: bool) -> str:
-    entries = await asyncio.get_running_loop().getaddrinfo(host, port, type=1)
-    addresses = [str(entry[4][0]) for entry in entries]
-    if not addresses or not (allow_private or all(map(_is_public, addresses))):
+async def _connect(
+    target: _Target, resolve: Resolve, tls: ssl.SSLContext | None, *, allow_private: bool
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    try:
+        async with asyncio.timeout(CONNECT_SECONDS):
+            addresses = _checked(target.host, await resolve(target.host, target.port), allow_private=allow_private)
+            context = (tls or await asyncio.to_thread(_default_tls)) if target.is_secure else None
+            return await _connect_to_any(target, addresses[:_MOST_ADDRESSES], context)
+    except TimeoutError:
+        raise ConnectionError(f"no connection within {CONNECT_SECONDS:g} s") from None
+
+
+async def _connect_to_any(
+    target: _Target, addresses: Sequence[str], tls: ssl.SSLContext | None
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """To the first address that accepts. Each gets its share of the time."""
+    failure: Exception = OSError("no address")
+    for address in addresses:
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS / len(addresses)):
+                return await asyncio.open_connection(
+                    address,
+                    target.port,
+                    ssl=tls,
+                    server_hostname=target.host if tls else None,
+                    limit=MOST_HEAD_BYTES,
+                )
+        except ssl.SSLError:
+            raise
+        except (OSError, TimeoutError) as error:
+            failure = error
+    raise failure
+
+
+def _checked(host: str, addresses: Sequence[str], *, allow_private: bool) -> Sequence[str]:
+    """All addresses of a host, if each of them is allowed."""
+    if not addresses:
+        raise OSError("its host has no address")
+    if any(map(is_metadata, addresses)):
+        raise InvalidRequest(f"the webhook's host {host} has the address of a metadata service", code="webhook.private")
+    if not allow_private and not all(map(is_public, addresses)):
         raise InvalidRequest(
-            f"the webhook's host {host} has no public address",
+            f"the webhook's host {host} has an address that is not public",
             code="webhook.private",
             hint="set ALLOW_PRIVATE_WEBHOOKS=true if it is meant to be reached inside your network",
         )
-    return addresses[0]
+    return addresses
 
 
-def _is_public(text: str) -> bool:
-    address = ip_address(text.partition("%")[0])
-    if isinstance(address, IPv6Address) and address.ipv4_mapped:
-        address = address.ipv4_mapped
-    return address.is_global and not address.is_multicast
+def _target_of(url: str) -> _Target:
+    if not url.isascii() or any(character <= " " or character == "\x7f" for character in url):
+        raise InvalidRequest("the URL of the webhook has invalid characters", code="webhook.bad-url")
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        raise InvalidRequest("the URL of the webhook has an invalid host or port", code="webhook.bad-url") from None
+    if parts.scheme not in {"http", "https"} or not host or "@" in parts.netloc:
+        raise InvalidRequest("the URL of the webhook is not http(s) without user name", code="webhook.bad-url")
+    is_secure = parts.scheme == "https"
+    return _Target(host, port or (443 if is_secure else 80), is_secure, parts.netloc, _path(parts))
+
+
+def _path(parts: SplitResult) -> str:
+    return (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+
+
+def _request(target: _Target, body: bytes, headers: Mapping[str, str]) -> bytes:
+    fixed = {
+        "Host": target.netloc,
+        "User-Agent": "dagmaster",
+        "Content-Type": "application/json",
+        "Content-Length": str(len(body)),
+        "Connection": "close",
+    }
+    lines = [f"POST {target.path} HTTP/1.1", *(f"{name}: {value}" for name, value in {**fixed, **headers}.items())]
+    return "\r\n".join([*lines, "", ""]).encode("ascii") + body
+
+
+async def _read_status(reader: asyncio.StreamReader) -> int:
+    """The status of the response itself, after those that only announce it."""
+    for _ in range(10):
+        head = await reader.readuntil(b"\r\n\r\n")
+        line = head.split(b"\r\n", 1)[0].split(None, 2)
+        if len(line) < 2 or not line[0].startswith(b"HTTP/1.") or len(line[1]) != 3 or not line[1].isdigit():
+            raise ValueError("the response is not one of HTTP/1.1")
+        if (status := int(line[1])) >= _FINAL_STATUS:
+            return status
+    raise ValueError("the response never comes to its end")
+
+
+async def _discard_body(reader: asyncio.StreamReader) -> None:
+    """Some of it is read, because a server may take an early end for an error of ours."""
+    size = 0
+    with suppress(OSError, TimeoutError):
+        async with asyncio.timeout(BODY_SECONDS):
+            while size < MOST_BODY_BYTES and (part := await reader.read(MOST_HEAD_BYTES)):
+                size += len(part)
+
+
+def _problem(error: Exception) -> str:
+    """What went wrong, without anything that the other side has sent."""
+    match error:
+        case ssl.SSLCertVerificationError():
+            return f"its certificate is not accepted ({error.verify_message})"
+        case ssl.SSLError():
+            return f"TLS failed ({error.reason or type(error).__name__})"
+        case socket.gaierror():
+            return "its host cannot be resolved"
+        case ConnectionRefusedError():
+            return "connection refused"
+        case ConnectionResetError() | BrokenPipeError() | EOFError():
+            return "it closed the connection without a response"
+        case TimeoutError():
+            return f"no response within {TOTAL_SECONDS:g} s"
+        case asyncio.LimitOverrunError():
+            return f"the head of its response exceeds {MOST_HEAD_BYTES} bytes"
+        case OSError() if error.strerror:
+            return error.strerror.lower()
+    return str(error)
+
+
+async def _resolve(host: str, port: int) -> list[str]:
+    """All addresses of a host. In threads of their own: a name server that does not answer occupies one of them for
+    longer than we wait."""
+    entries = await asyncio.get_running_loop().run_in_executor(
+        _resolvers(), lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    )
+    return list(dict.fromkeys(str(entry[4][0]) for entry in entries))
+
+
+@cache
+def _resolvers() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(_RESOLVERS, "webhook-resolver")
+
+
+@cache
+def _default_tls() -> ssl.SSLContext:
+    """Reading the certificates of the system takes a while."""
+    return ssl.create_default_context()

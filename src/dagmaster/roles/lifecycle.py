@@ -16,18 +16,23 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from functools import partial
+from importlib import resources
 from typing import Protocol
 
 from dagmaster import __version__, faults
+from dagmaster.access.permissions import Permission
 from dagmaster.errors import InvalidRequest, Unavailable
 from dagmaster.listen import HEALTH, bind_somewhere
 from dagmaster.observe import log
-from dagmaster.observe.probes import Probes, Subject
+from dagmaster.observe.probes import PATHS, Probes, Subject
 from dagmaster.settings import Settings
 
 DATABASE_PATIENCE_SECONDS = 60.0
 _LEFTOVER_SECONDS = 0.5
 _POLL_SECONDS = 0.2
+# Whoever reaches the port may read them: orchestration systems send no credentials, and HEALTH_INSECURE is needed for
+# other addresses than loopback.
+PROBE_PERMISSION = dict.fromkeys(PATHS, Permission.ANYONE)
 # Returns when the role may begin; None if it may begin at once.
 Gate = Callable[[], Awaitable[None]] | None
 
@@ -44,12 +49,44 @@ Wiring = Callable[[Settings, str, Gate], AbstractAsyncContextManager[Role]]
 async def run_role(name: str, settings: Settings, dsn: str, wire: Wiring, hold: int | None) -> None:
     """Run a role until it is stopped. `hold` is the descriptor of the pipe that releases it."""
     log_start(name, dsn)
-    if hold is None:
+    if hold is None:  # `up` has just deployed the schema
         await _require_schema(dsn, name)
+        await _compare_schema(dsn, name)
     _arm_crash_point(settings)
     async with wire(settings, dsn, None if hold is None else partial(_wait_for_release, hold, dsn, name)) as role:
         await run_until_stopped(role)
     await _end_leftover_tasks(name)
+
+
+async def _compare_schema(dsn: str, name: str) -> None:
+    """Log which schema the database has if it is not the one of this software."""
+    from dagmaster.database.reads.installation import InstallationReads
+
+    try:
+        async with InstallationReads(dsn, name) as reads:
+            deployed = await reads.deployed_schema()
+    except Exception as error:  # a diagnosis must not end the role
+        log.get(name).warning("the schema of the database could not be compared", error=str(error))
+        return
+    needed = _needed_schema()
+    if deployed is not None and deployed["fingerprint"] == needed:
+        return
+    log.get(name).warning(
+        "the database has the schema of another version; this process runs, and what does not fit that schema is tried "
+        "again until it is migrated",
+        found=deployed and deployed["fingerprint"],
+        deployed_by=deployed and deployed["software_version"],
+        deployed_at=deployed and deployed["deployed_at"].isoformat(),
+        needed=needed,
+        version=__version__,
+        hint="if the database is older than this software, run `dagmaster db migrate`; if it is newer, update this "
+        "process. `dagmaster db status` lists the differences",
+    )
+
+
+def _needed_schema() -> str:
+    """Written beside the schema: computing it would load SQLAlchemy, more than 20 MB, into every role."""
+    return resources.files("dagmaster.database.schema").joinpath("fingerprint.txt").read_text().strip()
 
 
 async def _end_leftover_tasks(name: str) -> None:

@@ -11,16 +11,19 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from dagmaster import __version__
+from dagmaster.database.callbacks import PostgresCallbacks
 from dagmaster.database.ledger.postgres import PostgresLedger
 from dagmaster.database.maintenance.janitor import PostgresJanitor
 from dagmaster.database.maintenance.retention import PostgresRetention
-from dagmaster.database.notify.notifier import JOBS, RESULTS
+from dagmaster.database.notify.notifier import CALLBACKS, JOBS, RESULTS
 from dagmaster.database.notify.postgres import PostgresNotifier
 from dagmaster.handlers.registry import Registry, installed
 from dagmaster.jobs.plan import Planner
-from dagmaster.listen import bind
+from dagmaster.jobs.rendering import AT_ONCE_SECONDS, RenderLimits
+from dagmaster.listen import bind, bind_somewhere, url_of
 from dagmaster.observe import log
 from dagmaster.operations.library import WorkflowLibrary, load_library
+from dagmaster.orchestrator.callbacks import CallbackSender
 from dagmaster.orchestrator.health import OrchestratorHealth
 from dagmaster.orchestrator.janitor import Janitor
 from dagmaster.orchestrator.loop import Orchestrator
@@ -40,11 +43,12 @@ async def orchestrator_role(settings: Settings, dsn: str, gate: Gate, fd: int | 
     # First of all: a port in use is reported before this instance claims jobs.
     bound = socket.socket(fileno=fd) if fd is not None else _api_socket(settings)
     registry = installed()
-    notifier = PostgresNotifier(dsn, [JOBS, RESULTS])
+    notifier = PostgresNotifier(dsn, [JOBS, RESULTS, CALLBACKS])
     ledger, heartbeats = PostgresLedger(dsn, "orchestrator", notifier), PostgresLedger(dsn, "beat")
     tidy = tidy_of(settings, dsn)
-    janitor = Janitor(settings, PostgresJanitor(dsn), PostgresRetention(dsn), notifier, tidy=tidy)
-    async with closing(ledger.close, heartbeats.close, janitor.close, notifier.close):
+    janitor = Janitor(settings, PostgresJanitor(dsn, notifier=notifier), PostgresRetention(dsn), tidy=tidy)
+    callbacks = CallbackSender(settings, PostgresCallbacks(dsn))
+    async with closing(ledger.close, heartbeats.close, janitor.close, callbacks.close, notifier.close):
         role = Orchestrator(
             settings,
             ledger,
@@ -57,6 +61,7 @@ async def orchestrator_role(settings: Settings, dsn: str, gate: Gate, fd: int | 
             pid=os.getpid(),
             software_version=__version__,
             janitor=janitor,
+            callbacks=callbacks,
         )
         make_server = cache(partial(_api_server, settings, dsn, role, registry, bound)) if bound else None
         if gate:
@@ -79,6 +84,7 @@ def _planner(settings: Settings, registry: Registry) -> Planner:
         max_fan_out=settings.max_fan_out,
         max_params_bytes=settings.max_params_bytes,
         clock=time.monotonic,
+        render_limits=RenderLimits(settings.template_timeout_sec, AT_ONCE_SECONDS),
     )
 
 
@@ -94,9 +100,16 @@ def _library(settings: Settings, registry: Registry) -> WorkflowLibrary:
 
 
 def _api_socket(settings: Settings) -> socket.socket | None:
+    """On the chosen port; else on the default port, or on a free one if the default is in use."""
     if not settings.api_enabled:
         return None
-    return bind(settings.api_host, settings.api_port, is_insecure=settings.api_insecure)
+    bind_port = bind if "api_port" in settings.model_fields_set else bind_somewhere
+    bound = bind_port(settings.api_host, settings.api_port, is_insecure=settings.may_expose_api)
+    if settings.api_port not in (0, bound.getsockname()[1]):
+        log.get("orchestrator").warning(
+            f"port {settings.api_port} is in use; the API listens on a free port", url=url_of(bound)
+        )
+    return bound
 
 
 def _api_server(
@@ -105,7 +118,7 @@ def _api_server(
     from dagmaster.api.app import create_app
     from dagmaster.api.server import ApiServer
 
-    return ApiServer(create_app(settings, dsn, role.catalog, registry, orchestrator=role), bound)
+    return ApiServer(create_app(settings, dsn, role.library, registry, orchestrator=role), bound)
 
 
 class _WithApi:

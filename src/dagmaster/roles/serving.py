@@ -36,4 +36,4 @@ async def serve_maps(settings: Settings, dsn: str, fd: int | None) -> None:
 
 
 def _socket(settings: Settings) -> socket.socket:
-    return bind(settings.serving_host, settings.serving_port, is_insecure=settings.serving_insecure, endpoint=SERVING)
+    return bind(settings.serving_host, settings.serving_port, is_insecure=settings.may_expose_maps, endpoint=SERVING)

@@ -1,10 +1,12 @@
 """The application of the map server. Importing it configures nothing.
 
 create_app(settings, dsn)
-  ├── MapMiddleware: request id, host, public URL, cache headers
-  ├── / /pages/… /livez /readyz /openapi.json
+  ├── MapMiddleware: request id, host, caller, public URL, cache headers
+  ├── / /pages/… /livez /readyz /metrics /openapi.json
   ├── /stac/…              stac-fastapi-pgstac
   ├── /tiles/{asset_id}/…  TiTiler, on COGs and mosaics
+  ├── /searches/…          mosaics of the items that a search finds
+  ├── /tileMatrixSets /colorMaps /conformance
   └── /files/{zone}/…      the files themselves
 """
 
@@ -12,24 +14,36 @@ import asyncio
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from urllib.parse import urlsplit
 
 from anyio.to_thread import current_default_thread_limiter
 from fastapi import FastAPI, Request
+from starlette.datastructures import MutableHeaders
 from starlette.middleware.cors import CORSMiddleware
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dagmaster import __version__
+from dagmaster.access.caller import Caller
+from dagmaster.addresses import SEARCHES
+from dagmaster.database.assets.keys import KeyStore
 from dagmaster.database.catalog.datasets import CatalogReader
-from dagmaster.serving import caching, files, health, legends, pages, problems, stac, tiles
+from dagmaster.listen import is_loopback
+from dagmaster.serving import caching, files, grids, health, legends, pages, problems, searches, stac, tiles
+from dagmaster.serving.access import AccessDecisions
 from dagmaster.serving.dataset_pool import DatasetPool
+from dagmaster.serving.encoding import ENCODER
+from dagmaster.serving.limits import PixelLimits
 from dagmaster.serving.middleware import MapMiddleware
 from dagmaster.serving.mosaics import MosaicCache
 from dagmaster.serving.services import MapServices
-from dagmaster.serving.sources import CachedResolver, PgstacResolver
+from dagmaster.serving.shared_tasks import SharedTasks
+from dagmaster.serving.sources import SourceResolver
 from dagmaster.settings import Settings
 from dagmaster.storage.zones import Storage, open_storage
+from dagmaster.web.authentication import LOCAL_ADMIN, LOCAL_VIEWER, authentication_of, authentication_running
+from dagmaster.web.metrics import RequestMetrics
 
 # Tiles that are rendered at once: more would compete for the cores, and each has an open file and blocks in memory.
 _MAX_THREADS = max(4, 2 * (os.cpu_count() or 1))
@@ -42,21 +56,41 @@ The catalogue is at `/stac`, and `/stac/api` describes it. Errors are RFC 9457 p
 def create_app(settings: Settings, dsn: str, *, storage: Storage | None = None) -> FastAPI:
     """The map server on a database and a storage. Neither has to be available yet."""
     storage = storage or open_storage(settings)
-    stac_app = stac.create_stac()
     catalog = CatalogReader(dsn)
+    access = AccessDecisions(catalog)
+    stac_app = stac.create_stac(access, catalog)
+    item_search = stac.ItemSearch(stac_app)
+    supported = grids.grids_named([name.strip() for name in settings.serving_grids.split(",") if name.strip()])
     services = MapServices(
         catalog=catalog,
-        resolver=CachedResolver(PgstacResolver(catalog)),
+        access=access,
+        resolver=SourceResolver(catalog),
         storage=storage,
         mosaics=MosaicCache(storage.get),
         datasets=DatasetPool(),
+        grids={name: supported.get(name) for name in supported.list()},
+        item_search=item_search,
+        search_summaries=SharedTasks(),
     )
+
+    everyone = _everyone(settings)
+    keys = KeyStore(dsn, "serving-keys")
+    authentication = authentication_of(settings, keys, everyone)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         current_default_thread_limiter().total_tokens = _MAX_THREADS
-        async with catalog, stac.connected(stac_app, dsn), _idle_datasets_closed(services.datasets):
-            yield
+        async with (
+            keys,
+            authentication_running(authentication),
+            catalog,
+            stac.connected(stac_app, dsn),
+            _idle_datasets_closed(services.datasets),
+        ):
+            try:
+                yield
+            finally:
+                ENCODER.close()
 
     app = FastAPI(
         title="dagmaster maps",
@@ -69,28 +103,47 @@ def create_app(settings: Settings, dsn: str, *, storage: Storage | None = None) 
     app.state.services = services
     problems.register(app)
     app.add_exception_handler(caching.NotModified, _on_not_modified)
-    app.include_router(tiles.router(), prefix=tiles.PREFIX)
+    app.include_router(tiles.router(supported), prefix=tiles.PREFIX)
+    app.include_router(searches.router(), prefix=SEARCHES)
+    app.include_router(grids.router(supported))
     for module in (files, health, legends, pages):
         app.include_router(module.router)
     # As routes, not as a mount: the paths of the STAC app begin with the prefix.
     inner = _InnerApp(stac_app)
-    app.router.routes += [Route(stac.PREFIX, inner), Route(f"{stac.PREFIX}/{{path:path}}", inner)]
-    if settings.serving_insecure:
+    landing = _LandingPage(inner)
+    app.router.routes += [
+        Route(stac.PREFIX, landing),
+        Route(f"{stac.PREFIX}/", landing),
+        Route(f"{stac.PREFIX}/{{path:path}}", inner),
+    ]
+    if settings.may_expose_maps:
         # A public server allows maps on other sites. On loopback, any site in the user's browser could read the data.
         app.add_middleware(
             CORSMiddleware,
             allow_origins=["*"],
             allow_methods=["GET", "HEAD", "POST", "OPTIONS"],
-            allow_headers=["Content-Type", "Range", "If-None-Match"],
+            allow_headers=["Authorization", "Content-Type", "If-None-Match", "Range", "X-API-Key"],
             expose_headers=["Accept-Ranges", "Content-Length", "Content-Range", "ETag", "X-Request-ID"],
         )
+    app.add_middleware(PixelLimits)
+    app.state.request_metrics = RequestMetrics()
     app.add_middleware(
         MapMiddleware,
+        metrics=app.state.request_metrics,
         own_host=settings.serving_host,
         public_url=settings.public_url,
-        is_open_to_all=settings.serving_insecure,
+        is_open_to_all=settings.may_expose_maps,
+        authentication=authentication,
+        refuses_other_sites=everyone == LOCAL_ADMIN and not settings.auth_enabled,
     )
     return app
+
+
+def _everyone(settings: Settings) -> Caller:
+    """The caller of every request. Others than the user of this machine may send them if it has a public URL."""
+    public_host = urlsplit(settings.public_url).hostname if settings.public_url else None
+    is_local = not settings.serving_insecure and (public_host is None or is_loopback(public_host))
+    return LOCAL_ADMIN if is_local else LOCAL_VIEWER
 
 
 @asynccontextmanager
@@ -118,6 +171,28 @@ class _InnerApp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._app({name: part for name, part in scope.items() if name != "router"}, receive, send)
+
+
+class _LandingPage:
+    """The root of the catalogue: a page for browsers, JSON for all other clients."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if pages.prefers_html(Request(scope)):
+            is_folder = scope["path"].endswith("/")  # links on the page are relative
+            response = pages.page("stac.html") if is_folder else RedirectResponse(f".{stac.PREFIX}/")
+            response.headers["Vary"] = "Accept"
+            await response(scope, receive, send)
+            return
+
+        async def send_with_vary(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).add_vary_header("Accept")
+            await send(message)
+
+        await self._app(scope, receive, send_with_vary)
 
 
 async def _on_not_modified(_request: Request, _error: Exception) -> Response:

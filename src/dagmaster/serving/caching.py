@@ -1,30 +1,72 @@
 """How long clients may cache responses.
 
-`latest` can become another version at any time: it is cached for seconds and revalidated by its ETag, which names the
-version and the revision. The content of a URL that names both never changes, so that it is cached for a year. The
-TileJSON contains such tile URLs: an open map never mixes tiles of two versions.
+What only some callers may read is never kept by caches of others, and `latest` can become another version at any time:
+both are private, kept for seconds and revalidated by their ETag, which names the version and the revision. The content
+of a URL that names both never changes, so that it is cached for a year if anyone may read it. The TileJSON contains
+such tile URLs: an open map never mixes tiles of two versions.
+
+A request that is invalid has no content that a client could have: `NotModified` is raised when a file is opened, after
+the parameters were checked, and `If-None-Match: *` is decided by the finished response.
 """
 
 from collections.abc import Mapping
 
+from starlette.datastructures import Headers
 from starlette.requests import Request
-from starlette.types import Scope
+from starlette.types import Message, Scope, Send
 
-SHORT = "public, max-age=10, must-revalidate"
+from dagmaster.access.links import PARAMETER
+
+SHORT = "private, max-age=10, must-revalidate"
 FOR_EVER = "public, max-age=31536000, immutable"
+# Of responses that say nothing else: they may depend on the caller.
+BY_DEFAULT = "private, no-cache"
+# Where a request has its credentials.
+CREDENTIALS = "Authorization, X-API-Key"
 _KEY = "dagmaster.caching"
+_ANY = "*"
 
 
 class NotModified(Exception):
     """The client has the current content: the response is 304."""
 
 
-def set_cache_headers(request: Request, *, tag: str, is_pinned: bool) -> None:
-    """Set the cache headers of the response; raise `NotModified` if the client has this content."""
+def cache_control(request: Request, *, is_pinned: bool, is_public: bool) -> str:
+    """For content that never changes (pinned) and that anyone may read (public). A URL with a token is never shared."""
+    return FOR_EVER if is_pinned and is_public and PARAMETER not in request.query_params else SHORT
+
+
+def set_cache_headers(request: Request, *, tag: str, is_pinned: bool = False, is_public: bool = False) -> bool:
+    """Set the cache headers of the response. True if the client has the content of this tag."""
     etag = f'"{tag}"'
-    request.scope["state"][_KEY] = {"ETag": etag, "Cache-Control": FOR_EVER if is_pinned else SHORT}
-    if matches_etag(request.headers.get("if-none-match"), etag):
-        raise NotModified
+    control = cache_control(request, is_pinned=is_pinned, is_public=is_public)
+    request.scope["state"][_KEY] = {"ETag": etag, "Cache-Control": control}
+    if_none_match = request.headers.get("if-none-match", "").strip()
+    return if_none_match != _ANY and matches_etag(if_none_match, etag)
+
+
+def not_modified_if_any(scope: Scope, send: Send) -> Send:
+    """For `If-None-Match: *`: a successful response with an ETag becomes 304, without its body."""
+    if scope["type"] != "http" or Headers(scope=scope).get("if-none-match", "").strip() != _ANY:
+        return send
+    is_replaced = False
+
+    async def send_or_replace(message: Message) -> None:
+        nonlocal is_replaced
+        if message["type"] == "http.response.start":
+            is_replaced = message["status"] == 200 and bool(cache_headers(scope))
+            if is_replaced:
+                kept = [(k, v) for k, v in message["headers"] if k not in (b"content-length", b"content-type")]
+                message = {**message, "status": 304, "headers": kept}
+        elif is_replaced:
+            message = {**message, "body": b""}
+        await send(message)
+
+    return send_or_replace
+
+
+def is_private(cache_control: str) -> bool:
+    return not cache_control.startswith("public")
 
 
 def cache_headers(scope: Scope) -> Mapping[str, str]:
@@ -37,4 +79,4 @@ def matches_etag(if_none_match: str | None, etag: str) -> bool:
     if not if_none_match:
         return False
     tags = {tag.strip().removeprefix("W/") for tag in if_none_match.split(",")}
-    return bool(tags & {"*", etag})
+    return bool(tags & {_ANY, etag})

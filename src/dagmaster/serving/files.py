@@ -1,29 +1,38 @@
 """The stored files, whole or in ranges, so that GIS programs can read COGs from their URLs.
 
-    /files/silver/<container>/<blob>    GET and HEAD, with Range, If-Range, If-None-Match
+    /files/silver/<container>/cogs/<dataset>/v<ordinal>/r<revision>/…    GET, HEAD; Range, If-Range, If-None-Match
 
-Folders are not listed. Raw data and intermediate files are not served. A name must follow the rules of storage, which
-forbid `..`.
+Only files of a revision are served, to those who may read that revision: its COGs, mosaics, tiling schemes and STAC
+documents. Folders are not listed. Raw data, intermediate files, recipes and results of jobs that belong to no asset are
+not served. A name must follow the rules of storage, which forbid `..`.
+
+Files are served as they are stored, except mosaics: they name their COGs relative to the storage, and are served with
+the URLs of the COGs, so that other programs can read them.
 """
 
 import asyncio
+import hashlib
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from email.utils import format_datetime
+from functools import partial
 from http import HTTPStatus
 from pathlib import PurePosixPath
-from uuid import UUID
+from typing import TypeAlias
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response, StreamingResponse
 
+from dagmaster.access.links import PARAMETER
 from dagmaster.addresses import FILES, SERVED_ZONES
 from dagmaster.errors import InvalidRequest, NotFound
-from dagmaster.serving.caching import matches_etag
+from dagmaster.serving.access import ReadableRevision
+from dagmaster.serving.caching import cache_control, matches_etag
+from dagmaster.serving.mosaics import is_mosaic, with_asset_urls
 from dagmaster.serving.services import Services
 from dagmaster.storage.location import Location, Zone
 from dagmaster.storage.store import CHUNK_BYTES, ObjectInfo
-from dagmaster.storage.zones import Storage
 
 # Other types are served as bytes: an uploaded file must not run as a page of this server.
 MEDIA_TYPES = {
@@ -37,8 +46,13 @@ MEDIA_TYPES = {
     ".pmtiles": "application/vnd.pmtiles",
 }
 PATH = FILES + "/{zone}/{container}/{blob:path}"
-_CACHE_CONTROL = "public, max-age=60"
+_NUMBER = r"(?:0|[1-9]\d{0,8})"
+_FILE_OF_REVISION = re.compile(
+    rf"(?:cogs|mosaics|stac|tiling_schemes)/(?P<dataset>[^/]+)/v(?P<ordinal>{_NUMBER})/r(?P<revision>{_NUMBER})/.+",
+    re.ASCII,
+)
 _RANGE = re.compile(r"bytes=(\d{0,19})-(\d{0,19})")
+ReadRange: TypeAlias = Callable[[int, int], bytes]
 
 router = APIRouter(tags=["files"])
 
@@ -48,12 +62,20 @@ router = APIRouter(tags=["files"])
 async def get_file(request: Request, services: Services, zone: str, container: str, blob: str) -> Response:
     """A file, or a range of it."""
     location = _served_location(zone, container, blob)
+    readable = await _readable_revision(request, services, location)
     file = await asyncio.to_thread(services.storage.head, location)
+    read: ReadRange = partial(services.storage.get_range, location)
+    if is_mosaic(location):
+        stored = await asyncio.to_thread(services.storage.get, location)
+        token = request.query_params.get(PARAMETER)
+        document = await asyncio.to_thread(with_asset_urls, stored, location, str(request.base_url), token)
+        file = replace(file, size_bytes=len(document), etag=hashlib.sha256(document).hexdigest()[:32])
+        read = partial(_slice, document)
     etag = f'"{file.etag}"'
     headers = {
         "Accept-Ranges": "bytes",
         "ETag": etag,
-        "Cache-Control": _CACHE_CONTROL,
+        "Cache-Control": cache_control(request, is_pinned=readable.is_published, is_public=readable.is_public),
         "Last-Modified": format_datetime(file.modified_at, usegmt=True),
     }
     if matches_etag(request.headers.get("if-none-match"), etag):
@@ -64,26 +86,30 @@ async def get_file(request: Request, services: Services, zone: str, container: s
             status_code=HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE,
             headers={**headers, "Content-Range": f"bytes */{file.size_bytes}"},
         )
-    return _respond(request, services.storage, file, requested, headers)
+    return _respond(request, read, file, requested, headers)
 
 
 def _served_location(zone: str, container: str, blob: str) -> Location:
     try:
-        if zone not in SERVED_ZONES or _is_intermediate(blob):
+        if zone not in SERVED_ZONES or any(part.startswith(".") for part in blob.split("/")):
             raise _no_file()
         return Location(Zone(zone), container, blob)
     except InvalidRequest:
         raise _no_file() from None
 
 
-def _is_intermediate(blob: str) -> bool:
-    """Whether it is an intermediate file of a job, or hidden."""
-    first = blob.partition("/")[0]
+async def _readable_revision(request: Request, services: Services, location: Location) -> ReadableRevision:
+    """The revision that a file belongs to, if the caller may read it."""
+    match = _FILE_OF_REVISION.fullmatch(location.blob)
+    if match is None:
+        raise _no_file()
     try:
-        UUID(first)
-    except ValueError:
-        return any(part.startswith(".") for part in blob.split("/"))
-    return True
+        readable = await services.access.readable(request, match["dataset"], match["ordinal"], int(match["revision"]))
+    except NotFound:
+        raise _no_file() from None
+    if readable.dataset_id != match["dataset"]:  # the path has the id of an asset
+        raise _no_file()
+    return readable
 
 
 def _requested_range(request: Request, file: ObjectInfo, etag: str) -> range | None:
@@ -104,7 +130,7 @@ def _requested_range(request: Request, file: ObjectInfo, etag: str) -> range | N
     return requested or None
 
 
-def _respond(request: Request, storage: Storage, file: ObjectInfo, part: range, headers: dict[str, str]) -> Response:
+def _respond(request: Request, read: ReadRange, file: ObjectInfo, part: range, headers: dict[str, str]) -> Response:
     media_type = MEDIA_TYPES.get(PurePosixPath(file.location.blob).suffix.lower(), "application/octet-stream")
     headers |= {"Content-Length": str(len(part)), "Content-Type": media_type}
     status = HTTPStatus.OK
@@ -113,12 +139,16 @@ def _respond(request: Request, storage: Storage, file: ObjectInfo, part: range, 
         headers["Content-Range"] = f"bytes {part.start}-{part.stop - 1}/{file.size_bytes}"
     if request.method == "HEAD":
         return Response(status_code=status, headers=headers)
-    return StreamingResponse(_chunks(storage, file.location, part), status_code=status, headers=headers)
+    return StreamingResponse(_chunks(read, part), status_code=status, headers=headers)
 
 
-async def _chunks(storage: Storage, location: Location, part: range) -> AsyncIterator[bytes]:
+async def _chunks(read: ReadRange, part: range) -> AsyncIterator[bytes]:
     for start in range(part.start, part.stop, CHUNK_BYTES):
-        yield await asyncio.to_thread(storage.get_range, location, start, min(CHUNK_BYTES, part.stop - start))
+        yield await asyncio.to_thread(read, start, min(CHUNK_BYTES, part.stop - start))
+
+
+def _slice(document: bytes, start: int, length: int) -> bytes:
+    return document[start : start + length]
 
 
 def _no_file() -> NotFound:

@@ -3,10 +3,13 @@
 import asyncio
 
 from fastapi import APIRouter
-from starlette.responses import JSONResponse
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 
 from dagmaster.errors import DagmasterError
+from dagmaster.observe.probes import one
 from dagmaster.serving.services import MapServices, Services
+from dagmaster.web.metrics import metrics_response
 
 TIMEOUT_SECONDS = 3.0
 router = APIRouter(tags=["health"])
@@ -24,6 +27,13 @@ async def get_readyz(services: Services) -> JSONResponse:
     is_ok, detail, hint = await _check_catalog(services)
     checks = [{"name": "catalogue", "is_ok": is_ok, "detail": detail, "hint": hint}]
     return JSONResponse({"is_ready": is_ok, "checks": checks}, status_code=200 if is_ok else 503)
+
+
+@router.get("/metrics", include_in_schema=False)
+async def get_metrics(request: Request, services: Services) -> Response:
+    """Metrics for Prometheus, from the memory of this process. The public URL does not serve them."""
+    datasets = one("dagmaster_open_datasets", "gauge", "Files that are kept open between tiles", len(services.datasets))
+    return metrics_response([*request.app.state.request_metrics.metrics(), datasets])
 
 
 async def _check_catalog(services: MapServices) -> tuple[bool, str, str | None]:

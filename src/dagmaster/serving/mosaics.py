@@ -3,6 +3,8 @@
 A mosaic names its assets relative to the folder of the COGs of the same edition (`mosaics/x/v0/r1/…` →
 `cogs/x/v0/r1/…`), or by the URL under which this server serves them. Any other asset is refused.
 
+`with_asset_urls` is the document for other programs: with the URLs of the COGs.
+
 Quadkeys are sorted: those of the tiles inside a tile begin with its quadkey, so that a binary search finds them.
 """
 
@@ -10,10 +12,15 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
+from urllib.parse import quote, urlsplit
 
+import orjson
 from cogeo_mosaic.mosaic import MosaicJSON
 from pydantic import ValidationError
+from rio_tiler.constants import WEB_MERCATOR_TMS
 
+from dagmaster.access.links import PARAMETER
+from dagmaster.addresses import Addresses, rebased
 from dagmaster.bbox import BBox
 from dagmaster.errors import InvalidRequest, UnfitData
 from dagmaster.serving.sources import location_of
@@ -46,12 +53,32 @@ class Mosaic:
         end = bisect_left(self.quadkeys, f"{key}4")  # the digits of a quadkey are 0 to 3
         return _unique(self.assets[quadkey] for quadkey in self.quadkeys[first:end])
 
+    def assets_in(self, box: BBox) -> list[Location]:
+        """The assets that may touch a box in degrees."""
+        if self.quadkey_zoom == 0:
+            return self.all_assets()
+        south, north = (max(-85.05, min(85.05, edge)) for edge in (box.south, box.north))
+        west, east = (max(-180.0, min(179.999999, edge)) for edge in (box.west, box.east))
+        left, top, _ = WEB_MERCATOR_TMS.tile(west, north, self.quadkey_zoom)
+        right, bottom, _ = WEB_MERCATOR_TMS.tile(east, south, self.quadkey_zoom)
+        inside = []
+        for key in self.quadkeys:
+            x, y = _column_and_row(key)
+            if left <= x <= right and top <= y <= bottom:
+                inside.append(self.assets[key])
+        return _unique(inside)
+
     def all_assets(self) -> list[Location]:
         return _unique(self.assets.values())
 
 
 def quadkey(x: int, y: int, z: int) -> str:
     return "".join(str(((x >> bit) & 1) | (((y >> bit) & 1) << 1)) for bit in range(z - 1, -1, -1))
+
+
+def _column_and_row(key: str) -> tuple[int, int]:
+    """The reverse of `quadkey`: the digits are pairs of bits, the row's first."""
+    return int("".join(str(int(digit) & 1) for digit in key), 2), int("".join(str(int(digit) >> 1) for digit in key), 2)
 
 
 class MosaicCache:
@@ -83,9 +110,54 @@ def parse(document: bytes, location: Location) -> Mosaic:
     )
 
 
+def is_mosaic(location: Location) -> bool:
+    return location.blob.startswith("mosaics/") and location.blob.endswith(".json")
+
+
+def with_asset_urls(document: bytes, location: Location, base: str, token: str | None = None) -> bytes:
+    """The mosaic with an `asset_prefix` that makes its assets URLs of this server, for programs that read it by HTTP.
+
+    A token that read the mosaic is part of these URLs, because the assets need it too. A document that is not a mosaic,
+    or whose assets are not those of its edition, is returned as it is.
+    """
+    query = f"?{PARAMETER}={quote(token)}" if token else ""
+    try:
+        mosaic = orjson.loads(document)
+        prefix = mosaic.get("asset_prefix") or ""
+        names = {name for tile in mosaic["tiles"].values() for name in tile}
+        if _is_url(prefix):
+            prefix = rebased(prefix, base, urlsplit(base).hostname)
+            renamed = {name: name + (query if prefix.startswith(base) else "") for name in names}
+        elif any(map(_is_url, names)):
+            renamed = {name: _own_url(name, base, query) for name in names}
+        else:
+            for name in names:
+                _asset(prefix + name, location)
+            prefix = Addresses(base).file(_cog_of(location, "x")).removesuffix("x") + quote(prefix)
+            renamed = {name: quote(name) + query for name in names}
+        tiles = {key: [renamed[name] for name in tile] for key, tile in mosaic["tiles"].items()}
+        mosaic |= {"tiles": tiles, **({"asset_prefix": prefix} if prefix else {})}
+    except (AttributeError, KeyError, TypeError, orjson.JSONDecodeError, UnfitData):
+        return document
+    return orjson.dumps(mosaic)
+
+
+def _is_url(name: str) -> bool:
+    """An absolute URL, or a path of this server."""
+    return "://" in name or name.startswith("/")
+
+
+def _own_url(name: str, base: str, query: str) -> str:
+    """A URL of this server with the token; those of others are never sent the token."""
+    url = rebased(name, base, urlsplit(base).hostname)
+    return url + query if url.startswith(base) else url
+
+
 def _asset(name: str, mosaic: Location) -> Location:
-    if "://" in name:
-        return location_of(name)
+    return location_of(name) if _is_url(name) else _cog_of(mosaic, name)
+
+
+def _cog_of(mosaic: Location, name: str) -> Location:
     kind, _, edition = mosaic.blob.rpartition("/")[0].partition("/")
     if kind != "mosaics":
         raise _foreign_asset()

@@ -3,10 +3,13 @@
 They are static files that load nothing from other servers, because the network may have no access to the internet.
 """
 
+import html
+import re
 from functools import cache
 from importlib import resources
 
 from fastapi import APIRouter
+from starlette.requests import Request
 from starlette.responses import Response
 
 from dagmaster.errors import NotFound
@@ -30,10 +33,42 @@ router = APIRouter(include_in_schema=False)
 
 
 def page(name: str) -> Response:
-    files = _static_files()
-    if name not in files:
-        raise NotFound("the page does not exist", code="route.not-found")
-    return Response(files[name], media_type=_MEDIA_TYPES[name.rpartition(".")[2]], headers=_HEADERS)
+    return Response(_static_files()[name], media_type=_MEDIA_TYPES[name.rpartition(".")[2]], headers=_HEADERS)
+
+
+def prefers_html(request: Request) -> bool:
+    """Whether the client is a browser that shows a page. JSON is the default, also for `*/*` and if both are equal."""
+    if request.method not in {"GET", "HEAD"}:
+        return False
+    weights = {"html": 0.0, "json": 0.0}
+    for part in request.headers.get("accept", "").split(","):
+        media_type, _, parameters = part.partition(";")
+        kind = media_type.strip().lower().removeprefix("application/").removeprefix("text/")
+        kind = {"xhtml+xml": "html", "geo+json": "json", "schema+json": "json", "problem+json": "json"}.get(kind, kind)
+        if kind in weights:
+            weights[kind] = max(weights[kind], _weight(parameters))
+    return weights["html"] > weights["json"]
+
+
+def _weight(parameters: str) -> float:
+    name, _, value = parameters.strip().partition("=")
+    try:
+        return float(value) if name.strip().lower() == "q" else 1.0
+    except ValueError:
+        return 0.0
+
+
+def missing_page(request: Request, message: str, hint: str | None) -> Response:
+    """A page for people who followed a link to something that does not exist."""
+    texts = {
+        "ROOT": "../" * (request.scope["path"].count("/") - 1) or "./",
+        "MESSAGE": f"{message[:1].upper()}{message[1:]}",
+        "HINT": hint or "",
+    }
+    template = _static_files()["missing.html"].decode()
+    body = re.sub(r"\{([A-Z]+)\}", lambda match: html.escape(texts[match[1]]), template)
+    headers = {**_HEADERS, "Cache-Control": "no-store", "Vary": "Accept"}
+    return Response(body, status_code=404, media_type=_MEDIA_TYPES["html"], headers=headers)
 
 
 @router.get("/")
@@ -43,6 +78,9 @@ async def get_index() -> Response:
 
 @router.get("/pages/{name}")
 async def get_page(name: str) -> Response:
+    """Scripts and styles. HTML files have relative links or are templates: they work only at their own addresses."""
+    if name not in _static_files() or name.endswith(".html"):
+        raise NotFound("the page does not exist", code="route.not-found")
     return page(name)
 
 

@@ -19,8 +19,9 @@ from rio_tiler.errors import (
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from dagmaster.errors import DagmasterError
+from dagmaster.errors import DagmasterError, NotFound
 from dagmaster.observe import log
+from dagmaster.serving.pages import missing_page, prefers_html
 from dagmaster.web.problems import Problems, request_id_of
 
 PROBLEMS = Problems(is_discreet=True, longest_text=1000, headers={"Cache-Control": "no-store"})
@@ -30,9 +31,9 @@ _log = log.get("serving")
 
 def register(app: FastAPI) -> None:
     """Turn every error into a problem response."""
-    app.add_exception_handler(DagmasterError, PROBLEMS.on_error)
+    app.add_exception_handler(DagmasterError, _on_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)
-    app.add_exception_handler(HTTPException, PROBLEMS.on_http)
+    app.add_exception_handler(HTTPException, _on_http)
     for error in _OUTSIDE:
         app.add_exception_handler(error, _on_outside)
     app.add_exception_handler(RasterioError, _on_unreadable)
@@ -40,6 +41,19 @@ def register(app: FastAPI) -> None:
     app.add_exception_handler(InvalidFormat, _on_unsupported_bands)
     for builtin in (TypeError, ValueError, OverflowError):
         app.add_exception_handler(builtin, _on_bad_nodata)
+
+
+async def _on_error(request: Request, error: Exception) -> Response:
+    if isinstance(error, NotFound) and prefers_html(request):
+        return missing_page(request, PROBLEMS.clean(error.message), None)
+    return await PROBLEMS.on_error(request, error)
+
+
+async def _on_http(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    if error.status_code == HTTPStatus.NOT_FOUND and prefers_html(request):
+        return missing_page(request, "there is no page at this address", None)
+    return await PROBLEMS.on_http(request, error)
 
 
 def describe(error: RequestValidationError) -> str:

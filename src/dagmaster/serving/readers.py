@@ -6,6 +6,7 @@ hosts.
 
 import math
 import os
+import re
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,8 +27,10 @@ from rio_tiler.mosaic import mosaic_reader
 from rio_tiler.utils import CRS_to_uri, inherit_rasterio_env
 
 from dagmaster.bbox import BBox
-from dagmaster.errors import InvalidRequest, NotFound
+from dagmaster.errors import InvalidRequest, NotFound, UnfitData
+from dagmaster.serving.caching import NotModified
 from dagmaster.serving.dataset_pool import DatasetPool
+from dagmaster.serving.grids import has_tile
 from dagmaster.serving.mosaics import MAX_ASSETS, Mosaic, MosaicCache
 from dagmaster.serving.sources import SourceKind, TileSource
 from dagmaster.storage.location import Location
@@ -37,7 +40,7 @@ from dagmaster.storage.zones import Storage
 _CONCURRENT_READS = 2
 # The threads are kept: GDAL and PROJ initialise their state for each new thread.
 _THREADS = ThreadPoolExecutor(max(2, os.cpu_count() or 2), thread_name_prefix="cogs")
-_MAX_ZOOM = 24
+_BANDS = re.compile(r"\bb(\d{1,3})\b")
 _DEFAULT_SIZE = 1024
 _MAX_SIZE = 2 * _DEFAULT_SIZE
 
@@ -64,6 +67,8 @@ class ReaderInput:
     storage: Storage
     mosaics: MosaicCache
     datasets: DatasetPool = field(default_factory=DatasetPool)
+    is_known: bool = False  # the client has the content of this revision
+    mosaic: Mosaic | None = None  # instead of the document at the location of the source
 
     def open_cog(self, location: Location, tms: TileMatrixSet, *, is_display: bool) -> "CogReader":
         return CogReader(self.storage.gdal_path(location), tms=tms, datasets=self.datasets, is_display=is_display)
@@ -80,6 +85,8 @@ def open_for_values(src_path: ReaderInput, tms: TileMatrixSet = WEB_MERCATOR_TMS
 
 
 def _open(src_path: ReaderInput, tms: TileMatrixSet, *, is_display: bool) -> "CogReader | MosaicReader":
+    if src_path.is_known:
+        raise NotModified
     if src_path.source.kind is SourceKind.COG:
         return src_path.open_cog(src_path.source.location, tms, is_display=is_display)
     return MosaicReader(src_path, tms, is_display=is_display)
@@ -102,34 +109,51 @@ class CogReader(Reader):
         self._ctx_stack.__exit__(kind, error, trace)  # rio-tiler's does not pass the error on to the pool
 
     def tile(self, tile_x: int, tile_y: int, tile_z: int, **options: Any) -> ImageData:  # type: ignore[override]
-        require_tile(tile_x, tile_y, tile_z)
+        require_tile(self.tms, tile_x, tile_y, tile_z)
         return super().tile(tile_x, tile_y, tile_z, **options)
 
     def part(  # type: ignore[override]
-        self, bbox: BBox, indexes: Sequence[int] | None = None, **options: Any
+        self,
+        bbox: BBox,
+        indexes: Sequence[int] | None = None,
+        expression: str | None = None,
+        width: int | None = None,
+        height: int | None = None,
+        **options: Any,
     ) -> ImageData:
-        return super().part(bbox, indexes=self._indexes(indexes), **options)
+        self._require_bands_of(expression)
+        bands = None if expression else self._indexes(indexes)
+        if (width is None) != (height is None):  # rio-tiler does not limit the other one
+            width, height = _size(_aspect(BBox(*bbox)), None, width, height)
+        return super().part(bbox, indexes=bands, expression=expression, width=width, height=height, **options)
 
     def preview(  # type: ignore[override]
         self,
         indexes: Sequence[int] | None = None,
+        expression: str | None = None,
         max_size: int | None = None,
         width: int | None = None,
         height: int | None = None,
         **options: Any,
     ) -> ImageData:
+        self._require_bands_of(expression)
         longest: Any = max_size or _DEFAULT_SIZE
         if self.is_display and self._dataset.crs and self._dataset.crs.is_geographic:
             longest = min(longest, max(self._dataset.width, self._dataset.height))
             width, height = _size(_aspect_on_ground(BBox(*self._dataset.bounds)), longest, width, height)
         if width or height:
+            width, height = _size(self._dataset.width / self._dataset.height, None, width, height)
             longest = None  # rio-tiler accepts one or the other
-        return super().preview(indexes=self._indexes(indexes), max_size=longest, width=width, height=height, **options)
+        bands = None if expression else self._indexes(indexes)
+        return super().preview(
+            indexes=bands, expression=expression, max_size=longest, width=width, height=height, **options
+        )
 
     def point(  # type: ignore[override]
         self, lon: float, lat: float, indexes: Sequence[int] | None = None, **options: Any
     ) -> PointData:
         self._require_bands(indexes)
+        self._require_bands_of(options.get("expression"))
         return super().point(lon, lat, indexes=indexes, **options)
 
     def band_indexes(self) -> list[int]:
@@ -145,6 +169,10 @@ class CogReader(Reader):
         pairs = zip(self._dataset.indexes, self._dataset.colorinterp, strict=True)
         bands = [band for band, color in pairs if color is not ColorInterp.alpha]
         return bands[:3] if len(bands) >= 3 else bands[:1]
+
+    def _require_bands_of(self, expression: str | None) -> None:
+        if expression:
+            self._require_bands([int(band) for band in _BANDS.findall(expression)])
 
     def _require_bands(self, indexes: Sequence[int] | None) -> None:
         count = self._dataset.count
@@ -163,29 +191,40 @@ class MosaicReader(BaseReader):
         self.input = src_path
         self.tms = tms
         self.is_display = is_display
-        self.mosaic: Mosaic = src_path.mosaics.load(src_path.source.location, src_path.source.tag)
+        source = src_path.source
+        self.mosaic: Mosaic = src_path.mosaic or src_path.mosaics.load(source.location, source.tag)
         self.bounds = self.mosaic.bounds
         self.crs = WGS84_CRS
         self.colormap: dict[int, Any] | None = None  # of the COG that was opened last: all have the same
 
     @property
     def minzoom(self) -> int:
-        return self.mosaic.minzoom
+        return self._zooms()[0]
 
     @property
     def maxzoom(self) -> int:
-        return self.mosaic.maxzoom
+        return self._zooms()[1]
+
+    def _zooms(self) -> tuple[int, int]:
+        """Those of the mosaic, which are of Web Mercator; in other grids, the ones with about the same pixel sizes."""
+        if self.tms is WEB_MERCATOR_TMS or self.tms.id == WEB_MERCATOR_TMS.id:
+            return self.mosaic.minzoom, self.mosaic.maxzoom
+        sizes = (_pixel_metres(WEB_MERCATOR_TMS, zoom) for zoom in (self.mosaic.minzoom, self.mosaic.maxzoom))
+        lowest, highest = (_zoom_of(self.tms, size) for size in sizes)
+        return lowest, highest
 
     def tile(self, tile_x: int, tile_y: int, tile_z: int, **options: Any) -> ImageData:
-        require_tile(tile_x, tile_y, tile_z)
-        if not self.minzoom <= tile_z <= self.maxzoom:
+        require_tile(self.tms, tile_x, tile_y, tile_z)
+        if tile_z < self.minzoom:  # such a tile could need every COG; a tile above maxzoom needs few
             raise NotFound(
-                f"the dataset has tiles from zoom {self.minzoom} to {self.maxzoom}",
+                f"the dataset has tiles from zoom {self.minzoom}",
                 code="tiles.outside-zooms",
                 hint="the TileJSON has the bounds and zooms",
             )
         area = BBox(*self.tms.bounds(Tile(tile_x, tile_y, tile_z)))
-        assets = self._near(self.mosaic.assets_for_tile(tile_x, tile_y, tile_z), area)
+        is_mercator = self.tms.id == WEB_MERCATOR_TMS.id
+        assets = self.mosaic.assets_for_tile(tile_x, tile_y, tile_z) if is_mercator else self.mosaic.assets_in(area)
+        assets = self._near(assets, area)
         return self._merge(assets, lambda cog: cog.tile(tile_x, tile_y, tile_z, **options))
 
     def preview(
@@ -198,24 +237,62 @@ class MosaicReader(BaseReader):
         **options: Any,
     ) -> ImageData:
         box = self._continuous_bounds()
-        if not self.is_display and not indexes:
+        aspect = _aspect_on_ground(box) if self.is_display else _aspect(box)
+        size = _size(aspect, max_size, width, height)
+        return self._read_box(box, self.mosaic.all_assets(), size, indexes=indexes, dst_crs=dst_crs, **options)
+
+    def part(  # type: ignore[override]
+        self,
+        bbox: BBox,
+        *,
+        indexes: Sequence[int] | None = None,
+        max_size: int | None = None,
+        width: int | None = None,
+        height: int | None = None,
+        dst_crs: CRS | None = None,
+        bounds_crs: CRS | None = None,
+        **options: Any,
+    ) -> ImageData:
+        """A box in degrees, also if it is partly or completely outside."""
+        box = BBox(*bbox)
+        options.pop("align_bounds_with_dataset", None)  # there is no common grid
+        assets = self._near(self.mosaic.assets_in(box), box)
+        size = _size(_aspect(box), max_size, width, height)
+        return self._read_box(box, assets, size, indexes=indexes, dst_crs=dst_crs, **options)
+
+    def feature(self, shape: dict[str, Any], **options: Any) -> ImageData:
+        return Reader.feature(self, shape, **options)  # type: ignore[arg-type] # it uses nothing but `part`
+
+    def _read_box(
+        self,
+        box: BBox,
+        assets: list[Location],
+        size: tuple[int, int],
+        *,
+        indexes: Sequence[int] | None,
+        dst_crs: CRS | None,
+        **options: Any,
+    ) -> ImageData:
+        columns, rows = size
+        # Without options rio-tiler does not warp files that are in this CRS: it lets GDAL read a window of whole pixels
+        # of the overview, which moves each file by up to half a pixel and leaves gaps between them.
+        warping = {**options, "vrt_options": {"num_threads": 1, **(options.get("vrt_options") or {})}}
+        if not self.is_display and not indexes and not options.get("expression"):
             with self._open(self._first_asset()) as cog:
                 indexes = cog.band_indexes()
-        aspect = _aspect_on_ground(box) if self.is_display else _aspect(box)
-        columns, rows = _size(aspect, max_size, width, height)
 
         def read(cog: CogReader) -> ImageData:
             area = box if cog.extent().east > box.west else box._replace(west=box.west - 360, east=box.east - 360)
             crs = dst_crs or WGS84_CRS
-            return cog.part(area, indexes, bounds_crs=WGS84_CRS, dst_crs=crs, width=columns, height=rows, **options)
+            return cog.part(area, indexes, bounds_crs=WGS84_CRS, dst_crs=crs, width=columns, height=rows, **warping)
 
-        return self._merge(self.mosaic.all_assets(), read)
+        return self._merge(assets, read)
 
     def point(self, lon: float, lat: float, **options: Any) -> PointData:
         """From the first COG that has data there, else from the first COG."""
         zoom = self.mosaic.quadkey_zoom
-        x, y, _ = self.tms.tile(lon, lat, zoom)
-        require_tile(x, y, zoom)
+        x, y, _ = WEB_MERCATOR_TMS.tile(lon, lat, zoom)
+        require_tile(WEB_MERCATOR_TMS, x, y, zoom)
         masked: PointData | None = None
         for location in self._near(self.mosaic.assets_for_tile(x, y, zoom), BBox(lon, lat, lon, lat)):
             try:
@@ -241,12 +318,6 @@ class MosaicReader(BaseReader):
 
     def statistics(self, *_: Any, **__: Any) -> dict[str, BandStatistics]:
         raise NotImplementedError  # TiTiler takes statistics from a preview
-
-    def feature(self, *_: Any, **__: Any) -> ImageData:
-        raise NotImplementedError
-
-    def part(self, *_: Any, **__: Any) -> ImageData:
-        raise NotImplementedError
 
     def _continuous_bounds(self) -> BBox:
         """Across the antimeridian the catalogue's bounds, with longitudes beyond 180: MosaicJSON has no such bounds."""
@@ -280,11 +351,21 @@ class MosaicReader(BaseReader):
         waiting = iter(locations)
         reads = deque(_THREADS.submit(read_asset, location) for location in islice(waiting, _CONCURRENT_READS))
 
+        counts: set[int] = set()
+
         def next_image(_: Location) -> ImageData:
             """The image of the asset that is asked for: with `threads=0` rio-tiler asks in the order of the list."""
             pending = reads.popleft()
             try:
-                return pending.result()
+                image = pending.result()
+                counts.add(image.count)
+                if len(counts) > 1:
+                    raise UnfitData(
+                        "the files have different numbers of bands",
+                        code="mosaic.mixed-bands",
+                        hint="select bands that all have with bidx",
+                    )
+                return image
             finally:
                 reads.extend(_THREADS.submit(read_asset, location) for location in islice(waiting, 1))
 
@@ -302,9 +383,18 @@ class MosaicReader(BaseReader):
         return cog
 
 
-def require_tile(x: int, y: int, z: int) -> None:
-    if not (0 <= z <= _MAX_ZOOM and 0 <= x < 2**z and 0 <= y < 2**z):
+def require_tile(grid: TileMatrixSet, x: int, y: int, z: int) -> None:
+    if not has_tile(grid, x, y, z):
         raise TileOutsideBounds("the tile does not exist")
+
+
+def _pixel_metres(grid: TileMatrixSet, zoom: int) -> float:
+    return float(grid.matrix(zoom).scaleDenominator) * 0.28e-3  # the size of a pixel in the definition of scales
+
+
+def _zoom_of(grid: TileMatrixSet, metres: float) -> int:
+    zooms = range(grid.minzoom, grid.maxzoom + 1)
+    return min(zooms, key=lambda zoom: abs(math.log(_pixel_metres(grid, zoom) / metres)))
 
 
 def _size(aspect: float, longest: int | None, width: int | None, height: int | None) -> tuple[int, int]:

@@ -1,24 +1,33 @@
 """The services that the routes of the map server use."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import Depends, Request
+from morecantile import TileMatrixSet
 
 from dagmaster.database.catalog.datasets import CatalogReader
+from dagmaster.serving.access import AccessDecisions
 from dagmaster.serving.dataset_pool import DatasetPool
 from dagmaster.serving.mosaics import MosaicCache
-from dagmaster.serving.sources import CachedResolver
+from dagmaster.serving.shared_tasks import SharedTasks
+from dagmaster.serving.sources import SourceResolver, TileSource
+from dagmaster.serving.stac import ItemSearch
 from dagmaster.storage.zones import Storage
 
 
 @dataclass(frozen=True, slots=True)
 class MapServices:
     catalog: CatalogReader
-    resolver: CachedResolver
+    access: AccessDecisions
+    resolver: SourceResolver
     storage: Storage
     mosaics: MosaicCache
     datasets: DatasetPool
+    grids: Mapping[str, TileMatrixSet]
+    item_search: ItemSearch
+    search_summaries: SharedTasks[TileSource]  # by the ids of searches and the collections that callers may see
 
 
 async def _services(request: Request) -> MapServices:

@@ -4,10 +4,11 @@ It is a separate app whose paths begin with `/stac`: if it were mounted there, i
 `connected` opens its connections, because the lifespan of an app inside another one is not run.
 """
 
+import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any
 from urllib.parse import urlencode
@@ -17,35 +18,73 @@ import orjson
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from psycopg.conninfo import conninfo_to_dict
+from pydantic import ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from dagmaster import __version__
 from dagmaster.addresses import STAC, Addresses, rebased
+from dagmaster.database.catalog.datasets import CatalogReader, too_slow
 from dagmaster.database.catalog.pgstac import not_deployed
-from dagmaster.errors import InvalidRequest, Unavailable
-from dagmaster.serving.filters import require_flat_json, require_flat_text, require_simple_filter
+from dagmaster.errors import DagmasterError, InvalidRequest, NotFound, Unavailable
+from dagmaster.serving import revisions
+from dagmaster.serving.access import AccessDecisions
+from dagmaster.serving.filters import (
+    require_flat_text,
+    require_simple_filter,
+    require_simple_geometry,
+    require_simple_json,
+)
+from dagmaster.serving.hydration import read_page
 from dagmaster.serving.pages import page
 from dagmaster.serving.problems import PROBLEMS, describe
+from dagmaster.serving.queries import FilteringQueryExtension, both_filters, filter_of, move_query
+from dagmaster.serving.revisions import RevisionDocuments
+from dagmaster.web.problems import request_id_of
 
 # On import it creates settings that are not used here, and warns that they are not set.
 logging.getLogger("stac_fastapi.types.config").setLevel(logging.ERROR)
 
+from stac_fastapi.extensions import (  # noqa: E402
+    CollectionSearchFilterExtension,
+    ItemCollectionFilterExtension,
+    SearchFilterExtension,
+)
+from stac_fastapi.extensions.query import QueryConformanceClasses  # noqa: E402
+from stac_fastapi.extensions.sort import (  # noqa: E402
+    ItemCollectionSortExtension,
+    SearchSortExtension,
+    SortConformanceClasses,
+)
 from stac_fastapi.pgstac.app import instantiate_api  # noqa: E402
 from stac_fastapi.pgstac.config import Settings as StacSettings  # noqa: E402
 from stac_fastapi.pgstac.core import CoreCrudClient, clean_search_args  # noqa: E402
-from stac_fastapi.pgstac.db import con_init, get_connection  # noqa: E402
+from stac_fastapi.pgstac.db import con_init, translate_pgstac_errors  # noqa: E402
+from stac_fastapi.pgstac.extensions.filter import FiltersClient  # noqa: E402
 from stac_fastapi.pgstac.models.extensions import Extensions  # noqa: E402
+from stac_fastapi.pgstac.models.links import ItemLinks, PagingLinks  # noqa: E402
+from stac_fastapi.pgstac.utils import filter_fields  # noqa: E402
+from stac_fastapi.types.errors import NotFoundError  # noqa: E402
+
+Collections = tuple[str, ...] | None  # that a caller may see; None: all
 
 PREFIX = STAC
 TITLE = "dagmaster"
 ABOUT = "Datasets of this platform: validated, cloud-optimised, and served as maps"
 _MAX_CONNECTIONS = 4
-_STATEMENT_SECONDS = 10
+STATEMENT_SECONDS = 10.0
+# How long a search waits for a connection while others use all of them.
+WAIT_SECONDS = 20.0
 # On one page: it has a link to the next.
 MAX_ITEMS = 1000
+# Completed before other requests have their turn.
+_ITEMS_AT_ONCE = 50
+_GEOJSON = "application/geo+json"
 _HINT = "/stac/api describes the API"
+_NO_COLLECTION = "-"  # not the id of a dataset; for pgSTAC an empty list means all
+# Clients look for the classes of version 1.0; stac-fastapi claims those of 1.1 alone, which have the same content.
+_SORT_1_0 = "https://api.stacspec.org/v1.0.0/{}#sort"
 # The connection parameters that asyncpg supports; it would send others to the server as settings.
 _CONNECTION_PARAMETERS = (
     *("host", "port", "user", "password", "dbname", "passfile", "service", "target_session_attrs"),
@@ -60,9 +99,17 @@ _UNAVAILABLE_ERRORS = (
     asyncpg.OperatorInterventionError,
     asyncpg.InsufficientResourcesError,
     asyncpg.InvalidCatalogNameError,
+    asyncpg.InsufficientPrivilegeError,
 )
 # Raised for values that PostgreSQL, pgSTAC or a parser cannot read. The messages may quote data: they are not returned.
-_UNREADABLE_ERRORS = (asyncpg.DataError, asyncpg.RaiseError, orjson.JSONDecodeError)
+_UNREADABLE_ERRORS = (
+    asyncpg.DataError,
+    asyncpg.RaiseError,
+    asyncpg.InternalServerError,  # of PostGIS, for a geometry
+    asyncpg.SyntaxOrAccessError,  # of the SQL that pgSTAC makes of a filter or a text search
+    asyncpg.ProgramLimitExceededError,
+    orjson.JSONDecodeError,
+)
 
 
 class _StacSettings(StacSettings):  # type: ignore[misc]
@@ -76,10 +123,12 @@ class _StacSettings(StacSettings):  # type: ignore[misc]
 
 
 class _Client(CoreCrudClient):  # type: ignore[misc]
-    """Limits searches, adds links to the map page, and replaces stored URLs of this server by current ones."""
+    """Shows what the caller may see, limits searches, adds links to the map page, and replaces stored URLs of this
+    server by current ones."""
 
     async def all_collections(self, request: Request, **search: Any) -> Any:
         _limit_search(search)
+        listed = await _access(request).listed_collections(request)
 
         def adapt(document: Any) -> None:
             _update_urls(document["collections"], request)
@@ -87,48 +136,206 @@ class _Client(CoreCrudClient):  # type: ignore[misc]
                 for collection in document["collections"]:
                     _add_map_link(collection, collection.get("id"), request)
 
-        return _adapted(await super().all_collections(request=request, **search), adapt)
+        response = await super().all_collections(request=request, **search, listed=listed)
+        return _adapted(response, adapt, "application/json")
+
+    def _clean_search_args(self, base_args: Any, *args: Any, listed: Collections = None, **options: Any) -> Any:
+        """The arguments for pgSTAC. A search for collections has `listed`, the collections that it may find."""
+        clean = super()._clean_search_args(base_args, *args, **options)
+        return clean if listed is None else {**clean, "ids": list(listed)}
 
     async def get_collection(self, collection_id: str, request: Request, **options: Any) -> Any:
+        if revisions.is_requested(request):
+            with _unknown_as(_no_collection(collection_id)):
+                return await _revision_documents(request).collection(request, collection_id)
+        await _require_listed(request, collection_id)
         collection = await super().get_collection(collection_id, request=request, **options)
         _update_urls([collection], request)
         return _add_map_link(collection, collection_id, request)
 
     async def get_item(self, item_id: str, collection_id: str, request: Request, **options: Any) -> Any:
+        if revisions.is_requested(request):
+            with _unknown_as(_no_collection(collection_id)):
+                return await _revision_documents(request).item(request, collection_id, item_id)
         item = await super().get_item(item_id, collection_id, request=request, **options)
         _adapt_items([item], request, {})
         ordinal = (item.get("properties") or {}).get("dagmaster:version_ordinal")
         return _add_map_link(item, collection_id, request, None if ordinal is None else int(ordinal))
 
     async def item_collection(self, collection_id: str, request: Request, **search: Any) -> Any:
+        if revisions.is_requested(request):
+            with _unknown_as(_no_collection(collection_id)):
+                document = await _revision_documents(request).items(request, collection_id)
+            return Response(orjson.dumps(document), media_type=_GEOJSON)
         _limit_search(search)
         response = await super().item_collection(collection_id, request=request, **search)
         fields = clean_search_args({}, fields=search.get("fields")).get("fields", {})
-        return _adapted(response, lambda document: _adapt_items(document["features"], request, fields))
+        return _adapted(response, lambda document: _adapt_items(document["features"], request, fields), _GEOJSON)
 
     async def get_search(self, request: Request, **search: Any) -> Any:
         _limit_search(search)
         response = await super().get_search(request=request, **search)
         fields = clean_search_args({}, fields=search.get("fields")).get("fields", {})
-        return _adapted(response, lambda document: _adapt_items(document["features"], request, fields))
+        return _adapted(response, lambda document: _adapt_items(document["features"], request, fields), _GEOJSON)
 
     async def post_search(self, search_request: Any, request: Request, **options: Any) -> Any:
-        require_flat_json(orjson.loads(await request.body()))
-        limited = {"bbox": search_request.bbox, "limit": search_request.limit}
-        _limit_search(limited)
-        search_request.limit = limited["limit"]
+        require_simple_json(orjson.loads(await request.body()))
+        _limit_body(search_request)
         response = await super().post_search(search_request, request=request, **options)
         fields = search_request.fields.model_dump() if getattr(search_request, "fields", None) else {}
-        return _adapted(response, lambda document: _adapt_items(document["features"], request, fields))
+        return _adapted(response, lambda document: _adapt_items(document["features"], request, fields), _GEOJSON)
+
+    async def _search_base(self, search_request: Any, request: Request) -> Any:
+        """Replaces stac-fastapi's, which fails for all items if one has other types of values than its collection."""
+        listed = await _access(request).listed_collections(request)
+        page = await _read_items(_limited_to(search_request, listed), request.app.state.readpool)
+        fields = getattr(search_request, "fields", None)
+        include, exclude = (set(getattr(fields, name, None) or ()) for name in ("include", "exclude"))
+        include |= {"id", "collection"} if include else set()  # as pgSTAC selects them
+        for number, item in enumerate(page["features"]):
+            page["features"][number] = await _select_fields(item, include, exclude, request)
+            if number % _ITEMS_AT_ONCE == 0:
+                await asyncio.sleep(0)  # other requests have their turn
+        tokens = {link["rel"]: link["href"].partition(f"token={link['rel']}:")[2] for link in page.get("links", ())}
+        paging = PagingLinks(request=request, next=tokens.get("next"), prev=tokens.get("prev"))
+        return {**page, "links": await paging.get_links()}
+
+
+class _QueryablesClient(FiltersClient):  # type: ignore[misc]
+    async def get_queryables(self, request: Request, collection_id: str | None = None, **_: Any) -> Any:
+        """Replaces stac-fastapi's: without a collection, the queryables of all that the caller may see."""
+        ids: list[str] | None = None
+        if collection_id is not None:
+            await _require_listed(request, collection_id)
+            ids = [collection_id]
+        elif (listed := await _access(request).listed_collections(request)) is not None:
+            ids = list(listed) or [_NO_COLLECTION]
+        async with request.app.state.get_connection(request, "r") as connection:
+            queryables = await connection.fetchval("SELECT get_queryables($1::text[])", ids)
+        if not queryables:
+            raise NotFoundError(f"Collection {collection_id} not found")
+        return {**queryables, "$id": str(request.url)}
+
+
+def _access(request: Request) -> AccessDecisions:
+    access: AccessDecisions = request.app.state.access
+    return access
+
+
+def _revision_documents(request: Request) -> RevisionDocuments:
+    documents: RevisionDocuments = request.app.state.revision_documents
+    return documents
+
+
+async def _require_listed(request: Request, collection_id: str) -> None:
+    if not await _access(request).is_listed(request, collection_id):
+        raise _no_collection(collection_id)
+
+
+def _no_collection(collection_id: str) -> NotFoundError:
+    """The words of stac-fastapi for a collection that it does not find."""
+    return NotFoundError(f"Collection {collection_id} does not exist.")
+
+
+@contextmanager
+def _unknown_as(error: NotFoundError) -> Iterator[None]:
+    try:
+        yield
+    except NotFound:
+        raise error from None
+
+
+def _limited_to(search_request: Any, listed: Collections) -> Any:
+    """The search, in the listed collections only. pgSTAC does not read the partitions of others at all, so that neither
+    a filter nor a sorting can tell anything about them."""
+    if listed is None:
+        return search_request
+    wanted = search_request.collections
+    limited = search_request.model_copy()
+    limited.collections = list(listed) if wanted is None else sorted({*wanted} & {*listed})
+    if _collection_of_token(getattr(search_request, "token", None)) not in (None, *limited.collections):
+        raise _unreadable()
+    return limited
+
+
+def _collection_of_token(token: str | None) -> str | None:
+    """The collection of the item at which a page begins: pgSTAC would compare with it, whoever may see it."""
+    parts = (token or "").split(":")
+    if len(parts) != 3:
+        return None
+    try:
+        return bytes.fromhex(parts[1]).decode()
+    except ValueError:
+        return None
+
+
+class ItemSearch:
+    """Searches of other routes than those of the STAC API, with its models, checks, connections and limits."""
+
+    def __init__(self, app: FastAPI) -> None:
+        self._app = app
+
+    async def page(self, search: Mapping[str, Any], listed: Collections) -> dict[str, Any]:
+        """A page of items for the body of a POST search, of the listed collections (None: of all)."""
+        model = _limited_to(self.parsed(search), listed)
+        try:
+            return await _read_items(model, self._app.state.readpool)
+        except tuple(_ERRORS) as error:
+            raise _translated(error) from error
+
+    def parsed(self, search: Mapping[str, Any]) -> Any:
+        """The model of a search; refused if the STAC API would refuse it."""
+        require_simple_json(search)
+        try:
+            model = self._app.state.search_model.model_validate(search)
+        except ValidationError as error:
+            message = describe(RequestValidationError(error.errors()))
+            raise InvalidRequest(message, code="request.invalid", hint=_HINT) from None
+        _limit_body(model)
+        return model
+
+
+async def _read_items(search_request: Any, pool: asyncpg.Pool) -> dict[str, Any]:
+    search_request.conf = {**(search_request.conf or {}), "nohydrate": True}
+    search = search_request.model_dump_json(exclude_none=True, by_alias=True)
+    async with _connection(pool) as connection:
+        return read_page(await connection.fetchval("SELECT search($1::text::jsonb)::text", search))
+
+
+async def _select_fields(item: dict[str, Any], include: set[str], exclude: set[str], request: Request) -> Any:
+    """The selected fields of an item, with its links."""
+    selected = filter_fields(item, include, exclude)
+    if "links" not in exclude:
+        links = ItemLinks(collection_id=item["collection"], item_id=item["id"], request=request)
+        selected["links"] = await links.get_links(extra_links=selected.get("links"))
+    return selected
+
+
+def _limit_body(search_request: Any) -> None:
+    limited = {"bbox": search_request.bbox, "limit": search_request.limit}
+    _limit_search(limited)
+    search_request.limit = limited["limit"]
+    if search_request.query:
+        search_request.filter_expr = both_filters(search_request.filter_expr, filter_of(search_request.query))
+        search_request.query = None
 
 
 def _limit_search(search: dict[str, Any]) -> None:
     _require_finite(search.get("bbox"))
     require_simple_filter(search.get("filter_expr"))
-    for name in ("query", "intersects"):
-        require_flat_text(search.get(name))
+    for name in ("fields", "sortby"):
+        _require_names(name, search.get(name))
+    require_flat_text(search.get("query"))
+    require_simple_geometry(search.get("intersects"))
     if search.get("limit") is not None:
         search["limit"] = min(search["limit"], MAX_ITEMS)
+    move_query(search)
+
+
+def _require_names(parameter: str, names: Iterable[str] | None) -> None:
+    """stac-fastapi reads the first character of each name."""
+    if not all(isinstance(name, str) and name.strip(" +-") for name in names or ()):
+        raise InvalidRequest(f"{parameter} has an empty name", code="request.invalid", hint=_HINT)
 
 
 def _require_finite(bbox: Iterable[float] | None) -> None:
@@ -138,21 +345,21 @@ def _require_finite(bbox: Iterable[float] | None) -> None:
         raise InvalidRequest(message, code="request.invalid", hint="west,south,east,north in degrees")
 
 
-def _adapted(response: Any, adapt: Callable[[Any], None]) -> Any:
-    """Adapt a document. If the request selects fields, stac-fastapi has rendered it to a response already."""
-    if not isinstance(response, Response):
-        adapt(response)
-        return response
-    document = orjson.loads(response.body)
+def _adapted(response: Any, adapt: Callable[[Any], None], media_type: str) -> Response:
+    """Adapt a document, and render it: FastAPI would first copy each of its values, which takes longer than the search.
+
+    If the request selects fields, stac-fastapi has rendered it to a response already.
+    """
+    document = orjson.loads(response.body) if isinstance(response, Response) else response
     adapt(document)
-    return type(response)(document)
+    return Response(orjson.dumps(document), media_type=media_type)
 
 
 def _adapt_items(items: list[dict[str, Any]], request: Request, fields: Mapping[str, Any]) -> None:
     _update_urls(items, request)
     include, exclude = (set(fields.get(name) or ()) for name in ("include", "exclude"))
     names = {"properties", "properties.datetime"}
-    if include & names if include else not exclude & names:
+    if (not include or include & names) and not names & (exclude - include):
         for item in items:
             # The field is required, and null for an interval; pgSTAC drops nulls.
             item.setdefault("properties", {}).setdefault("datetime", None)
@@ -167,14 +374,14 @@ def _add_map_link(document: Any, dataset: str | None, request: Request, ordinal:
 
 def _update_urls(documents: Iterable[dict[str, Any]], request: Request) -> None:
     """Let stored URLs of this server begin with its current URL: it may have had another port when they were stored."""
-    base = str(request.base_url)
+    base, own_host = str(request.base_url), request.base_url.hostname
     for document in documents:
         for link in (*(document.get("links") or ()), *(document.get("assets") or {}).values()):
             if isinstance(href := link.get("href"), str):
-                link["href"] = rebased(href, base, request.base_url.hostname)
+                link["href"] = rebased(href, base, own_host)
 
 
-def create_stac() -> FastAPI:
+def create_stac(access: AccessDecisions, catalog: CatalogReader) -> FastAPI:
     """The app. It can serve requests within `connected`."""
     settings = _StacSettings(
         prefix_path=PREFIX,
@@ -188,21 +395,46 @@ def create_stac() -> FastAPI:
         cors_origins=(),  # the outer app sets CORS for all routes
     )
     client = partial(_Client, landing_page_id=TITLE, title=TITLE, description=ABOUT)
-    api = instantiate_api(client, Extensions(settings=settings), settings=settings)
+    api = instantiate_api(client, _extensions(settings), settings=settings)
     app: FastAPI = api.app
+    app.state.search_model = api.search_post_request_model
+    app.state.access = access
+    app.state.revision_documents = RevisionDocuments(access, catalog)
     # The landing page links to a route of this name.
     app.add_api_route(f"{PREFIX}/api.html", _get_help, name="swagger_ui_html", include_in_schema=False)
     app.add_exception_handler(InvalidRequest, PROBLEMS.on_error)
+    app.add_exception_handler(Unavailable, PROBLEMS.on_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(HTTPException, PROBLEMS.on_http)
-    for error in _NO_CATALOG_ERRORS:
-        app.add_exception_handler(error, _on_no_catalog)
-    for error in _UNAVAILABLE_ERRORS:
-        app.add_exception_handler(error, _on_unavailable)
-    for error in _UNREADABLE_ERRORS:
-        app.add_exception_handler(error, _on_unreadable)
+    for error in _ERRORS:
+        app.add_exception_handler(error, _on_database_error)
     app.add_exception_handler(AttributeError, _on_attribute_error)
+    app.add_exception_handler(Exception, _on_bug)
     return app
+
+
+def _extensions(settings: _StacSettings) -> Extensions:
+    return Extensions(
+        settings=settings,
+        search_map={
+            "query": FilteringQueryExtension(),
+            "filter": SearchFilterExtension(client=_QueryablesClient()),
+            "sort": SearchSortExtension(
+                conformance_classes=[SortConformanceClasses.ITEM_SEARCH_SORT, _SORT_1_0.format("item-search")]
+            ),
+        },
+        item_collection_map={
+            "query": FilteringQueryExtension(conformance_classes=[QueryConformanceClasses.ITEMS]),
+            "filter": ItemCollectionFilterExtension(client=_QueryablesClient()),
+            "sort": ItemCollectionSortExtension(
+                conformance_classes=[SortConformanceClasses.FEATURES_SORT, _SORT_1_0.format("ogcapi-features")]
+            ),
+        },
+        collection_search_map={
+            "query": FilteringQueryExtension(conformance_classes=[QueryConformanceClasses.COLLECTIONS]),
+            "filter": CollectionSearchFilterExtension(client=_QueryablesClient()),
+        },
+    )
 
 
 @asynccontextmanager
@@ -217,13 +449,42 @@ async def connected(app: FastAPI, dsn: str) -> AsyncIterator[None]:
         server_settings={
             "search_path": "pgstac,public",
             "application_name": "dagmaster-stac",
-            "statement_timeout": str(_STATEMENT_SECONDS * 1000),
+            "statement_timeout": str(round(STATEMENT_SECONDS * 1000)),
+            # pgSTAC would store every search that it has not seen before, in a table that only grows.
+            "pgstac.readonly": "true",
         },
     )
     async with pool:
         app.state.readpool = pool
-        app.state.get_connection = get_connection
+        app.state.get_connection = _get_connection
         yield
+
+
+@asynccontextmanager
+async def _get_connection(request: Request, _readwrite: str = "r") -> AsyncIterator[Any]:
+    """Replaces stac-fastapi's, which waits for a free connection without limit."""
+    async with _connection(request.app.state.readpool) as connection:
+        yield connection
+
+
+@asynccontextmanager
+async def _connection(pool: asyncpg.Pool) -> AsyncIterator[Any]:
+    with translate_pgstac_errors():
+        try:
+            connection = await pool.acquire(timeout=WAIT_SECONDS)
+        except TimeoutError:
+            raise _not_connected(pool) from None
+        try:
+            yield connection
+        finally:
+            await pool.release(connection)
+
+
+def _not_connected(pool: asyncpg.Pool) -> Unavailable:
+    if pool.get_size() < _MAX_CONNECTIONS:  # the time limit of opening a connection
+        return Unavailable("the database is not available", code="database.unavailable")
+    message = f"the server is busy with other searches: none ended within {WAIT_SECONDS:g} s"
+    return Unavailable(message, code="serving.busy", hint="repeat the request later")
 
 
 def _asyncpg_dsn(dsn: str) -> str:
@@ -242,22 +503,45 @@ async def _on_invalid(request: Request, error: Exception) -> Response:
     return await PROBLEMS.on_error(request, InvalidRequest(describe(error), code="request.invalid", hint=_HINT))
 
 
-async def _on_no_catalog(request: Request, _error: Exception) -> Response:
-    return await PROBLEMS.on_error(request, not_deployed())
+def _missing_catalog(error: Exception) -> DagmasterError:
+    if "operator does not exist" in str(error):  # a filter compares values of different types
+        return _unreadable(error)
+    return not_deployed()
 
 
-async def _on_unavailable(request: Request, _error: Exception) -> Response:
-    unavailable = Unavailable("the database is not available", code="database.unavailable")
-    return await PROBLEMS.on_error(request, unavailable)
+def _unavailable(_error: Exception) -> DagmasterError:
+    return Unavailable("the database is not available", code="database.unavailable")
+
+
+def _unreadable(_error: Exception | None = None) -> DagmasterError:
+    return InvalidRequest("a value cannot be read", code="request.invalid", hint=_HINT)
+
+
+# Errors of a search, and what the client receives instead.
+_ERRORS: dict[type[Exception], Callable[[Exception], DagmasterError]] = {
+    **dict.fromkeys(_NO_CATALOG_ERRORS, _missing_catalog),
+    **dict.fromkeys(_UNAVAILABLE_ERRORS, _unavailable),
+    **dict.fromkeys(_UNREADABLE_ERRORS, _unreadable),
+    asyncpg.QueryCanceledError: lambda _error: too_slow(STATEMENT_SECONDS),
+}
+
+
+def _translated(error: Exception) -> DagmasterError:
+    """The error of the closest class, as FastAPI selects handlers."""
+    return next(_ERRORS[kind] for kind in type(error).__mro__ if kind in _ERRORS)(error)
+
+
+async def _on_database_error(request: Request, error: Exception) -> Response:
+    return await PROBLEMS.on_error(request, _translated(error))
+
+
+async def _on_bug(request: Request, _error: Exception) -> Response:
+    """The outer app logs the error: it is raised again after the response."""
+    return PROBLEMS.bug(request.url.path, request_id_of(request))
 
 
 async def _on_attribute_error(request: Request, error: Exception) -> Response:
     """A search that is not a JSON object: its model calls `get` on the body before it checks the type."""
     if request.method != "POST" or "has no attribute 'get'" not in str(error):
         raise error
-    return await _on_unreadable(request, error)
-
-
-async def _on_unreadable(request: Request, _error: Exception) -> Response:
-    unreadable = InvalidRequest("a value cannot be read", code="request.invalid", hint=_HINT)
-    return await PROBLEMS.on_error(request, unreadable)
+    return await PROBLEMS.on_error(request, _unreadable(error))

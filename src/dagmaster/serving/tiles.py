@@ -1,7 +1,9 @@
 """The routes under `/tiles/{asset_id}`: TiTiler's factories with the dependencies and readers of this package.
 
     info    info.geojson    preview[.png|…]    point/{lon},{lat}    statistics                            TiTiler's
-    tiles/WebMercatorQuad/{z}/{x}/{y}[.png|.jpg|.webp]    WebMercatorQuad/tilejson.json    map            ours
+    bbox/{minx},{miny},{maxx},{maxy}[/{width}x{height}].{format}    POST feature[.png|…]    POST statistics
+    tiles    tiles/{grid}    WMTSCapabilities.xml
+    tiles/{grid}/{z}/{x}/{y}[.png|.jpg|.webp]    {grid}/tilejson.json    map                              ours
 
 Tiles have our own route because they are requested most: one dependency instead of eighteen, and no mask where none is
 shown. TileJSON is ours because its tile URLs name the revision and it describes the dataset; the map page because
@@ -9,43 +11,73 @@ TiTiler's loads scripts from other servers.
 """
 
 import html
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Iterable, Sequence
+from typing import Annotated, Any
 from urllib.parse import urlencode
 
 import numpy as np
 import rasterio
 from attrs import define
 from fastapi import APIRouter, Depends, Path, Query, Request
+from fastapi.dependencies.utils import get_parameterless_sub_dependant
+from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
-from morecantile import tms as all_grids
+from morecantile import TileMatrixSet
 from morecantile.defaults import TileMatrixSets
-from rio_tiler.constants import WEB_MERCATOR_TMS
 from rio_tiler.models import ImageData
 from rio_tiler.utils import CRS_to_uri, render
 from starlette.concurrency import run_in_threadpool
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.templating import Jinja2Templates
 from titiler.core.factory import TilerFactory, img_endpoint_params
 from titiler.core.resources.enums import ImageType
-from titiler.core.utils import render_image
+from titiler.extensions.wmts import DEFAULT_TEMPLATES, wmtsExtension
 
 from dagmaster.addresses import GRID, TILES, Addresses
 from dagmaster.serving import dependencies as deps
-from dagmaster.serving.dependencies import FORMATS, AssetId, DatasetPath, TileOptions, Version
+from dagmaster.serving.access import LATEST, revision_number
+from dagmaster.serving.dependencies import FORMATS, AssetId, DatasetPath, Revision, TileOptions, Version
+from dagmaster.serving.encoding import ENCODER, is_small
 from dagmaster.serving.pages import page
 from dagmaster.serving.readers import GDAL_ENVIRONMENT, open_for_display, open_for_values
+from dagmaster.serving.rendering import legend_of
 from dagmaster.serving.services import Services
-from dagmaster.serving.sources import LATEST, TileSource
+from dagmaster.serving.sources import TileSource
 
 PREFIX = TILES + "/{asset_id}"
 _POINT = "/point/{lon},{lat}"
+_CRS_URIS: dict[str | None, str | None] = {}
 _FORMATS_WITHOUT_MASK = (ImageType.jpeg, ImageType.jpg)
-_CRS = f"<{CRS_to_uri(WEB_MERCATOR_TMS.rasterio_crs)}>"
+# TiTiler's POST routes that are served: they read, and their bodies are limited.
+_POST_PATHS = frozenset(["/feature", "/feature.{format}", "/feature/{width}x{height}.{format}", "/statistics"])
+_BOXES = (
+    "/bbox/{minx},{miny},{maxx},{maxy}.{format}",
+    "/bbox/{minx},{miny},{maxx},{maxy}/{width}x{height}.{format}",
+)
 
-GridId = Annotated[Literal["WebMercatorQuad"], Path(alias="tileMatrixSetId", description="The only supported grid")]
 Format = Annotated[ImageType, Path(alias="format", description=", ".join(FORMATS))]
 TileSize = Annotated[int | None, Query(description="256, 512 or 1024; the default is 256")]
-Options = Annotated[TileOptions, Depends(deps.tile_options)]
+Options = Annotated[TileOptions, Depends(deps.tile_options_of(deps.dataset_path))]
+
+
+async def requested_grid(
+    services: Services,
+    grid: Annotated[str, Path(alias="tileMatrixSetId", description="A grid of `/tileMatrixSets`")] = GRID,
+) -> TileMatrixSet:
+    if grid not in services.grids:
+        reason = "the server does not have this grid; /tileMatrixSets lists the grids"
+        raise RequestValidationError([{"loc": ("path", "tileMatrixSetId"), "msg": reason, "type": "enum"}])
+    return services.grids[grid]
+
+
+Grid = Annotated[TileMatrixSet, Depends(requested_grid)]
+
+
+class _TemplateResponse(JSONResponse):
+    """JSON with templates of URLs: TiTiler's models write their braces as percent codes, which clients cannot use."""
+
+    def render(self, content: Any) -> bytes:
+        return super().render(content).replace(b"%7B", b"{").replace(b"%7D", b"}")
 
 
 @define(kw_only=True)
@@ -58,18 +90,27 @@ class ImageFactory(TilerFactory):
         self.map_viewer()
         self.info()  # type: ignore[no-untyped-call]
         self.preview()  # type: ignore[no-untyped-call]
+        self.part()  # type: ignore[no-untyped-call]
+        self.tilesets()
 
     def tile(self) -> None:
         path = "/tiles/{tileMatrixSetId}/{z}/{x}/{y}"
         name = f"{self.operation_prefix}getTile"
-        self.router.add_api_route(
-            f"{path}.{{format}}", get_tile_in_format, operation_id=f"{name}WithFormat", **img_endpoint_params
-        )
-        self.router.add_api_route(path, get_tile, operation_id=name, **img_endpoint_params)
+        # TiTiler builds URLs of tiles by the name of the route.
+        shared: dict[str, Any] = {**img_endpoint_params, "name": "tile"}
+        self.router.add_api_route(f"{path}.{{format}}", get_tile_in_format, operation_id=f"{name}WithFormat", **shared)
+        self.router.add_api_route(path, get_tile, operation_id=name, **shared)
 
     def tilejson(self) -> None:
         operation_id = f"{self.operation_prefix}getTileJSON"
-        self.router.add_api_route(f"/{GRID}/tilejson.json", get_tilejson, operation_id=operation_id)
+        self.router.add_api_route("/{tileMatrixSetId}/tilejson.json", get_tilejson, operation_id=operation_id)
+
+    def tilesets(self) -> None:
+        known = set(map(id, self.router.routes))
+        super().tilesets()  # type: ignore[no-untyped-call]
+        for route in self.router.routes:
+            if isinstance(route, APIRoute) and id(route) not in known:
+                route.response_class = _TemplateResponse
 
     def map_viewer(self) -> None:
         self.router.add_api_route("/map", get_map, include_in_schema=False)
@@ -90,18 +131,35 @@ class ValueFactory(TilerFactory):
         route.operation_id = f"{self.operation_prefix}getPoint"  # the id of earlier releases
 
 
-def router() -> APIRouter:
+class _WmtsTemplates(Jinja2Templates):
+    """Describe only the zoom levels that the dataset has: GDAL ignores the limits of a layer and opens the finest."""
+
+    def TemplateResponse(  # type: ignore[override] # noqa: N802
+        self, request: Request, name: str, context: dict[str, Any], **options: Any
+    ) -> Any:
+        levels = {
+            (layer["tms_identifier"], limit["tileMatrix"])
+            for layer in context["layers"]
+            for limit in layer["tms_limits"]
+        }
+        for grid in context["tileMatrixSets"]:
+            grid["matrices"] = [matrix for matrix in grid["matrices"] if (grid["id"], matrix.id) in levels]
+        return super().TemplateResponse(request, name, context, **options)
+
+
+def router(grids: TileMatrixSets) -> APIRouter:
     router = APIRouter(tags=["tiles"])
     # TiTiler's types require classes; FastAPI accepts any callable.
     shared: dict[str, Any] = {
         "router": router,
         "router_prefix": PREFIX,
         "name": "tiles",
-        "supported_tms": TileMatrixSets({GRID: all_grids.get(GRID)}),
+        "supported_tms": grids,
         "reader_dependency": deps.no_options,
         "path_dependency": deps.dataset_path,
         "process_dependency": deps.no_algorithm,
         "environment_dependency": deps.gdal_environment,
+        "render_func": ENCODER.render,
     }
     images: dict[str, Any] = {
         "reader": open_for_display,
@@ -110,29 +168,62 @@ def router() -> APIRouter:
         "img_preview_dependency": deps.preview_size,
         "colormap_dependency": deps.colormap,
         "render_dependency": deps.rendering_params,
+        "img_part_dependency": deps.crop_size,
+        "add_viewer": False,
+        "extensions": [
+            wmtsExtension(
+                templates=_WmtsTemplates(env=DEFAULT_TEMPLATES.env),
+                tile_dependencies=[],
+                layer_identifier_provider=lambda src_path: src_path.source.dataset_id,
+            )
+        ],
     }
     values: dict[str, Any] = {
         "reader": open_for_values,
         "layer_dependency": deps.selected_bands,
         "dataset_dependency": deps.no_options,
         "img_preview_dependency": deps.statistics_size,
+        "img_part_dependency": deps.area_statistics_size,
         "stats_dependency": deps.statistics_params,
         "histogram_dependency": deps.histogram_params,
-        "route_dependencies": [([{"path": _POINT, "method": "GET"}], [Depends(deps.require_degrees)])],
     }
     ImageFactory(**shared, **images)
     ValueFactory(**shared, **values)
+    _require_limits(router)
     _serve_only_reads(router)
     return router
 
 
+def _require_limits(router: APIRouter) -> None:
+    """Check coordinates and bodies that TiTiler accepts without limits."""
+    checks: dict[str, Callable[..., Any]] = {
+        _POINT: deps.require_degrees,
+        **dict.fromkeys(_BOXES, deps.require_box),
+    }
+    for route in router.routes:
+        if not isinstance(route, APIRoute):
+            continue
+        check = deps.require_areas if "POST" in (route.methods or ()) else checks.get(route.path)
+        if check:
+            dependency = Depends(check)
+            route.dependencies.append(dependency)
+            sub_dependant = get_parameterless_sub_dependant(depends=dependency, path=route.path_format)
+            route.dependant.dependencies.insert(0, sub_dependant)
+
+
 def _serve_only_reads(router: APIRouter) -> None:
-    """Remove TiTiler's POST routes, and answer HEAD like GET; the server omits the body.
+    """Remove other routes than those that read."""
+    routes = [route for route in router.routes if isinstance(route, APIRoute)]
+    reading = [route for route in routes if "GET" in (route.methods or ())]
+    router.routes[:] = [*reading, *(route for route in routes if route not in reading and route.path in _POST_PATHS)]
+    answer_head(router, reading)
+
+
+def answer_head(router: APIRouter, routes: Iterable[APIRoute]) -> None:
+    """Answer HEAD like GET; the server omits the body.
 
     HEAD has routes of its own, so that each operation is in the OpenAPI document once.
     """
-    routes = [route for route in router.routes if isinstance(route, APIRoute) and "GET" in (route.methods or ())]
-    router.routes[:] = routes
     for route in routes:
         router.add_api_route(
             route.path,
@@ -146,27 +237,34 @@ def _serve_only_reads(router: APIRouter) -> None:
         )
 
 
-async def get_tile(options: Options, *, grid: GridId, z: int, x: int, y: int, tilesize: TileSize = None) -> Response:
+async def get_tile(options: Options, *, grid: Grid, z: int, x: int, y: int, tilesize: TileSize = None) -> Response:
     """A map tile: JPEG if it is opaque, PNG if it has transparent pixels."""
-    return await run_in_threadpool(_read_tile, options, (x, y, z), tilesize, None)
+    return await run_in_threadpool(read_tile, options, grid, (x, y, z), tilesize, None)
 
 
 async def get_tile_in_format(
-    options: Options, *, grid: GridId, z: int, x: int, y: int, kind: Format, tilesize: TileSize = None
+    options: Options, *, grid: Grid, z: int, x: int, y: int, kind: Format, tilesize: TileSize = None
 ) -> Response:
     """A map tile in the requested format."""
-    return await run_in_threadpool(_read_tile, options, (x, y, z), tilesize, kind)
+    return await run_in_threadpool(read_tile, options, grid, (x, y, z), tilesize, kind)
 
 
-def _read_tile(
-    options: TileOptions, tile: tuple[int, int, int], tilesize: int | None, kind: ImageType | None
+def read_tile(
+    options: TileOptions, grid: TileMatrixSet, tile: tuple[int, int, int], tilesize: int | None, kind: ImageType | None
 ) -> Response:
-    with rasterio.Env(**GDAL_ENVIRONMENT), open_for_display(options.src_path) as reader:
+    with rasterio.Env(**GDAL_ENVIRONMENT), open_for_display(options.src_path, grid) as reader:
         image = reader.tile(*tile, tilesize=tilesize, **options.reading)
         colormap = options.colormap or reader.colormap
     content, media_type = render_tile(image, kind, colormap, **options.rendering)
-    headers = {"Content-Bbox": ",".join(map(str, image.bounds or ())), "Content-Crs": _CRS}
+    headers = {"Content-Bbox": ",".join(map(str, image.bounds or ())), "Content-Crs": f"<{_crs_uri(grid)}>"}
     return Response(content, media_type=media_type, headers=headers)
+
+
+def _crs_uri(grid: TileMatrixSet) -> str | None:
+    """Computed once for each grid: it takes longer than to encode a tile."""
+    if grid.id not in _CRS_URIS:
+        _CRS_URIS[grid.id] = CRS_to_uri(grid.rasterio_crs)
+    return _CRS_URIS[grid.id]
 
 
 def render_tile(
@@ -183,14 +281,15 @@ def render_tile(
     if kind is None and image.alpha_mask is None and not image.array.mask.any():
         kind = ImageType.jpeg
     needs_mask = colormap or (add_mask and kind not in _FORMATS_WITHOUT_MASK)
-    if kind is None or needs_mask or image.array.dtype != np.uint8:
-        return render_image(image, colormap, kind, add_mask)
+    if kind is None or needs_mask or image.array.dtype != np.uint8 or not is_small(image, kind):
+        return ENCODER.render(image, colormap, kind, add_mask)
     return render(image.array.data, img_format=kind.driver, **kind.profile), kind.mediatype
 
 
 def get_tilejson(
     request: Request,
     src_path: DatasetPath,
+    grid: Grid,
     tilesize: Annotated[int, Query(description="256, 512 or 1024")] = 512,
     tile_format: Annotated[
         str | None, Query(description="The default is JPEG for opaque tiles, PNG for others")
@@ -198,26 +297,29 @@ def get_tilejson(
 ) -> dict[str, Any]:
     """TileJSON 3.0 of one revision: the content behind its tile URLs never changes."""
     source = src_path.source
-    rendering = source.rendering
-    with rasterio.Env(**GDAL_ENVIRONMENT), open_for_display(src_path) as reader:
+    rendering = deps.default_rendering(src_path)
+    with rasterio.Env(**GDAL_ENVIRONMENT), open_for_display(src_path, grid) as reader:
         minzoom, maxzoom, info = reader.minzoom, reader.maxzoom, reader.info()
     return {
         "tilejson": "3.0.0",
-        "name": source.title or source.asset_id,
+        "name": source.title or source.dataset_id,
         # Clients insert it as HTML.
         "attribution": html.escape(source.attribution or ""),
         "version": f"{source.ordinal}.{source.revision}.0",
         "scheme": "xyz",
-        "tiles": [_tiles_url(request, source, tilesize, tile_format)],
+        "tiles": [_tiles_url(request, source, tilesize, tile_format, grid.id or GRID)],
         "minzoom": minzoom,
         "maxzoom": maxzoom,
         "bounds": source.bounds.widened().as_list(),
         "center": [*source.bounds.centre, minzoom],
         "vector_layers": [],
+        "raster_layers": [raster_layer(source, info, minzoom, maxzoom)],
         "dagmaster": {
             "asset_id": source.asset_id,
+            "dataset_id": source.dataset_id,
             "version": source.ordinal,
             "revision": source.revision,
+            "is_published": source.is_published,
             "kind": source.kind,
             "bbox": source.bounds.as_list(),
             "data_type": info.dtype,
@@ -226,14 +328,29 @@ def get_tilejson(
             "rescale": rendering.rescale_for(None),
             "colormap_name": rendering.colormap_name,
             "is_palette": bool(rendering.colormap or getattr(info, "colormap", None)),
+            "classes": legend_of(rendering, getattr(info, "colormap", None)),
         },
     }
 
 
-async def get_map(request: Request, services: Services, asset_id: AssetId, version: Version = LATEST) -> Response:
+def raster_layer(source: TileSource, info: Any, minzoom: int, maxzoom: int) -> dict[str, Any]:
+    """The bands behind the tiles, in the way of `vector_layers`."""
+    return {
+        "id": source.dataset_id,
+        "description": source.title or source.dataset_id,
+        "minzoom": minzoom,
+        "maxzoom": maxzoom,
+        "data_type": info.dtype,
+        "bands": [{"name": name, "description": text} for name, text in info.band_descriptions],
+    }
+
+
+async def get_map(
+    request: Request, services: Services, asset_id: AssetId, version: Version = LATEST, rev: Revision = None
+) -> Response:
     """The map page. It has no cache headers of the dataset: it changes with the software, not with the dataset."""
     deps.require_allowed(request)
-    await services.resolver.resolve(asset_id, version)
+    await services.access.readable(request, asset_id, version, revision_number(rev))
     return page("map.html")
 
 
@@ -243,7 +360,7 @@ async def redirect_to_map(request: Request, asset_id: AssetId) -> Response:
     return RedirectResponse(f"../map{query}")
 
 
-def _tiles_url(request: Request, source: TileSource, tilesize: int, tile_format: str | None) -> str:
+def _tiles_url(request: Request, source: TileSource, tilesize: int, tile_format: str | None, grid: str) -> str:
     kept = [
         (name, value)
         for name, value in request.query_params.multi_items()
@@ -253,4 +370,4 @@ def _tiles_url(request: Request, source: TileSource, tilesize: int, tile_format:
         [*kept, ("tilesize", tilesize), ("version", source.ordinal), ("rev", source.revision_tag)], safe=","
     )
     suffix = f".{tile_format}" if tile_format else ""
-    return Addresses(str(request.base_url)).xyz(source.asset_id, query, suffix=suffix)
+    return Addresses(str(request.base_url)).xyz(source.dataset_id, query, suffix=suffix, grid=grid)

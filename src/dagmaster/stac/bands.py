@@ -11,6 +11,14 @@ from dagmaster.stac.values import Band, Cog, Facts, Json, Statistics
 
 _METRES_PER_DEGREE = 2 * math.pi * 6_378_137 / 360
 _CODE = re.compile(r"[A-Za-z_0-9]+:[A-Za-z0-9_.-]+")
+_EPSG = re.compile(r"EPSG:(\d{1,9})")
+# The common names of the eo extension that a band's name or colour may have.
+_COMMON_NAMES = frozenset(
+    [
+        *("coastal", "blue", "green", "red", "rededge", "yellow", "pan", "nir", "nir08", "nir09", "cirrus"),
+        *("swir16", "swir22", "lwir", "lwir11", "lwir12"),
+    ]
+)
 _TYPES = frozenset(
     ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64"]
 )
@@ -27,8 +35,20 @@ def bands(cog: Cog) -> list[Json]:
     ]
 
 
+def eo_bands(bands: Sequence[Json]) -> list[Json]:
+    """The names of the bands as STAC 1.0 has them: odc-stac finds bands by these names."""
+    return [{"name": band["name"], **_common_name(band)} for band in bands]
+
+
+def _common_name(band: Json) -> Json:
+    names = (str(band.get(key, "")).strip().lower() for key in ("name", "description"))
+    return next(({"common_name": name} for name in names if name in _COMMON_NAMES), {})
+
+
 def number(value: float) -> float | str:
     """JSON has neither NaN nor infinity: STAC writes them as strings."""
+    if isinstance(value, int):
+        return value
     if math.isnan(value):
         return "nan"
     if math.isinf(value):
@@ -51,7 +71,8 @@ def crs_fields(facts: Facts) -> Json:
     if facts.crs is None:
         return {}
     if _CODE.fullmatch(facts.crs):
-        return {"proj:code": facts.crs}
+        epsg = _EPSG.fullmatch(facts.crs)
+        return {"proj:code": facts.crs, **({"proj:epsg": int(epsg[1])} if epsg else {})}
     return {"proj:wkt2": CRS.from_user_input(facts.crs).to_wkt(version="WKT2_2019")}
 
 
@@ -119,6 +140,10 @@ def _band(cog: Cog, place: int, band: Band, statistics: Statistics | None, resol
         "raster:offset": number(band.offset),
         "raster:bits_per_sample": band.bits,
         "raster:histogram": statistics and _histogram(statistics),
+        "dagmaster:statistics_approximate": (statistics and statistics.approximate) or None,
+        "dagmaster:statistics_before_compression": (statistics and statistics.before_compression) or None,
+        "dagmaster:percentile_error": statistics and statistics.percentile_error,
+        "dagmaster:infinite": (statistics and statistics.infinite) or None,
     }
     return {key: value for key, value in fields.items() if value is not None}
 

@@ -23,8 +23,8 @@ from dagmaster.stac.item import (
     thumbnail_asset,
     version_fields,
 )
-from dagmaster.stac.public import public
-from dagmaster.stac.values import Cog, Dataset, Json, Links, Version
+from dagmaster.stac.public import linked
+from dagmaster.stac.values import Cog, Dataset, Json, Links, Version, multihash
 from dagmaster.stac.when import When, rfc3339
 
 # Fields that differ between files.
@@ -55,13 +55,15 @@ def collection(
     assets: CollectionAssets | None = None,
     when: When | None = None,
     platform: Mapping[str, str] | None = None,
+    source_sha256: str | None = None,
     created: datetime | None = None,
     updated: datetime | None = None,
 ) -> Json:
     """A collection as a plain JSON document.
 
     `items` are all items or a sample of them: what they share goes into the collection. `bbox` and `when` cover all
-    items; without `when` the interval is that of the given items.
+    items; without `when` the interval is that of the given items. `source_sha256` is that of the source, or of the list
+    of the checksums of several.
     """
     if not items:
         raise InvalidRequest("a collection needs at least one item", code="stac.collection-empty")
@@ -80,6 +82,7 @@ def collection(
         **({"updated": rfc3339(updated)} if updated else {}),
         **version_fields(version),
         **platform_fields(platform or {}),
+        **({"dagmaster:source_checksum": multihash(source_sha256)} if source_sha256 else {}),
         "extent": {
             "spatial": {"bbox": [[float(edge) for edge in bbox]]},
             "temporal": {"interval": [_interval(when, items)]},
@@ -135,7 +138,7 @@ def _assets(assets: CollectionAssets, of_whole: Json) -> Json:
     entries: Json = {}
     if assets.mosaic:
         entries["mosaic"] = {
-            "href": public(assets.mosaic),
+            "href": linked(assets.mosaic),
             "type": "application/json",
             "title": "MosaicJSON",
             "roles": ["index"],
@@ -145,7 +148,7 @@ def _assets(assets: CollectionAssets, of_whole: Json) -> Json:
             entries["mosaic"]["bands"] = bands(assets.whole)
     if assets.tiling_scheme:
         entries["tiling_scheme"] = {
-            "href": public(assets.tiling_scheme),
+            "href": linked(assets.tiling_scheme),
             "type": "application/geo+json",
             "title": "Tiling scheme",
             "roles": ["metadata"],
@@ -163,12 +166,14 @@ def _links(links: Links) -> list[Json]:
         ("parent", links.parent or links.root),
         ("version-history", links.history),
     ]
-    plain = [{"rel": rel, "type": json, "href": public(href)} for rel, href in singles if href]
+    plain = [{"rel": rel, "type": json, "href": linked(href)} for rel, href in singles if href]
     return [*plain, *map_links(links), *other_links(links)]
 
 
 def _extensions(document: Json) -> list[str]:
     names = ["projection", "raster", "version", "render"]
+    if any("eo:bands" in asset for asset in document["item_assets"].values()):
+        names.append("eo")
     if any("render" in link for link in document["links"]):
         names.append("web-map-links")
     if any("classification:classes" in asset for asset in document["item_assets"].values()):

@@ -14,7 +14,8 @@ Json: TypeAlias = Mapping[str, Any]
 Violations: TypeAlias = Iterator[tuple[str, str]]  # where, what
 
 _FIELDS = {
-    "projection": ("proj:", {"code", "wkt2", "projjson", "geometry", "bbox", "centroid", "shape", "transform"}),
+    "projection": ("proj:", {"code", "epsg", "wkt2", "projjson", "geometry", "bbox", "centroid", "shape", "transform"}),
+    "eo": ("eo:", {"bands", "cloud_cover", "snow_cover"}),
     "raster": ("raster:", {"bits_per_sample", "sampling", "scale", "offset", "spatial_resolution", "histogram"}),
     "file": ("file:", {"byte_order", "checksum", "header_size", "size", "values", "local_path"}),
     "processing": ("processing:", {"expression", "lineage", "level", "facility", "version", "datetime", "software"}),
@@ -113,6 +114,8 @@ def _projection(document: Json) -> Violations:
         code, shape, transform, bbox = (owner.get(f"proj:{name}") for name in ("code", "shape", "transform", "bbox"))
         if code is not None and not (isinstance(code, str) and _CODE.fullmatch(code)):
             yield f"{where}.proj:code", "it is not an authority and a code, such as EPSG:4326"
+        if "proj:epsg" in owner and code != f"EPSG:{owner['proj:epsg']}":
+            yield f"{where}.proj:epsg", "it is not the number in `proj:code`"
         if shape is not None and not (len(shape) == 2 and all(_is_whole(side, 1) for side in shape)):
             yield f"{where}.proj:shape", "it is the number of rows and of columns"
         elif transform is not None and not (len(transform) in (6, 9) and all(map(_is_number, transform))):

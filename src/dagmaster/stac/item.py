@@ -11,8 +11,8 @@ from datetime import datetime
 from typing import Any
 
 from dagmaster.errors import InvalidRequest
-from dagmaster.stac.bands import bands, classes, crs_fields, projection, resolution_metres
-from dagmaster.stac.public import public
+from dagmaster.stac.bands import bands, classes, crs_fields, eo_bands, projection, resolution_metres
+from dagmaster.stac.public import linked, public
 from dagmaster.stac.renders import renders
 from dagmaster.stac.values import Cog, Dataset, Ground, Json, Links, Processing, Provider, Version, multihash
 from dagmaster.stac.when import When, rfc3339
@@ -22,8 +22,9 @@ COG_TYPE = "image/tiff; application=geotiff; profile=cloud-optimized"
 EXTENSIONS = {
     name: f"https://stac-extensions.github.io/{name}/v{version}/schema.json"
     for name, version in {
-        "projection": "2.0.0",
+        "projection": "1.2.0",  # 2.0.0 has no `proj:epsg`, which stackstac reads
         "raster": "2.0.0",
+        "eo": "1.1.0",  # 2.0.0 has no `eo:bands`, which odc-stac reads
         "file": "2.1.0",
         "processing": "1.2.0",
         "version": "1.2.0",
@@ -115,7 +116,7 @@ def providers(named: tuple[Provider, ...]) -> list[Json]:
     return [
         {
             "name": provider.name,
-            "roles": list(provider.roles),
+            **({"roles": list(provider.roles)} if provider.roles else {}),
             **({"url": public(provider.url)} if provider.url else {}),
         }
         for provider in named
@@ -126,7 +127,7 @@ def _times(when: When) -> Json:
     if when.end is None:
         return {"datetime": rfc3339(when.start), "dagmaster:datetime_basis": when.basis}
     return {
-        "datetime": None,
+        "datetime": rfc3339(when.start) if when.is_of_one_day else None,
         "start_datetime": rfc3339(when.start),
         "end_datetime": rfc3339(when.end),
         "dagmaster:datetime_basis": when.basis,
@@ -151,9 +152,19 @@ def _processing(processing: Processing) -> Json:
     }
     if processing.workflow:
         fields["processing:version"] = processing.workflow
+    if processing.source_name:
+        fields["dagmaster:source_name"] = processing.source_name
+    if processing.source_crs:
+        fields["dagmaster:source_crs"] = processing.source_crs
     if processing.source_sha256:
         fields["dagmaster:source_checksum"] = multihash(processing.source_sha256)
+    if processing.sources:
+        fields["dagmaster:sources"] = [_source(*source) for source in processing.sources]
     return fields
+
+
+def _source(name: str | None, sha256: str | None) -> Json:
+    return ({"name": name} if name else {}) | ({"checksum": multihash(sha256)} if sha256 else {})
 
 
 def platform_fields(refs: Mapping[str, str]) -> Json:
@@ -166,7 +177,7 @@ def platform_fields(refs: Mapping[str, str]) -> Json:
 
 def _assets(cog: Cog, thumbnail: str | None) -> Json:
     data: Json = {
-        "href": public(cog.href),
+        "href": linked(cog.href),
         "title": cog.title or "Cloud-optimised GeoTIFF",
         "type": COG_TYPE,
         "roles": ["data"],
@@ -179,13 +190,14 @@ def _assets(cog: Cog, thumbnail: str | None) -> Json:
     if class_list := classes(cog):
         data["classification:classes"] = class_list
     data["bands"] = bands(cog)
+    data["eo:bands"] = eo_bands(data["bands"])
     return {"data": data, **({"thumbnail": thumbnail_asset(thumbnail)} if thumbnail else {})}
 
 
 def thumbnail_asset(href: str) -> Json:
     ending = re.search(r"\.\w+$", href.partition("?")[0].lower())
     media_type = _IMAGE_TYPES.get(ending[0] if ending else "", "image/png")
-    return {"href": public(href), "type": media_type, "title": "Thumbnail", "roles": ["thumbnail"]}
+    return {"href": linked(href), "type": media_type, "title": "Thumbnail", "roles": ["thumbnail"]}
 
 
 def item_links(links: Links) -> list[Json]:
@@ -217,20 +229,20 @@ def map_links(links: Links) -> list[Json]:
 
 
 def other_links(links: Links) -> list[Json]:
-    link_list = [{"rel": "license", "href": public(links.license)}] if links.license else []
+    link_list = [{"rel": "license", "href": linked(links.license)}] if links.license else []
     link_list += [
-        {"rel": "derived_from", "type": "application/geo+json", "href": public(href)} for href in links.derived_from
+        {"rel": "derived_from", "type": "application/geo+json", "href": linked(href)} for href in links.derived_from
     ]
-    return [*link_list, *({"rel": "via", "href": public(href)} for href in links.via)]
+    return [*link_list, *({"rel": "via", "href": linked(href)} for href in links.via)]
 
 
 def _link(rel: str, media_type: str, href: str) -> Json:
-    return {"rel": rel, "type": media_type, "href": public(href)}
+    return {"rel": rel, "type": media_type, "href": linked(href)}
 
 
 def _extensions(document: Json) -> list[str]:
     """Those that are used, and only those."""
-    names = ["projection", "raster", "file", "processing", "version"]
+    names = ["projection", "raster", "eo", "file", "processing", "version"]
     if "published" in document["properties"]:
         names.append("timestamps")
     names.append("render")

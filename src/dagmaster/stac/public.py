@@ -4,6 +4,7 @@ import re
 from urllib.parse import parse_qsl, urlsplit
 
 from dagmaster.errors import InvalidRequest
+from dagmaster.ip_addresses import address_in, is_public
 
 # Parameters of Azure's SAS, of S3's and Google's signed URLs, and the usual names of keys.
 SECRETS = frozenset(
@@ -41,6 +42,7 @@ SECRETS = frozenset(
     ]
 )
 _INTERNAL = re.compile(r"/vsi\w+[/?]|\bfile:/|\b(?:az|abfss?|adl|s3|gs|wasbs?)://", re.IGNORECASE)
+_INTERNAL_DOMAINS = frozenset({"localhost", "local", "internal", "localdomain", "home", "lan", "intranet"})
 _FOLDER = re.compile(r"(?:^|[\s'\"(=])(?:/(?:home|root|mnt|tmp|var|data|opt|srv|work|usr|Users)/|[A-Za-z]:\\)")
 _SIGNED = re.compile(r"[?&](?:sig|x-amz-\w+|x-goog-\w+|access_token|api_key)=", re.IGNORECASE)
 _USER = re.compile(r"\b[a-z][a-z0-9+.-]*://[^\s/@]+:[^\s/@]+@", re.IGNORECASE)
@@ -67,9 +69,37 @@ def why_not_public(href: str) -> str | None:
     return None
 
 
+def why_not_linked(href: str) -> str | None:
+    """Why a document may not have this href; None if it is a public URL, or a path of the server of the document."""
+    if not re.match(r"/(?!/)", href):
+        return why_not_public(href)
+    return "it is the path of a file" if _FOLDER.match(href) else why_not_public(f"https://localhost{href}")
+
+
+def why_internal(href: str) -> str | None:
+    """Why the host of a URL cannot be one of the internet; None if it can. Nothing is looked up."""
+    host = (urlsplit(href).hostname or "").rstrip(".")
+    if (address := address_in(host)) is not None:
+        return None if is_public(address) else "its host is not on the internet"
+    last = host.rpartition(".")[2]
+    # A name cannot end in a number: a browser would read it as an address.
+    if "." not in host or last in _INTERNAL_DOMAINS or last.isdigit() or last.startswith("0x"):
+        return "its host is not on the internet"
+    return None
+
+
 def public(href: str) -> str:
     """The URL, if it may be published."""
-    if reason := why_not_public(href):
+    return _unless(why_not_public(href), href)
+
+
+def linked(href: str) -> str:
+    """The href, if a document may have it."""
+    return _unless(why_not_linked(href), href)
+
+
+def _unless(reason: str | None, href: str) -> str:
+    if reason:
         raise InvalidRequest(
             f"a URL cannot be published: {reason}", code="stac.href-not-public", hint="pass the public URL"
         )

@@ -83,6 +83,14 @@ class Statistics(Protocol):
     def percentiles(self) -> Mapping[int, float]: ...
     @property
     def histogram(self) -> HistogramLike: ...
+    @property
+    def infinite(self) -> int: ...
+    @property
+    def approximate(self) -> bool: ...
+    @property
+    def percentile_error(self) -> float | None: ...
+    @property
+    def before_compression(self) -> bool: ...
 
 
 class Ground(Protocol):
@@ -95,7 +103,7 @@ class Ground(Protocol):
 @dataclass(frozen=True, slots=True)
 class Provider:
     name: str
-    roles: tuple[str, ...]
+    roles: tuple[str, ...] = ()
     url: str | None = None
 
 
@@ -150,6 +158,9 @@ class Processing:
     workflow: str | None = None
     source_sha256: str | None = None
     facility: str = "dagmaster"
+    source_name: str | None = None  # without its folder
+    source_crs: str | None = None  # a code or WKT
+    sources: Sequence[tuple[str | None, str | None]] = ()  # name and SHA-256 of each, if there is more than one
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The time of the data. It is never the time of processing.
 
 The submitter passes it, else a tag of the file has it, else the time at which the file was supplied is used as an
-interval. `basis` tells which, also in the item (`dagmaster:datetime_basis`).
+interval. `basis` says which, also in the item (`dagmaster:datetime_basis`).
 
     given        passed at submission
     acquisition  from a tag of the file with the time of acquisition
@@ -61,6 +61,13 @@ class When:
                 )
         if self.end is not None and self.end < self.start:
             raise _refused("an interval ends before it starts")
+
+    @property
+    def is_of_one_day(self) -> bool:
+        """Whether the data are known to be of one day: then its beginning can stand for it where one time is needed."""
+        if self.end is None or self.basis == "publication" or is_sentinel(self.start):
+            return False
+        return self.end - self.start < timedelta(days=1)
 
 
 def is_sentinel(moment: datetime, *, is_moment: bool = True) -> bool:

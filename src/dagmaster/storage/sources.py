@@ -9,12 +9,12 @@ import socket
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from ipaddress import IPv6Address, ip_address
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlsplit
 
 from dagmaster.errors import InvalidRequest, NotAllowed, Unavailable
+from dagmaster.ip_addresses import is_public
 from dagmaster.settings import Settings
 from dagmaster.storage.location import Location, Zone
 
@@ -113,18 +113,31 @@ def _vetted(url: str, lookup: Lookup) -> str:
 
     GDAL resolves the host again and may get another address. If that matters, the network itself must block it.
     """
+    host = web_host(url)
+    resolve(host, lookup)
+    return urlsplit(url).path.rpartition("/")[2] or host
+
+
+def web_host(url: str) -> str:
+    """The host of an https URL without credentials."""
     try:
         parts = urlsplit(url)
-        host, name = parts.hostname or "", parts.path.rpartition("/")[2]
+        host, is_valid = parts.hostname or "", parts.scheme == "https" and "@" not in parts.netloc
     except ValueError:
-        parts, host, name = None, "", ""
-    if parts is None or parts.scheme != "https" or not host or "@" in parts.netloc:
+        host, is_valid = "", False
+    if not host or not is_valid:
         raise InvalidRequest(
             "the source is not an https URL", code="source.bad-address", hint="write https://host/path"
         )
-    if not all(map(_is_public, lookup(host))):
+    return host
+
+
+def resolve(host: str, lookup: Lookup | None = None, *, allow_private: bool = False) -> str:
+    """An address of the host. All its addresses must be public, unless private ones are allowed."""
+    addresses = list((lookup or _addresses)(host))
+    if not addresses or not (allow_private or all(map(is_public, addresses))):
         raise NotAllowed(f"the host {host} of the source is not a public server", code="source.private")
-    return name or host
+    return addresses[0]
 
 
 def _vsi(text: str, rules: SourceRules, lookup: Lookup) -> SourceFile:
@@ -169,10 +182,3 @@ def _addresses(host: str) -> list[str]:
         return [str(entry[4][0]) for entry in socket.getaddrinfo(host, 443, type=socket.SOCK_STREAM)]
     except (OSError, UnicodeError) as error:
         raise Unavailable(f"the host {host} of the source is unknown", code="source.unknown-host") from error
-
-
-def _is_public(text: str) -> bool:
-    address = ip_address(text.partition("%")[0])
-    if isinstance(address, IPv6Address) and address.ipv4_mapped:
-        address = address.ipv4_mapped
-    return address.is_global and not address.is_multicast

@@ -39,8 +39,8 @@ def _dangling(database: MemoryDatabase, job_id: UUID) -> Iterator[HistoryFinding
     referred = [(task.node_id, task.params_ref) for task in database.tasks_of(job_id)]
     referred += [(result.node_id, result.output_ref) for result in database.results.values() if result.job_id == job_id]
     for node_id, reference in referred:
-        found = database.payloads.get((job_id, reference["sha256"])) if reference else None
-        if reference and (found is None or not found.is_kept or found.size_bytes != reference["bytes"]):
+        payload = database.payloads.get((job_id, reference["sha256"])) if reference else None
+        if reference and (payload is None or not payload.is_kept or payload.size_bytes != reference["bytes"]):
             yield HistoryFinding(
                 job_id, node_id, FindingCode.PAYLOAD, f"payload {reference['sha256'][:12]}… is not kept"
             )

@@ -45,7 +45,7 @@ class KitJob:
         return (max(event.created_at for event in self.events) - self.row.created_at).total_seconds()
 
     def output(self, node_id: str) -> Any:
-        """What the node came to, however large; of a fan_in over large outputs the reference to its children."""
+        """The output of the node, however large; of a fan_in over large outputs the reference to its children."""
         node = self.nodes[node_id]
         if node.output_ref is None:
             return node.output
@@ -65,19 +65,18 @@ class KitJob:
         attempts: Mapping[str, int] | None = None,
         events: Sequence[str] = (),
     ) -> "KitJob":
-        """Assert how the job went. What is named must be so; what isn't doesn't matter.
-        `events` must come in this order."""
+        """Assert how the job went. Only what is given is compared; `events` must occur in this order."""
         wrong = [f"the job is {self.status}, not {status}"] if self.status != status else []
         if result is not _ANY and self.result != result:
             wrong.append(f"its result is {self.result!r}, not {result!r}")
         for node_id, expected in (nodes or {}).items():
-            if (found := self.nodes[node_id].status) != expected:
-                wrong.append(f"node '{node_id}' is {found}, not {expected}")
+            if (node_status := self.nodes[node_id].status) != expected:
+                wrong.append(f"node '{node_id}' is {node_status}, not {expected}")
         for node_id, count in (attempts or {}).items():
-            if (made := len(self.attempts(node_id))) != count:
-                wrong.append(f"node '{node_id}' took {made} attempts, not {count}")
-        told = iter([str(event.event_type) for event in self.events])
-        wrong += [f"no event {expected} (in this order)" for expected in events if expected not in told]
+            if (attempt_count := len(self.attempts(node_id))) != count:
+                wrong.append(f"node '{node_id}' took {attempt_count} attempts, not {count}")
+        event_types = iter([str(event.event_type) for event in self.events])
+        wrong += [f"no event {expected} (in this order)" for expected in events if expected not in event_types]
         if wrong:
             raise AssertionError("\n".join([*wrong, "", self.story()]))
         return self

@@ -19,6 +19,7 @@ from dagmaster.handlers.registry import Registration, Registry, installed
 from dagmaster.jobs.changes import Changes
 from dagmaster.jobs.model import Submission, new_job_id
 from dagmaster.jobs.plan import Planner
+from dagmaster.jobs.rendering import RenderLimits
 from dagmaster.jobs.states import JOB_TERMINAL, TaskStatus
 from dagmaster.operations.library import WorkflowLibrary, limits_of, load_library, workflow_files
 from dagmaster.operations.submit import prepare
@@ -67,7 +68,7 @@ class Kit:
 
     It knows what is installed, as orchestrators and workers do. `handlers` adds to that or replaces, by name: a
     stand-in for what would reach out to the world. `workflows` adds files, folders of files, or texts of YAML. Further
-    keywords are settings. Leaving the block normally checks that the events of every job tell its whole history.
+    keywords are settings. Leaving the block normally checks that the events of every job are its whole history.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class Kit:
     ) -> None:
         self.settings: Settings = load(**{**PACE, **settings})
         self.registry = _registry(handlers or {})
-        self.catalog = _catalog(self.settings, self.registry, workflows)
+        self.library = _library(self.settings, self.registry, workflows)
         self._sizes = orchestrators, workers
         self._isolate = isolate
         self._random = Random(seed)  # noqa: S311 - a seed is the point
@@ -122,10 +123,10 @@ class Kit:
 
     async def submit(self, workflow_id: str, inputs: Mapping[str, Any] | None = None, **options: Any) -> UUID:
         """Options are those of a submission: priority, correlation_id, submitted_by."""
-        submission = Submission(workflow_id=workflow_id, input_params=dict(inputs or {}), **options)
+        submission = Submission(workflow_id=workflow_id, inputs=dict(inputs or {}), **options)
         milliseconds = int(self.now().timestamp() * 1000)
         job_id = new_job_id(milliseconds, self._random.randbytes(10))
-        await self.ledger.create_jobs([replace(prepare(self.catalog, submission), job_id=job_id)])
+        await self.ledger.create_jobs([replace(prepare(self.library, submission), job_id=job_id)])
         return job_id
 
     async def wait(self, job_id: UUID, *, timeout_seconds: float = PATIENCE_SECONDS) -> KitJob:
@@ -151,7 +152,7 @@ class Kit:
             ) from None
 
     def now(self) -> datetime:
-        """The engine's clock. `asyncio.sleep` lets it go on."""
+        """The engine's clock. `asyncio.sleep` advances it."""
         return START + timedelta(seconds=self._loop.time())
 
     # Faults
@@ -174,11 +175,12 @@ class Kit:
             max_losses=settings.max_losses,
             max_fan_out=settings.max_fan_out,
             max_params_bytes=settings.max_params_bytes,
+            render_limits=RenderLimits(settings.template_timeout_sec),
         )
         notifier, transport = self._exchange.notifier(JOBS, RESULTS), MemoryTransport(self._broker)
         self._start(
             Orchestrator(
-                settings, self.ledger, self.ledger, notifier, transport, planner, self.catalog, owner_id=self._uuid()
+                settings, self.ledger, self.ledger, notifier, transport, planner, self.library, owner_id=self._uuid()
             )
         )
 
@@ -262,10 +264,10 @@ def _registry(handlers: Mapping[str, Handler]) -> Registry:
     return Registry((by_name | stand_ins).values(), refused=known.refused)
 
 
-def _catalog(settings: Settings, registry: Registry, workflows: Iterable[Path | str]) -> WorkflowLibrary:
-    catalog = load_library(settings, registry, settings.known_queues)
+def _library(settings: Settings, registry: Registry, workflows: Iterable[Path | str]) -> WorkflowLibrary:
+    library = load_library(settings, registry, settings.known_queues)
     added = [workflow for given in workflows for workflow in _read(settings, registry, given)]
-    return replace(catalog, workflows={**catalog.workflows, **{workflow.workflow_id: workflow for workflow in added}})
+    return replace(library, workflows={**library.workflows, **{workflow.workflow_id: workflow for workflow in added}})
 
 
 def _read(settings: Settings, registry: Registry, given: Path | str) -> list[Workflow]:

@@ -18,14 +18,17 @@ from uuid import UUID, uuid4
 import orjson
 
 from dagmaster.database.ledger.protocol import (
+    EVERY_MESSAGE,
     OVERRUN_GRACE_SECONDS,
     PAGE_BYTES,
     SMALL_BYTES,
     ChooseRerun,
     Claim,
+    DeferralReview,
     Demand,
     Exchange,
     LoadedJob,
+    MessageScope,
     NewJob,
     OpenJob,
     OrchestratorInfo,
@@ -37,6 +40,7 @@ from dagmaster.database.ledger.protocol import (
     WorkerInfo,
     key_conflict,
     no_such_job,
+    of_conflict,
     opening_nodes,
     too_large_for_a_template,
 )
@@ -60,12 +64,15 @@ from dagmaster.jobs.model import (
 )
 from dagmaster.jobs.payload import LOADABLE_BYTES, Encoded, Reference, by_reference
 from dagmaster.jobs.rerun import Rerun
+from dagmaster.jobs.routing import DeferredWork
 from dagmaster.jobs.states import (
     JOB_MOVES,
     JOB_RERUNS,
+    NODE_LIVE,
     NODE_MOVES,
     NODE_RERUNS,
     NODE_TERMINAL,
+    NOT_ADVANCED,
     TASK_MOVES,
     EventType,
     JobStatus,
@@ -106,7 +113,9 @@ class MemoryDatabase:
     results: dict[TaskKey, TaskResult] = field(default_factory=dict)
     events: dict[UUID, list[JobEvent]] = field(default_factory=lambda: defaultdict(list))
     orchestrators: dict[UUID, datetime] = field(default_factory=dict)
+    routers: dict[UUID, OrchestratorInfo] = field(default_factory=dict)  # what the orchestrators can route
     workers: dict[UUID, WorkerInfo] = field(default_factory=dict)
+    worker_beats: dict[UUID, datetime] = field(default_factory=dict)
     checkpoints: dict[tuple[UUID, str], dict[str, Checkpoint]] = field(default_factory=lambda: defaultdict(dict))
     messages: dict[str, JobMessage] = field(default_factory=dict)
     dead_letters: list[DeadLetter] = field(default_factory=list)
@@ -243,6 +252,8 @@ class MemoryLedger:
             callback_url=new.callback_url,
             idempotency_key=new.idempotency_key,
             message_id=new.message_id,
+            asset_id=new.asset_id,
+            version_ordinal=new.version_ordinal,
             deadline_at=now + timedelta(seconds=new.workflow.timeout_seconds),
             last_sequence=2,
             created_at=now,
@@ -313,12 +324,23 @@ class MemoryLedger:
         return True
 
     async def take_messages(
-        self, queue: str, limit: int, handle: Callable[[JobMessage], NewJob | DeadLetter]
+        self,
+        queue: str,
+        limit: int,
+        handle: Callable[[JobMessage], NewJob | DeadLetter],
+        *,
+        scope: MessageScope = EVERY_MESSAGE,
     ) -> list[UUID | str]:
-        waiting = sorted((m for m in self.db.messages.values() if m.queue == queue), key=lambda m: m.enqueued_at)[
-            :limit
-        ]
-        outcomes = [handle(message) for message in waiting]
+        late = self.db.clock() - timedelta(seconds=scope.patience_seconds)
+        mine = [m for m in self.db.messages.values() if m.queue == queue]
+        waiting = sorted((m for m in mine if m.enqueued_at <= late or _is_known(m, scope)), key=lambda m: m.enqueued_at)
+        waiting = waiting[:limit]
+        keys = dict(self.db.keys)
+        try:
+            outcomes = [self._reserved(message, handle(message)) for message in waiting]
+        except BaseException:
+            self.db.keys = keys
+            raise
         for message in waiting:
             del self.db.messages[message.message_id]
         created = [job.job_id for job in outcomes if isinstance(job, NewJob) and self._create(job)]
@@ -327,6 +349,18 @@ class MemoryLedger:
         return [*created, *(letter.message_id or "" for letter in letters)]
 
     # Operating
+
+    def _reserved(self, message: JobMessage, outcome: NewJob | DeadLetter) -> NewJob | DeadLetter | None:
+        """Reserve the idempotency key of a job. None: the message is a repetition, and its job exists."""
+        if isinstance(outcome, DeadLetter) or outcome.idempotency_key is None:
+            return outcome
+        if any(job.message_id == message.message_id for job in self.db.jobs.values()):
+            return None
+        key = (outcome.submitted_by or "", outcome.idempotency_key)
+        known_id, request = self.db.keys.setdefault(key, (outcome.job_id, outcome.request_hash))
+        if request != outcome.request_hash:
+            return of_conflict(message, outcome, known_id)
+        return outcome if known_id == outcome.job_id else None
 
     async def rerun(self, job_id: UUID, choose: ChooseRerun, facts: Mapping[str, Any]) -> tuple[Rerun, int]:
         db, job = self.db, self.db.jobs.get(job_id)
@@ -348,7 +382,7 @@ class MemoryLedger:
         for node_id in (*rerun.nodes, *(child.node_id for child in children)):
             sequence += 1
             self._reset(job_id, db.nodes[job_id][node_id], is_child=node_id not in rerun.nodes)
-            if rerun.is_afresh:
+            if rerun.discards_checkpoints:
                 db.checkpoints.pop((job_id, node_id), None)
             db.add_event(
                 job_id,
@@ -357,10 +391,10 @@ class MemoryLedger:
                 node_id=node_id,
                 event_status=NodeStatus.PENDING,
                 epoch=job.epoch,
-                event_data={"anew": True} if node_id in rerun.anew else None,
+                event_data={"anew": True} if node_id in rerun.reexpanded else None,
             )
-        for fan_out in {child.parent_node_id for child in children} | set(rerun.anew):
-            self._count_again(job_id, fan_out or "", children, stale, is_anew=fan_out in rerun.anew)
+        for fan_out in {child.parent_node_id for child in children} | set(rerun.reexpanded):
+            self._count_again(job_id, fan_out or "", children, stale, is_reexpanded=fan_out in rerun.reexpanded)
         now, seconds = db.clock(), rerun.timeout_seconds
         cleared = dict.fromkeys(
             (
@@ -394,7 +428,7 @@ class MemoryLedger:
         chosen = [
             n
             for n in self.db.nodes[job_id].values()
-            if n.parent_node_id in rerun.anew
+            if n.parent_node_id in rerun.reexpanded
             or (n.parent_node_id in rerun.children and n.status in fallen)
             or n.node_id in rerun.single
         ]
@@ -402,16 +436,16 @@ class MemoryLedger:
 
     def _is_of_a_run_before(self, child: NodeState, rerun: Rerun) -> bool:
         parent = self.db.nodes[child.job_id][child.parent_node_id or ""]
-        return child.parent_node_id in rerun.anew or (child.fan_out_index or 0) >= (parent.expanded or 0)
+        return child.parent_node_id in rerun.reexpanded or (child.fan_out_index or 0) >= (parent.expanded or 0)
 
     def _count_again(
-        self, job_id: UUID, fan_out: str, children: Sequence[NodeState], stale: Collection[str], *, is_anew: bool
+        self, job_id: UUID, fan_out: str, children: Sequence[NodeState], stale: Collection[str], *, is_reexpanded: bool
     ) -> None:
         state = self.db.nodes[job_id][fan_out]
         mine = [child for child in children if child.parent_node_id == fan_out]
         idle = [child for child in mine if child.node_id not in stale]
         columns: dict[str, Any] = {"stale_count": len(mine) - len(idle) or state.stale_count}
-        if is_anew:
+        if is_reexpanded:
             counters = ("total", "expanded", "remaining", "failed_count", "cancelled_count", "idle_count")
             columns |= dict.fromkeys(counters)
         else:
@@ -450,6 +484,7 @@ class MemoryLedger:
 
     async def beat(self, orchestrator: OrchestratorInfo) -> None:
         self.db.orchestrators[orchestrator.owner_id] = self.db.clock()
+        self.db.routers[orchestrator.owner_id] = orchestrator
 
     async def claim_jobs(
         self, owner_id: UUID, *, limit: int, orphans: bool = True, orphan_after_seconds: float, patience_seconds: float
@@ -463,10 +498,20 @@ class MemoryLedger:
         room = max(0, min(limit, ceil(len(active) / max(1, len(alive))) - mine))
         may_judge = orphans and owner_id in alive
         free = [job for job in active if job.owner_id is None or (may_judge and job.owner_id not in alive)]
+        free = [job for job in free if self._may_route(job, owner_id, alive)]
         if room == 0:
             free = [job for job in free if job.updated_at < now - timedelta(seconds=patience_seconds)]
         free.sort(key=lambda job: (-job.priority, job.job_id))
         return [self._claim(job, owner_id, now) for job in free[: room or limit]]
+
+    def _may_route(self, job: Job, owner_id: UUID, alive: set[UUID]) -> bool:
+        """Deferred work waits for an instance that can route it, as long as one is alive."""
+        routers = {
+            owner
+            for owner in alive & self.db.routers.keys()
+            if any(_is_known_to(work, [self.db.routers[owner]]) for work in job.deferred_work or ())
+        }
+        return not routers or owner_id in routers
 
     def _claim(self, job: Job, owner_id: UUID, now: datetime) -> Claim:
         token = uuid4()
@@ -515,6 +560,7 @@ class MemoryLedger:
             job.last_sequence,
             job.stopping,
             job.resume_count,
+            job.deferred_work,
         )
 
     async def load_outputs(self, job_id: UUID, node_ids: Sequence[str]) -> dict[str, Any]:
@@ -935,6 +981,12 @@ class MemoryLedger:
         }
         if change.stopping is not None:
             columns["stopping"] = change.stopping
+        if change.deferred is not None:
+            known_at = {(row["handler"], row["queue"]): row["known_at"] for row in job.deferred_work or ()}
+            columns["deferred_work"] = [
+                {"node_id": node_id, **work._asdict(), "known_at": known_at.get(work, now)}
+                for node_id, work in change.deferred.items()
+            ] or None
         for move in change.job_moves:
             _demand(
                 move.status in JOB_MOVES[job.status], f"job {job.job_id}: {job.status} may not become {move.status}"
@@ -970,7 +1022,10 @@ class MemoryLedger:
         return decode(self.db.payload(node.job_id, node.output_ref))
 
     def _gather(self, job_id: UUID, node_id: str, fan_out: str, aggregation: Aggregation) -> None:
-        output = self._gathered(job_id, fan_out, aggregation)
+        try:
+            output = self._gathered(job_id, fan_out, aggregation)
+        except fan.SumOutOfRange as error:
+            raise fan.SumOutOfRange(error.message, job_id=job_id, fan_out=fan_out) from None
         referred = self._referred_bytes(job_id, fan_out, aggregation)
         size = max(fan.size_bytes(output), referred)
         columns: dict[str, Any] = {"output": output}
@@ -984,6 +1039,88 @@ class MemoryLedger:
         good = sorted((n for n in children if n.status is NodeStatus.COMPLETED), key=lambda n: n.fan_out_index or 0)
         used = {Aggregation.FIRST: good[:1], Aggregation.LAST: good[-1:]}.get(aggregation, good)
         return sum(n.output_ref["bytes"] for n in used if n.output_ref is not None)
+
+    async def fail_job(self, owner_id: UUID, claim: Claim, error_message: str) -> bool:
+        if not self._holds(owner_id, claim):
+            return False
+        db, job_id, now = self.db, claim.job_id, self.db.clock()
+        for task in db.tasks_of(job_id):
+            if task.status in (TaskStatus.QUEUED, TaskStatus.RUNNING):
+                key = (job_id, task.node_id, task.attempt)
+                db.move_task(key, TaskStatus.CANCELLED, finished_at=now, lease_until=None)
+        for key, result in list(db.results.items()):
+            if key[0] == job_id:
+                db.results[key] = result.model_copy(update={"processed": True})
+        job = db.jobs[job_id]
+        sequence = job.last_sequence
+        for node in [node for node in db.nodes[job_id].values() if node.status not in NODE_TERMINAL]:
+            sequence += 1
+            attempt = node.attempt if node.status in NODE_LIVE else None
+            self._cancel(node)
+            facts = {"event_status": NodeStatus.CANCELLED, "attempt": attempt, "event_data": {"reason": NOT_ADVANCED}}
+            db.add_event(job_id, sequence, EventType.NODE_CANCELLED, node_id=node.node_id, epoch=job.epoch, **facts)
+        data = {"error_message": error_message, "reason": NOT_ADVANCED}
+        event = {"event_status": JobStatus.FAILED, "epoch": job.epoch, "event_data": data}
+        db.add_event(job_id, sequence + 1, EventType.JOB_FAILED, **event)
+        ended = {"status": JobStatus.FAILED, "completed_at": now, "owner_id": None, "claim_token": None}
+        columns = {
+            **ended,
+            "deferred_work": None,
+            "error_message": error_message,
+            "last_sequence": sequence + 1,
+            "updated_at": now,
+        }
+        db.jobs[job_id] = job.model_copy(update={**columns, "version": job.version + 1})
+        return True
+
+    def _cancel(self, node: NodeState) -> None:
+        """Cancel a node of a job that cannot be advanced; its fan_out counts it."""
+        columns = {"reason": NOT_ADVANCED, "completed_at": self.db.clock(), "is_idle": None, "not_before": None}
+        self.db.move_node(node.job_id, node.node_id, NodeStatus.CANCELLED, **columns)
+        if node.parent_node_id is None:
+            return
+        parent = self.db.nodes[node.job_id][node.parent_node_id]
+        if node.is_idle and (node.fan_out_index or 0) >= (parent.expanded or 0):
+            counts: dict[str, int | None] = {"stale_count": (parent.stale_count or 0) - 1}
+        else:
+            counts = {
+                "remaining": (parent.remaining or 0) - 1,
+                "cancelled_count": (parent.cancelled_count or 0) + 1,
+                "idle_count": None if parent.idle_count is None else parent.idle_count - bool(node.is_idle),
+            }
+        self.db.move_node(node.job_id, parent.node_id, parent.status, **counts)
+
+    async def review_deferred(
+        self, claims: Sequence[Claim], *, alive_seconds: float, patience_seconds: float
+    ) -> DeferralReview:
+        db, now = self.db, self.db.clock()
+        horizon = now - timedelta(seconds=alive_seconds)
+        routers = [
+            db.routers[owner] for owner, beat in db.orchestrators.items() if beat > horizon and owner in db.routers
+        ]
+        workers = [db.workers[worker] for worker, beat in db.worker_beats.items() if beat > horizon]
+        released: list[Job] = []
+        unroutable: dict[UUID, frozenset[DeferredWork]] = {}
+        for job in [db.jobs[claim.job_id] for claim in claims if claim.job_id in db.jobs]:
+            if not any(claim.token == job.claim_token for claim in claims) or not job.deferred_work:
+                continue
+            known = [_is_known_to(row, routers) or _is_known_to(row, workers) for row in job.deferred_work]
+            rows = [
+                {**row, "known_at": now if k else row["known_at"]}
+                for row, k in zip(job.deferred_work, known, strict=True)
+            ]
+            db.jobs[job.job_id] = job.model_copy(update={"deferred_work": rows, "version": job.version + 1})
+            if any(_is_known_to(row, routers) for row in rows):
+                released.append(db.jobs[job.job_id])
+                continue
+            late = now - timedelta(seconds=patience_seconds)
+            unroutable[job.job_id] = frozenset(
+                DeferredWork(row["handler"], row["queue"]) for row in rows if row["known_at"] < late
+            )
+        self._release(released)
+        return DeferralReview(
+            frozenset(job.job_id for job in released), {job_id: work for job_id, work in unroutable.items() if work}
+        )
 
     async def release_unknown(self, owner_id: UUID, known: Sequence[UUID]) -> int:
         mine = [job for job in self.db.jobs.values() if job.owner_id == owner_id and job.status in _ACTIVE]
@@ -1015,6 +1152,7 @@ class MemoryLedger:
 
     async def beat_worker(self, worker: WorkerInfo) -> None:
         self.db.workers[worker.worker_id] = worker
+        self.db.worker_beats[worker.worker_id] = self.db.clock()
 
     async def exchange(
         self, worker_id: UUID, reports: Sequence[Report], demand: Demand, *, lease_seconds: float
@@ -1143,6 +1281,7 @@ class MemoryLedger:
 
     async def retire_worker(self, worker_id: UUID) -> None:
         self.db.workers.pop(worker_id, None)
+        self.db.worker_beats.pop(worker_id, None)
 
     # Payloads
 
@@ -1213,6 +1352,17 @@ class MemoryStep:
         self.is_committed = True
         self._ledger._notify(*notify)
         return frozenset(queue for queues in repeated for queue in queues)
+
+
+def _is_known_to(work: Mapping[str, Any], processes: Iterable[OrchestratorInfo | WorkerInfo]) -> bool:
+    handler, queue = work["handler"], work["queue"]
+    return any(handler in process.handlers and (queue is None or queue in process.queues) for process in processes)
+
+
+def _is_known(message: JobMessage, scope: MessageScope) -> bool:
+    """Whether this orchestrator can decide about a message: its workflow is known, or it names none."""
+    named = message.body.get("workflow_id") if isinstance(message.body, dict) else None
+    return not isinstance(named, str) or named in scope.workflow_ids
 
 
 def _or(value: Any, otherwise: Any) -> Any:

@@ -34,7 +34,7 @@ _EARLIER = "earlier"  # the fan_out whose results a handler is given
 
 @dataclass(frozen=True, slots=True)
 class Given(Registration):
-    """A registration that holds the function itself: also for one that is defined in a test and can't be imported."""
+    """A registration that holds the function itself, so that it works for functions that cannot be imported."""
 
     function: Handler = field(kw_only=True)
 

@@ -26,12 +26,12 @@ class Standstill(RuntimeError):
 
 
 class _Clock(selectors.DefaultSelector):
-    """The loop asks this where it would sleep: here time passes."""
+    """The loop calls `select` when it has nothing to do; virtual time passes there."""
 
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
-        self.outside: set[object] = set()  # what is at work for the loop, and can't be seen here
+        self.outside: set[object] = set()  # work for the loop that it cannot see, such as processes
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if self.outside or len(self.get_map()) > _OWN_DESCRIPTORS:
@@ -51,7 +51,7 @@ class _Clock(selectors.DefaultSelector):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """Starts at 0. Deterministic, as long as nothing outside is at work."""
+    """Starts at 0. Deterministic, as long as nothing outside the loop works for it."""
 
     def __init__(self) -> None:
         self._clock = _Clock()
@@ -64,7 +64,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     @contextmanager
     def real_time(self) -> Iterator[None]:
-        """Inside, no time is skipped: something that the loop can't see is at work for it."""
+        """Within the block no time is skipped: something that the loop cannot see works for it."""
         mark = object()
         self._clock.outside.add(mark)
         try:

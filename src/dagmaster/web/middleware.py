@@ -1,9 +1,12 @@
-"""Middleware for every request: it assigns a request id, checks the host name, and limits the size of the body.
+"""Middleware for every request: it assigns a request id, checks the host name, authenticates the caller, and limits the
+size of the body.
 
-It is plain ASGI, so that streams and large files pass through unchanged. Authentication is not supported yet, so
-servers listen on loopback only. Web pages of other sites in a browser on this machine can still reach them by DNS
-rebinding; the check of the `Host` header refuses those. A server extends the middleware by overriding `refusal`,
-`enter` and `mark`.
+It is plain ASGI, so that streams and large files pass through unchanged. Without authentication, servers listen on
+loopback only. Web pages of other sites in a browser on this machine can still send requests: by DNS rebinding, which
+the check of the `Host` header refuses, or directly, which the check of `Origin` and `Sec-Fetch-Site` refuses. With
+authentication a request has no more rights than the credentials that its sender knows, so neither is checked.
+
+A server extends the middleware by overriding `refusal`, `enter` and `mark`.
 """
 
 import re
@@ -17,9 +20,11 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from dagmaster.errors import InvalidRequest
+from dagmaster.errors import DagmasterError, InvalidRequest
 from dagmaster.listen import Endpoint, is_loopback
 from dagmaster.observe import log
+from dagmaster.web.authentication import CALLER, Authentication
+from dagmaster.web.metrics import RequestMetrics
 from dagmaster.web.problems import Problems
 
 REQUEST_ID = "X-Request-ID"
@@ -31,12 +36,26 @@ class RequestMiddleware:
     problems: ClassVar[Problems]
     hint_when_foreign: ClassVar[str] = "use localhost as the host name"
     hint_when_too_large: ClassVar[str | None] = None
+    shows_images_elsewhere: ClassVar[bool] = False
 
-    def __init__(self, app: ASGIApp, *, max_body_bytes: int, own_hosts: Iterable[str], is_open_to_all: bool) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        max_body_bytes: int,
+        own_hosts: Iterable[str],
+        is_open_to_all: bool,
+        authentication: Authentication,
+        refuses_other_sites: bool = True,
+        metrics: RequestMetrics | None = None,
+    ) -> None:
         self._app = app
+        self._metrics = metrics or RequestMetrics()
         self._max_body_bytes = max_body_bytes
         self._own_hosts = {"localhost", *own_hosts}
         self._is_open_to_all = is_open_to_all
+        self._authentication = authentication
+        self._refuses_other_sites = refuses_other_sites
         self._log = log.get(self.endpoint.name)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -47,12 +66,35 @@ class RequestMiddleware:
         request_id = _request_id(headers)
         scope.setdefault("state", {})["request_id"] = request_id
         exchange = _Exchange(self, scope, send, request_id)
-        refusal = self.refusal(scope, headers)
-        if refusal is not None:
-            await self.problems.problem_of(refusal, scope["path"], request_id)(scope, receive, exchange.send)
-            return
-        self.enter(scope)
-        await self._call_app(scope, self._limited(receive), exchange)
+        self._metrics.begin()
+        try:
+            await self._answer(scope, receive, headers, exchange)
+        finally:
+            self._metrics.end(scope["method"], exchange.status, exchange.seconds)
+
+    async def _answer(self, scope: Scope, receive: Receive, headers: Headers, exchange: "_Exchange") -> None:
+        try:
+            refusal = self.refusal(scope, headers) or await self._authenticate(scope, headers)
+            if refusal is not None:
+                response = self.problems.problem_of(refusal, scope["path"], exchange.request_id)
+                await response(scope, receive, exchange.send)
+                return
+            self.enter(scope)
+            await self._app(scope, self._limited(receive), exchange.send)
+        except Exception as error:  # the last place that can still send a response
+            self._log.error("a request failed", request_id=exchange.request_id, path=scope["path"], exc_info=error)
+            if not exchange.status:
+                await self.problems.bug(scope["path"], exchange.request_id)(scope, receive, exchange.send)
+        finally:
+            self._log.debug("request", **exchange.facts())
+
+    async def _authenticate(self, scope: Scope, headers: Headers) -> DagmasterError | None:
+        """Keep the caller in the scope. Credentials that are not valid are refused on every route."""
+        try:
+            scope["state"][CALLER] = await self._authentication.caller(headers)
+        except DagmasterError as error:
+            return error
+        return None
 
     def refusal(self, scope: Scope, headers: Headers) -> InvalidRequest | None:
         """The error for a request that is refused, or None."""
@@ -60,12 +102,17 @@ class RequestMiddleware:
         if length.isdigit() and int(length) > self._max_body_bytes:
             return self._too_large()
         host = headers.get("host", "")
-        if not self._is_open_to_all and not self._is_own(_name_of(host)):
+        if not self._is_open_to_all and not self._is_own(name_of(host)):
             return InvalidRequest(
                 f"{self.endpoint.what} does not accept requests for this host name",
                 code="request.foreign-host",
                 hint=self.hint_when_foreign,
                 host=host,
+            )
+        if self._refuses_other_sites and is_of_other_site(scope, headers, with_images=self.shows_images_elsewhere):
+            return InvalidRequest(
+                "requests from pages of other web sites are refused, because authentication is disabled",
+                code="request.foreign-origin",
             )
         return None
 
@@ -74,16 +121,6 @@ class RequestMiddleware:
 
     def mark(self, scope: Scope, status: int, headers: MutableHeaders) -> None:
         """Change the headers of a response, including those of problems."""
-
-    async def _call_app(self, scope: Scope, receive: Receive, exchange: "_Exchange") -> None:
-        try:
-            await self._app(scope, receive, exchange.send)
-        except Exception as error:  # the last place that can still send a response
-            self._log.error("a request failed", request_id=exchange.request_id, path=scope["path"], exc_info=error)
-            if not exchange.status:
-                await self.problems.bug(scope["path"], exchange.request_id)(scope, receive, exchange.send)
-        finally:
-            self._log.debug("request", **exchange.facts())
 
     def _is_own(self, name: str) -> bool:
         return name in self._own_hosts or is_loopback(name)
@@ -130,17 +167,43 @@ class _Exchange:
             self._middleware.mark(self._scope, self.status, headers)
         await self._send(message)
 
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._started_at
+
     def facts(self) -> dict[str, object]:
         return {
             "method": self._scope["method"],
             "path": self._scope["path"],
             "status": self.status,
-            "seconds": round(time.monotonic() - self._started_at, 4),
+            "seconds": round(self.seconds, 4),
             "request_id": self.request_id,
         }
 
 
-def _name_of(host: str) -> str:
+def is_of_other_site(scope: Scope, headers: Headers, *, with_images: bool = False) -> bool:
+    """Whether a page of another site sends the request. It may still link to a page (it cannot read it), and with
+    `with_images` it may show images (it cannot read their pixels)."""
+    origin = headers.get("origin")
+    if origin is not None:
+        return _netloc_of(origin) != headers.get("host", "")
+    if headers.get("sec-fetch-site") != "cross-site":
+        return False
+    mode, destination = headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest")
+    is_link = mode == "navigate" and destination == "document"
+    is_image = with_images and mode == "no-cors" and destination == "image"
+    return scope["method"] not in {"GET", "HEAD"} or not (is_link or is_image)
+
+
+def _netloc_of(url: str) -> str:
+    try:
+        return urlsplit(url).netloc
+    except ValueError:
+        return ""
+
+
+def name_of(host: str) -> str:
+    """The host name of a `Host` header, without the port."""
     try:
         return urlsplit(f"//{host}").hostname or ""
     except ValueError:

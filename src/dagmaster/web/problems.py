@@ -22,11 +22,14 @@ from dagmaster.errors import (
     HandlerFailed,
     InvalidRequest,
     InvalidWorkflow,
+    JobFailed,
     NotAllowed,
+    NotAuthenticated,
     NotFound,
     TimedOut,
     Unavailable,
     UnfitData,
+    WaitTimedOut,
 )
 from dagmaster.observe.redaction import redact, redact_value
 
@@ -38,6 +41,7 @@ STATUSES: Mapping[type[DagmasterError], HTTPStatus] = {
     InvalidRequest: HTTPStatus.BAD_REQUEST,
     InvalidWorkflow: HTTPStatus.UNPROCESSABLE_ENTITY,
     NotAllowed: HTTPStatus.FORBIDDEN,
+    NotAuthenticated: HTTPStatus.UNAUTHORIZED,
     NotFound: HTTPStatus.NOT_FOUND,
     Conflict: HTTPStatus.CONFLICT,
     UnfitData: HTTPStatus.UNPROCESSABLE_ENTITY,
@@ -45,16 +49,22 @@ STATUSES: Mapping[type[DagmasterError], HTTPStatus] = {
     HandlerFailed: HTTPStatus.INTERNAL_SERVER_ERROR,
     TimedOut: HTTPStatus.GATEWAY_TIMEOUT,
     Fenced: HTTPStatus.CONFLICT,
+    JobFailed: HTTPStatus.INTERNAL_SERVER_ERROR,
+    WaitTimedOut: HTTPStatus.GATEWAY_TIMEOUT,
     DagmasterError: HTTPStatus.INTERNAL_SERVER_ERROR,
 }
-# Errors of the class InvalidRequest whose status is not 400.
+# Errors whose status is not that of their class.
 STATUSES_BY_CODE: Mapping[str, HTTPStatus] = {
+    "asset.changed": HTTPStatus.PRECONDITION_FAILED,
     "bootstrap.rebuild-off": HTTPStatus.FORBIDDEN,
     "bootstrap.not-confirmed": HTTPStatus.FORBIDDEN,
+    "catalog.too-slow": HTTPStatus.GATEWAY_TIMEOUT,
     "request.foreign-host": HTTPStatus.FORBIDDEN,
     "request.foreign-origin": HTTPStatus.FORBIDDEN,
+    "serving.too-many-requests": HTTPStatus.TOO_MANY_REQUESTS,
     "request.too-large": HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
 }
+_RETRIED = (HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS)
 CODES_BY_STATUS: Mapping[int, str] = {
     404: "route.not-found",
     405: "route.method-not-allowed",
@@ -111,8 +121,7 @@ class Problems:
             errors=list(errors),
             request_id=request_id,
         )
-        retry = {"Retry-After": str(RETRY_AFTER_SECONDS)} if status == HTTPStatus.SERVICE_UNAVAILABLE else {}
-        all_headers = {**self.headers, **retry, **(headers or {})}
+        all_headers = {**self.headers, **_headers_of(status), **(headers or {})}
         return Response(
             orjson.dumps(problem.model_dump()), status_code=status, media_type=MEDIA_TYPE, headers=all_headers
         )
@@ -155,6 +164,12 @@ class Problems:
             Mistake(message=self.clean(p.message), line=p.line, column=p.column, node=p.node, code=p.code)
             for p in error.problems
         ]
+
+
+def _headers_of(status: HTTPStatus) -> dict[str, str]:
+    if status == HTTPStatus.UNAUTHORIZED:
+        return {"WWW-Authenticate": 'Bearer realm="dagmaster"'}
+    return {"Retry-After": str(RETRY_AFTER_SECONDS)} if status in _RETRIED else {}
 
 
 def status_of(error: DagmasterError) -> HTTPStatus:

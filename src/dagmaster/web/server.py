@@ -4,14 +4,69 @@ import asyncio
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import ClassVar
 
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol, h11  # type: ignore[attr-defined]
 
 from dagmaster.listen import url_of
 
 _GRACE_SECONDS = 5
 _KEEP_ALIVE_SECONDS = 30
+_TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+
+
+class TimedProtocol(H11Protocol):
+    """Closes connections whose request is sent too slowly, or not at all: uvicorn waits for them without a limit.
+
+    The time of the head begins with the connection, or with the first byte of a later request; the time of the body
+    begins after the head. Between requests, uvicorn's keep-alive timeout applies.
+    """
+
+    head_seconds: ClassVar[float] = 10.0
+    body_seconds: ClassVar[float] = 60.0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._part: str | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._await_part("head")
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._await_part(self._awaited())
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._await_part(self._awaited())
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._await_part(None)
+        super().connection_lost(exc)
+
+    def _awaited(self) -> str | None:
+        """The part of a request that has begun and not ended."""
+        if self.conn.their_state is h11.SEND_BODY:
+            return "body"
+        is_begun = self.cycle is None or bool(self.conn.trailing_data[0])
+        return "head" if self.conn.their_state is h11.IDLE and is_begun else None
+
+    def _await_part(self, part: str | None) -> None:
+        if part == self._part:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._part, self._timer = part, None
+        if part is not None:
+            seconds = self.head_seconds if part == "head" else self.body_seconds
+            self._timer = self.loop.call_later(seconds, self._give_up)
+
+    def _give_up(self) -> None:
+        is_open = self.cycle is None or self.cycle.response_complete or not self.cycle.response_started
+        if is_open and not self.transport.is_closing():
+            self.transport.write(_TOO_SLOW)
+        self.transport.close()
 
 
 class WebServer:
@@ -25,6 +80,7 @@ class WebServer:
             log_config=None,
             access_log=False,
             lifespan="on",
+            http=TimedProtocol,
             timeout_graceful_shutdown=_GRACE_SECONDS,
             timeout_keep_alive=_KEEP_ALIVE_SECONDS,
             server_header=False,

@@ -19,7 +19,7 @@ import os
 import random
 import socket
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -551,11 +551,16 @@ class Worker:
             report, size_bytes = job.result()
             self._finish(report, size_bytes)
             if report.error and report.error["code"] == UNLOADABLE:
-                self._withdraw(held.context.task.handler)
+                self._withdraw(held.context.task.handler, report.error)
 
-    def _withdraw(self, handler: str) -> None:
+    def _withdraw(self, handler: str, error: Mapping[str, Any]) -> None:
         """Stop claiming tasks of a handler that cannot be loaded here; another worker may be able to."""
-        _log.error("a handler could not be loaded; this worker no longer offers it", handler=handler)
+        _log.error(
+            "a handler could not be loaded; this worker no longer offers it",
+            handler=handler,
+            error=error.get("message"),
+            hint=error.get("hint"),
+        )
         self._light_handlers = tuple(name for name in self._light_handlers if name != handler)
         self._heavy_handlers = tuple(name for name in self._heavy_handlers if name != handler)
 

@@ -8,23 +8,25 @@ template again.
 """
 
 import inspect
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import PurePath
+from functools import reduce
 from typing import Any
 
 from jinja2 import StrictUndefined, TemplateError, Undefined, nodes
 from jinja2.parser import Parser
 from jinja2.visitor import NodeTransformer
 
-from dagmaster.errors import InvalidRequest
+from dagmaster.errors import InvalidRequest, place_of
+from dagmaster.workflows.meter import Meter, OutOfTime, charge, metered
 from dagmaster.workflows.nearest import did_you_mean
 from dagmaster.workflows.sandbox import (
+    COMPARE,
     DEMAND,
     FILTERS,
     MISSING,
+    PART,
     TESTS,
     Environment,
     Refused,
@@ -53,6 +55,7 @@ MAX_PARTS = 500
 MAX_DEPTH = 40
 MAX_FILTERS = 30
 MAX_VALUE_DEPTH = 100
+_UNITS_OF_TEMPLATE = 400  # what the smallest one takes
 ROOTS = ("inputs", "nodes", "job", "item", "index", "items", "value")
 
 _ENVIRONMENT = Environment()
@@ -134,14 +137,26 @@ class Path:
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """A value with its templates ready to render. Constant parts are shared between results: don't change them."""
+    """A value with its templates ready to render. Constant parts are shared between results: do not change them."""
 
     text: str
     paths: tuple[Path, ...]
     _evaluate: _Evaluate = field(repr=False, compare=False)
 
-    def render(self, context: TemplateContext) -> Any:
-        return self._evaluate(context.names)
+    is_cheap: bool = False  # it only looks values up
+
+    def render(self, context: TemplateContext, meter: Meter | None = None) -> Any:
+        """The value in this context. OutOfTime: the meter has run out; without one the template fails then."""
+        if self.is_cheap:
+            return self._evaluate(context.names)
+        limit = meter or Meter()
+        try:
+            with metered(limit):
+                return self._evaluate(context.names)
+        except OutOfTime:
+            if meter is not None:
+                raise
+            raise too_slow(self.text, limit.seconds) from None
 
     @property
     def nodes(self) -> frozenset[str]:
@@ -157,6 +172,16 @@ class Compiled:
         return frozenset(path.root for path in self.paths)
 
 
+def too_slow(text: str, seconds: float) -> TemplateFailed:
+    what = f"`{_short(text)}`" if text else "a template"
+    return TemplateFailed(
+        f"{what} takes longer than {seconds:g} s of processor time",
+        code="template.too-slow",
+        hint="move the work into a handler",
+        expression=_short(text),
+    )
+
+
 def has_template(text: str) -> bool:
     return "{{" in text or "{%" in text
 
@@ -164,14 +189,14 @@ def has_template(text: str) -> bool:
 def compile_value(value: Any) -> Compiled:
     """Any JSON structure with templates in its strings."""
     part = _value(value, 0)
-    return Compiled(value if isinstance(value, str) else "", part.paths, part.evaluate)
+    return Compiled(value if isinstance(value, str) else "", part.paths, part.evaluate, part.is_cheap)
 
 
 def compile_expression(text: str) -> Compiled:
     """`{{ expression }}` or the bare expression, usually a path."""
     with _compiling(text):
         part = _expression(_single(text), text)
-        return Compiled(text, part.paths, part.evaluate)
+        return Compiled(text, part.paths, part.evaluate, part.is_cheap)
 
 
 def compile_condition(text: str) -> Compiled:
@@ -200,6 +225,7 @@ class _TemplatePart:
     evaluate: _Evaluate
     paths: tuple[Path, ...] = ()
     constant: bool = False
+    is_cheap: bool = False
 
 
 def _value(value: Any, depth: int) -> _TemplatePart:
@@ -211,14 +237,14 @@ def _value(value: Any, depth: int) -> _TemplatePart:
         return _container(value, {key: _value(item, depth + 1) for key, item in value.items()})
     if isinstance(value, list | tuple):
         return _container(list(value), dict(enumerate(_value(item, depth + 1) for item in value)))
-    return _TemplatePart(lambda _: value, constant=True)
+    return _TemplatePart(lambda _: value, constant=True, is_cheap=True)
 
 
 def _container(original: Any, parts: Mapping[Any, _TemplatePart]) -> _TemplatePart:
     """A copy of the original with the rendered parts; the original itself if it has no templates."""
     rendered = tuple((key, part.evaluate) for key, part in parts.items() if not part.constant)
     if not rendered:
-        return _TemplatePart(lambda _: original, constant=True)
+        return _TemplatePart(lambda _: original, constant=True, is_cheap=True)
 
     def evaluate(names: _Names) -> Any:
         result = original.copy()
@@ -226,7 +252,7 @@ def _container(original: Any, parts: Mapping[Any, _TemplatePart]) -> _TemplatePa
             result[key] = part(names)
         return result
 
-    return _TemplatePart(evaluate, _paths(parts.values()))
+    return _TemplatePart(evaluate, _paths(parts.values()), is_cheap=all(part.is_cheap for part in parts.values()))
 
 
 def _string(text: str) -> _TemplatePart:
@@ -248,7 +274,8 @@ def _text(pieces: list[str | _TemplatePart], text: str) -> _TemplatePart:
                 "".join([piece if isinstance(piece, str) else text_of(piece(names)) for piece in evaluators])
             )
 
-    return _TemplatePart(evaluate, _paths(parts))
+    # The length of a text is checked before the text is created.
+    return _TemplatePart(evaluate, _paths(parts), is_cheap=all(part.is_cheap for part in parts))
 
 
 def _paths(parts: Iterable[_TemplatePart]) -> tuple[Path, ...]:
@@ -333,7 +360,7 @@ class _Splicer(NodeTransformer):
 def _expression(tree: nodes.Expr, text: str) -> _TemplatePart:
     """A path alone is followed directly; anything else becomes a Jinja2 expression over its paths' values."""
     if (path := _path_of(tree)) is not None:
-        return _TemplatePart(path.evaluate, (path,))
+        return _TemplatePart(path.evaluate, (path,), is_cheap=True)
     rewriter = _Rewriter()
     rewritten = rewriter.visit(tree)
     body = nodes.Template([nodes.Assign(nodes.Name("result", "store"), rewritten, lineno=1)], lineno=1)
@@ -343,6 +370,7 @@ def _expression(tree: nodes.Expr, text: str) -> _TemplatePart:
 
     def evaluate(names: _Names) -> Any:
         with _rendering(text):
+            charge(_UNITS_OF_TEMPLATE)
             context = template.new_context({name: find(names) for name, find in slots})
             for _ in template.root_render_func(context):
                 pass
@@ -433,6 +461,23 @@ class _Rewriter(NodeTransformer):
         _check_arguments(node, TESTS[node.name])
         return self.generic_visit(node)
 
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:  # noqa: N802
+        """`a < b <= c` is `a < b and b <= c`, each with its work charged."""
+        operands = [self.visit(node.expr), *(self.visit(operand.expr) for operand in node.ops)]
+        links: list[nodes.Expr] = [
+            nodes.Filter(left, COMPARE, [nodes.Const(operand.op), right], [], None, None)
+            for operand, left, right in zip(node.ops, operands, operands[1:], strict=False)
+        ]
+        return reduce(nodes.And, links)
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:  # noqa: N802
+        """Jinja2 slices without the environment, so `a[1:]` becomes a filter, whose work is charged."""
+        if not isinstance(node.arg, nodes.Slice):
+            return self.generic_visit(node)
+        bounds = (node.arg.start, node.arg.stop, node.arg.step)
+        ends = [nodes.Const(None) if bound is None else self.visit(bound) for bound in bounds]
+        return nodes.Filter(self.visit(node.node), PART, ends, [], None, None)
+
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802
         """`a ~ b` is `[a, b] | join`, whose size is bounded."""
         items = nodes.List([self.visit(item) for item in node.nodes])
@@ -502,10 +547,8 @@ def _rendering(text: str) -> Iterator[None]:
         yield
     except (TemplateError, Refused, TypeError, ValueError, ArithmeticError, LookupError, RecursionError) as error:
         raise TemplateFailed(f"`{_short(text)}` failed: {error}", expression=_short(text)) from None
-    except InvalidRequest:
+    except (InvalidRequest, OutOfTime):
         raise
     except Exception as error:  # a mistake in this software: the node fails with it, instead of the job standing still
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        where = f"{PurePath(place.filename).name}, line {place.lineno}, in {place.name}"
-        message = f"`{_short(text)}` failed unexpectedly: {type(error).__qualname__}: {error} ({where})"
+        message = f"`{_short(text)}` failed unexpectedly: {type(error).__qualname__}: {error} ({place_of(error)})"
         raise TemplateFailed(message, expression=_short(text)) from error

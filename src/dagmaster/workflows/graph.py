@@ -127,10 +127,10 @@ def reading_order(workflow: Workflow) -> tuple[str, ...]:
     pending = deque(sorted(node_id for node_id, node in workflow.nodes.items() if isinstance(node, StartNode)))
     visited: dict[str, None] = {}
     while pending:
-        here = pending.popleft()
-        if here in workflow.nodes and here not in visited:
-            visited[here] = None
-            pending.extend((*targets(workflow.nodes[here]), *dependents.get(here, ())))
+        name = pending.popleft()
+        if name in workflow.nodes and name not in visited:
+            visited[name] = None
+            pending.extend((*targets(workflow.nodes[name]), *dependents.get(name, ())))
     return (*visited, *sorted(workflow.nodes.keys() - visited.keys()))
 
 
@@ -199,10 +199,10 @@ def fan_outs_of(workflow: Workflow, fan_in: str, waits: Edges) -> tuple[str, ...
     pending = deque([fan_in])
     fan_outs: list[str] = []
     while pending and not (fan_outs and distance[pending[0]] >= distance[fan_outs[0]]):
-        here = pending.popleft()
-        for other in waits[here]:
+        name = pending.popleft()
+        for other in waits[name]:
             if other not in distance:
-                distance[other] = distance[here] + 1
+                distance[other] = distance[name] + 1
                 pending.append(other)
                 fan_outs += [other] if isinstance(workflow.nodes[other], FanOutNode) else []
     return tuple(fan_outs)

@@ -26,6 +26,22 @@ def check_inputs(workflow: Workflow, submitted: dict[str, Any]) -> dict[str, Any
     return {**defaults, **given}
 
 
+def refuse_reserved(workflow: Workflow, submitted: dict[str, Any]) -> None:
+    """Raise InvalidRequest if a submission sets an input that only the platform itself sets. Null sets nothing."""
+    declared = workflow.inputs
+    names = [name for name, value in submitted.items() if value is not None and name in declared]
+    if reserved := sorted(name for name in names if declared[name].reserved):
+        listed = ", ".join(f"'{name}'" for name in reserved)
+        verb = "is a reserved input" if len(reserved) == 1 else "are reserved inputs"
+        raise InvalidRequest(
+            f"{listed} {verb} of workflow '{workflow.workflow_id}': only the platform sets them",
+            code="inputs.reserved",
+            hint="leave them out, or submit the data as an asset: `dagmaster assets submit` or `dagmaster process`",
+            fields=reserved,
+            workflow_id=workflow.workflow_id,
+        )
+
+
 def _fault(workflow: Workflow, name: str, given: dict[str, Any]) -> str | None:
     declared = workflow.inputs.get(name)
     if declared is None:

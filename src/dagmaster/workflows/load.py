@@ -5,7 +5,7 @@ one step does not hide those of the next: a part with the wrong shape is reporte
 """
 
 import copy
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path as FilePath
@@ -117,10 +117,25 @@ def read_all(
             loaded.refused.append(error)
     for alias, file in aliases:
         try:
-            _add(loaded, _resolve(alias, loaded, file), file)
+            _add(loaded, _resolve(alias, loaded.workflows, file), file)
         except InvalidWorkflow as error:
             loaded.refused.append(error)
     return loaded
+
+
+def read_with_aliases(
+    text: bytes,
+    source: str,
+    find_workflows: Callable[[], Mapping[str, Workflow]],
+    *,
+    limits: WorkflowLimits | None = None,
+    handlers: Mapping[str, Any] | None = None,
+    queues: Collection[str] | None = None,
+) -> Workflow:
+    """The workflow in a text, which may be an alias of one of the workflows that `find_workflows` returns."""
+    if alias := _alias_in(text, limits or WorkflowLimits()):
+        return _resolve(alias, find_workflows(), source)
+    return read(text, source, limits=limits, handlers=handlers, queues=queues)
 
 
 def _alias_in(text: bytes, limits: WorkflowLimits) -> Alias | None:
@@ -134,12 +149,12 @@ def _alias_in(text: bytes, limits: WorkflowLimits) -> Alias | None:
         return None
 
 
-def _resolve(alias: Alias, loaded: Loaded, file: str) -> Workflow:
+def _resolve(alias: Alias, workflows: Mapping[str, Workflow], file: str) -> Workflow:
     """A copy of the workflow that the alias names, under the alias's own id, name and description."""
-    target = loaded.workflows.get(alias.alias_of)
+    target = workflows.get(alias.alias_of)
     if target is None:
         problem = f"`alias_of` names '{alias.alias_of}', which is not a workflow that could be read"
-        raise InvalidWorkflow(file, [WorkflowProblem(problem + did_you_mean(alias.alias_of, loaded.workflows))])
+        raise InvalidWorkflow(file, [WorkflowProblem(problem + did_you_mean(alias.alias_of, workflows))])
     return target.model_copy(update=alias.model_dump(exclude={"alias_of"}, exclude_unset=True))
 
 

@@ -75,8 +75,11 @@ class _Part(BaseModel):
 
 
 class Input(_Part):
+    """Only the platform itself sets a `reserved` input; a job that is submitted directly cannot."""
+
     type: InputType = InputType.STRING
     required: bool = False
+    reserved: bool = False
     default: Any = None
     description: str = ""
 
@@ -242,5 +245,5 @@ def work_of(node: AnyNode) -> Work | None:
 
 
 def _own_work(node: TaskNode | FanInNode) -> Work:
-    # Already validated: constructing anew keeps planning cheap.
+    # Already validated: constructing without validation keeps planning cheap.
     return Work.model_construct(**{name: getattr(node, name) for name in Work.model_fields})

@@ -9,7 +9,7 @@ _MOST_LISTED = 30
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
     """The known word closest to this one, if any is close."""
-    # Comparing is quadratic in length, and nobody means a name by a text this long.
+    # Comparing is quadratic in the length, and a text this long is not a misspelt name.
     if len(word) > _LONGEST:
         return None
     short = [other for other in known if len(other) <= _LONGEST]

@@ -19,6 +19,8 @@ from jinja2.runtime import Context as JinjaContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.tests import TESTS as JINJA_TESTS
 
+from dagmaster.workflows.meter import charge, charge_for
+
 MAX_TEXT_BYTES = 65_536
 MAX_ITEMS = 100_000
 MISSING: Any = object()
@@ -45,6 +47,7 @@ def lookup(holder: Any, key: Any) -> Any:
 
 
 def bounded_text(text: str) -> str:
+    charge(len(text) // 4)
     size = len(text) if text.isascii() else len(text.encode())
     if size > MAX_TEXT_BYTES:
         raise Refused(f"text of {size:,} bytes is too long; at most {MAX_TEXT_BYTES:,} are allowed")
@@ -52,6 +55,9 @@ def bounded_text(text: str) -> str:
 
 
 def text_of(value: Any) -> str:
+    charge(8)
+    if isinstance(value, list | tuple | dict) and not fits(value, MAX_TEXT_BYTES):
+        raise Refused(f"the text would be too long; at most {MAX_TEXT_BYTES:,} bytes are allowed")
     return bounded_text(value if isinstance(value, str) else str(value))
 
 
@@ -128,6 +134,7 @@ def operate(sign: str, left: Any, right: Any) -> Any:
     if (text := _on_texts(sign, left, right)) is not MISSING:
         return text
     if sign == "+" and isinstance(left, list) and isinstance(right, list):
+        charge(len(left) + len(right))
         return _bounded(left) + _bounded(right)
     raise Refused(f"`{sign}` does not work between {_kind(left)} and {_kind(right)}")
 
@@ -179,12 +186,14 @@ def _items(value: Any) -> list[Any]:
     if isinstance(value, str):
         return list(bounded_text(value))
     if isinstance(value, list | tuple | dict):
+        charge(len(value))
         return _bounded(list(value))
     raise Refused(f"an array is needed here, not {_kind(value)}")
 
 
 def _attribute(item: Any, path: Any) -> Any:
     """The value under a name, a dotted path of names and positions, or a position, as in Jinja."""
+    charge(20)
     value = item
     for part in _path(path):
         is_position = isinstance(part, str) and part.isdigit() and isinstance(value, list)
@@ -279,19 +288,32 @@ def _sum(value: Any, *, attribute: str | int | None = None) -> Any:
 def _extreme(choose: Callable[..., Any]) -> Filter:
     def extreme(value: Any, *, attribute: str | int | None = None) -> Any:
         items = _items(value)
+        _charge_for_order(items, attribute, times=1)
         return choose(items, key=_key(attribute)) if items else StrictUndefined(hint="an empty array has no extreme")
 
     return extreme
 
 
 def _sort(value: Any, *, reverse: bool = False, attribute: str | int | None = None) -> list[Any]:
-    return sorted(_items(value), key=_key(attribute), reverse=bool(reverse))
+    items = _items(value)
+    _charge_for_order(items, attribute, times=len(items).bit_length())
+    return sorted(items, key=_key(attribute), reverse=bool(reverse))
+
+
+def _charge_for_order(items: list[Any], attribute: str | int | None, times: int) -> None:
+    """Each key is compared so many times with another."""
+    charge(len(items) * times)
+    for key in map(_key(attribute), items):
+        if isinstance(key, list | tuple | dict):
+            charge(charge_for(key) * times)
 
 
 def _unique(value: Any) -> list[Any]:
-    return list({orjson.dumps(item, option=orjson.OPT_SORT_KEYS): item for item in reversed(_items(value))}.values())[
-        ::-1
-    ]
+    first: dict[bytes, Any] = {}
+    for item in _items(value):
+        charge(10 * charge_for(item))
+        first.setdefault(orjson.dumps(item, option=orjson.OPT_SORT_KEYS), item)
+    return list(first.values())
 
 
 def _map(value: Any, *, attribute: str | int) -> list[Any]:
@@ -316,6 +338,7 @@ def _rejectattr(value: Any, attribute: str | int, test: str | None = None, *args
 
 def _mapping(value: Any) -> dict[str, Any]:
     if isinstance(value, dict) and len(value) <= MAX_ITEMS:
+        charge(len(value))
         return value
     raise Refused(f"an object of at most {MAX_ITEMS:,} keys is needed here, not {_kind(value)}")
 
@@ -383,8 +406,75 @@ def _divisible(value: Any, by: Any) -> bool:
     return bool(value % by == 0)
 
 
+def _charge_for_comparison(left: Any, right: Any) -> None:
+    if isinstance(left, list | tuple | dict) and isinstance(right, list | tuple | dict):
+        charge(min(charge_for(left), charge_for(right)))
+
+
+def _charge_for_search(item: Any, container: Any) -> None:
+    """Whether a list contains an item is one comparison with each of its elements, which may be equally long texts."""
+    if isinstance(container, list | tuple):
+        units = 1 + len(item) // 256 if isinstance(item, str) else charge_for(item)
+        charge(len(container) * units)
+    elif isinstance(container, str):
+        charge(len(container) // 16)
+
+
+_CHARGES: Mapping[str, Callable[[Any, Any], None]] = {
+    "in": _charge_for_search,
+    "notin": _charge_for_search,
+    **dict.fromkeys(
+        ("!=", "<", "<=", "==", ">", ">=", "eq", "ne", "lt", "le", "gt", "ge", "lteq", "gteq", "equalto"),
+        _charge_for_comparison,
+    ),
+    **dict.fromkeys(("lessthan", "greaterthan"), _charge_for_comparison),
+}
+_COMPARISONS: Mapping[str, Callable[[Any, Any], Any]] = {
+    "eq": operator.eq,
+    "ne": operator.ne,
+    "lt": operator.lt,
+    "lteq": operator.le,
+    "gt": operator.gt,
+    "gteq": operator.ge,
+    "in": lambda item, container: item in container,
+    "notin": lambda item, container: item not in container,
+}
+
+PART = "part"  # what `value[start:stop:step]` becomes, so that the copy is charged
+
+
+def _part(value: Any, start: Any, stop: Any, step: Any) -> Any:
+    if not isinstance(value, list | tuple | str):
+        raise Refused(f"only arrays and texts have parts, not {_kind(value)}")
+    chosen = slice(start, stop, step)
+    length = len(range(*chosen.indices(len(value))))
+    charge(length // 4 if isinstance(value, str) else 4 * length)
+    return value[chosen]
+
+
+COMPARE = "compare"  # what a comparison becomes, so that its work is charged
+
+
+def _compare(left: Any, sign: str, right: Any) -> Any:
+    _CHARGES[sign](left, right)
+    return _COMPARISONS[sign](left, right)
+
+
+def _charged(name: str, test: Filter) -> Filter:
+    """A test of two values that charges for their comparison."""
+    if name not in _CHARGES:
+        return test
+    charge_first = _CHARGES[name]
+
+    def charged(value: Any, other: Any) -> Any:
+        charge_first(value, other)
+        return test(value, other)
+
+    return charged
+
+
 TESTS: Mapping[str, Filter] = {
-    **{name: cast(Filter, JINJA_TESTS[name]) for name in _PLAIN_TESTS},
+    **{name: _charged(name, cast(Filter, JINJA_TESTS[name])) for name in _PLAIN_TESTS},
     "divisibleby": _divisible,
     "even": lambda value: _divisible(value, 2),
     "odd": lambda value: not _divisible(value, 2),
@@ -401,7 +491,7 @@ class Environment(ImmutableSandboxedEnvironment):
         # Not optimised: folding constants would run operations while compiling.
         super().__init__(undefined=StrictUndefined, optimized=False, autoescape=False, keep_trailing_newline=True)
         self.globals.clear()
-        self.filters = {**FILTERS, DEMAND: _demand}
+        self.filters = {**FILTERS, DEMAND: _demand, COMPARE: _compare, PART: _strict(_part)}
         self.tests = dict(TESTS)
 
     def getitem(self, obj: Any, argument: Any) -> Any:

@@ -48,9 +48,14 @@ Extensible = Annotated[T, WrapValidator(_keep_unknown)]
 
 
 def read(kind: type[M], value: Any) -> M:
-    """A response as a model. Unknown fields are ignored. Control characters are escaped, because texts are printed."""
+    """A response as a model for printing: control characters are escaped."""
+    return parse(kind, neutral_value(value))
+
+
+def parse(kind: type[M], value: Any) -> M:
+    """A response as a model. Unknown fields are ignored."""
     try:
-        return kind.model_validate(neutral_value(value), extra="ignore", context=_CLIENT)
+        return kind.model_validate(value, extra="ignore", context=_CLIENT)
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]
         where = ".".join(map(str, first["loc"])) or kind.__name__

@@ -5,11 +5,11 @@ from datetime import datetime, timedelta
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
-from pydantic import Field, field_serializer, model_validator
+from pydantic import Field, computed_field, field_serializer, model_validator
 
 from dagmaster.client.models.base import ApiModel, Extensible, RequestModel
 from dagmaster.client.models.nodes import PublicNode, StageSummary
-from dagmaster.jobs.model import Job, ShortId, Submission
+from dagmaster.jobs.model import Job, ShortId, StoredObject, Submission
 from dagmaster.jobs.states import JobStatus, Stop, TaskStatus
 from dagmaster.observe.redaction import redact
 from dagmaster.workflows.model import Importance
@@ -34,12 +34,17 @@ class SubmissionResult(ApiModel):
     status: Extensible[Literal["accepted", "already_completed", "already_processing", "previously_failed", "resumed"]]
     job_id: UUID
     job_status: Extensible[JobStatus]
-    result_data: Any = None
+    result_data: Any = Field(None, description="The same as `result`, under its old name")
     error_message: str | None = None
     failed_stage: str | None = None
     completed_stages: tuple[str, ...] = ()
     resume_count: int = 0
     hint: str | None = None
+
+    @computed_field(description="The result of a job that has ended")  # type: ignore[prop-decorator]
+    @property
+    def result(self) -> Any:
+        return self.result_data
 
 
 class JobSummary(ApiModel):
@@ -75,6 +80,16 @@ class PublicJob(Job):
     cancel_requested_by: _StoredId | None = None
     callback_url: Annotated[str, Field(json_schema_extra={"maxLength": 512})] | None = None
     claim_token: UUID | None = Field(None, exclude=True)
+
+    @computed_field(description="Its inputs; `input_params` is their old name")  # type: ignore[prop-decorator]
+    @property
+    def inputs(self) -> dict[str, Any]:
+        return self.input_params
+
+    @computed_field(description="Its result; `result_data` is its old name")  # type: ignore[prop-decorator]
+    @property
+    def result(self) -> Any:
+        return self.result_data
 
     @field_serializer("callback_url")
     def _without_secrets(self, url: str | None) -> str | None:
@@ -133,7 +148,7 @@ class Deliverable(ApiModel):
 
 
 class JobDetail(ApiModel):
-    """A job, the nodes of its definition, and a summary of its stages. The result is the job's `result_data`."""
+    """A job, the nodes of its definition, and a summary of its stages. The result is the job's `result`."""
 
     job: PublicJob
     is_over: bool
@@ -146,6 +161,18 @@ class JobDetail(ApiModel):
         {}, description="The entries of its result, and whether they can be used"
     )
     trouble: str | None = Field(None, description="The error, if orchestrators fail to advance the job")
+
+    @property
+    def job_id(self) -> UUID:
+        return self.job.job_id
+
+    @property
+    def status(self) -> JobStatus:
+        return self.job.status
+
+    @property
+    def result(self) -> Any:
+        return self.job.result
 
     @property
     def now(self) -> datetime:
@@ -167,7 +194,7 @@ class EventEntry(ApiModel):
     event_status: str | None = None
     attempt: int | None = None
     epoch: int | None = None
-    event_data: dict[str, Any] | None = None
+    event_data: StoredObject | None = None
     checkpoint_name: str | None = None
 
 
@@ -192,9 +219,9 @@ ReasonText = Annotated[str, Field(max_length=1000)]
 
 
 class Intervention(RequestModel):
-    """Who makes the request, and why. Both are recorded with the job's events."""
+    """The reason of a request, recorded with the name of the caller. `by` is accepted and ignored."""
 
-    by: ShortId | None = None
+    by: Annotated[ShortId | None, Field(deprecated="the caller is recorded")] = None
     reason: ReasonText | None = None
 
 
@@ -215,9 +242,9 @@ class JobPart(RequestModel):
 
 
 class RetryRequest(JobPart):
-    """The part of the job to run again, who makes the request, and why."""
+    """The part of the job to run again, and the reason. `by` is accepted and ignored."""
 
-    by: ShortId | None = None
+    by: Annotated[ShortId | None, Field(deprecated="the caller is recorded")] = None
     reason: ReasonText | None = None
 
 

@@ -4,10 +4,10 @@ from datetime import datetime
 from typing import Any, Literal
 from uuid import UUID
 
-from pydantic import Field, JsonValue
+from pydantic import Field, JsonValue, computed_field
 
 from dagmaster.client.models.base import ApiModel, Extensible, Json, read
-from dagmaster.jobs.model import NodeState
+from dagmaster.jobs.model import NodeState, StoredObject, StoredObjects
 from dagmaster.jobs.states import JobStatus, NodeStatus, TaskStatus
 from dagmaster.workflows.model import Importance
 
@@ -37,7 +37,7 @@ class NodeSummary(ApiModel):
     completed_at: datetime | None = None
     running_count: int = 0
     retrying_count: int = 0
-    progress: dict[str, Any] | None = None
+    progress: StoredObject | None = None
 
     @property
     def ended_count(self) -> int:
@@ -119,8 +119,8 @@ class Attempt(ApiModel):
     queue: str
     handler: str
     priority: int = 0
-    params: dict[str, Any] | None = None
-    params_ref: dict[str, Any] | None = None
+    params: StoredObject | None = None
+    params_ref: StoredObject | None = None
     timeout_seconds: float = 0.0
     retry_count: int = 0
     worker_id: UUID | None = None
@@ -129,12 +129,12 @@ class Attempt(ApiModel):
     expires_at: datetime | None = None
     started_at: datetime | None = None
     finished_at: datetime | None = None
-    progress: dict[str, Any] | None = None
+    progress: StoredObject | None = None
     reported_status: Extensible[TaskStatus] | None = None
     output: JsonValue = None
-    output_ref: dict[str, Any] | None = None
-    error: dict[str, Any] | None = None
-    metrics: dict[str, Any] | None = None
+    output_ref: StoredObject | None = None
+    error: StoredObject | None = None
+    metrics: StoredObject | None = None
     reported_at: datetime | None = None
     accepted: bool | None = None
     log: list[LogLine] = []
@@ -146,13 +146,22 @@ class SavedCheckpoint(ApiModel):
     name: str
     attempt: int
     saved_at: datetime
-    artifacts: list[dict[str, Any]] | None = None
+    artifacts: StoredObjects | None = None
+
+
+class NodeRecord(NodeState):
+    """The stored state of a node."""
+
+    @computed_field(description="Its params, as for its attempts; `input_params` is their old name")  # type: ignore[prop-decorator]
+    @property
+    def params(self) -> dict[str, Any] | None:
+        return self.input_params
 
 
 class NodeDetail(ApiModel):
     """A node with its attempts and checkpoints, each newest first."""
 
-    node: NodeState
+    node: NodeRecord
     type: str
     stage: str
     attempts: list[Attempt]
@@ -189,6 +198,7 @@ ReasonCode = Literal[
     "expanding",
     "retry",
     "no_worker",
+    "unknown_handler",
     "queue_paused",
     "queue_limited",
     "queued",
@@ -208,7 +218,7 @@ class WaitReason(ApiModel):
     queue: str | None = None
     handler: str | None = None
     worker_id: UUID | None = None
-    progress: dict[str, Any] | None = None
+    progress: StoredObject | None = None
 
 
 class WaitingNode(ApiModel):

@@ -27,11 +27,13 @@ class TableSizes(ApiModel):
 
 
 class MigrationResult(ApiModel):
-    """What a migration changed, and what is still missing."""
+    """What a migration changed, and what is still missing. With `done_by_another`, another process migrated the schema
+    while this migration waited for it."""
 
     changes: list[str]
     pending: list[str]
     is_current: bool
+    done_by_another: bool = False
 
 
 class RebuildRequest(RequestModel):

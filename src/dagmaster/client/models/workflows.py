@@ -19,6 +19,7 @@ class WorkflowSummary(ApiModel):
     description: str
     nodes: int
     inputs: list[str]
+    reserved_inputs: list[str] = Field([], description="Inputs that only the platform sets; a submission cannot")
     idempotent: bool = False
     definition_hash: str = Field(
         "", description="Hash of the whole definition; a job keeps the definition it started with"

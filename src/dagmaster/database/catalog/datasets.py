@@ -1,35 +1,47 @@
-"""What map servers read from the catalogue: the versions of a dataset, and the item of a version."""
+"""What map servers read: who may read a version, the documents of a revision, and which collections are published."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import psycopg
-from psycopg.rows import DictRow, dict_row
 from psycopg_pool import PoolTimeout
 
+from dagmaster.assets.states import Clearance
+from dagmaster.database.assets import publications
+from dagmaster.database.assets.publications import AssetPublication
 from dagmaster.database.catalog.pgstac import not_deployed
-from dagmaster.database.connect import pool, translate_errors
-from dagmaster.database.queries import query
+from dagmaster.database.connect import Connection, pool, translate_errors
+from dagmaster.database.session import dicts
 from dagmaster.errors import Unavailable
 
+Json = dict[str, Any]
 _POOL_SIZE = 4
+_STATEMENT_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class ServedDataset:
-    """A collection, and the ids of its items that are a whole version."""
+class PublishedCollections:
+    """Collections that a caller may see, and whether the catalogue has others."""
 
-    collection: dict[str, Any]
-    item_ids: tuple[str, ...]
+    ids: tuple[str, ...]
+    has_others: bool
+
+
+def too_slow(seconds: float) -> Unavailable:
+    return Unavailable(
+        f"the catalogue did not answer within {seconds:g} s",
+        code="catalog.too-slow",
+        hint="narrow the search by `collections`, `bbox` or `datetime`, use a lower `limit`, or repeat it later",
+    )
 
 
 class CatalogReader:
     """Use as a context: `async with CatalogReader(dsn) as catalog`. Queries fail while the database is unavailable."""
 
     def __init__(self, dsn: str) -> None:
-        self._pool = pool(dsn, "serving", 0, _POOL_SIZE, statement_timeout_seconds=5)
+        self._pool = pool(dsn, "serving", 0, _POOL_SIZE, statement_timeout_seconds=_STATEMENT_SECONDS)
 
     async def __aenter__(self) -> "CatalogReader":
         await self._pool.open()
@@ -38,29 +50,42 @@ class CatalogReader:
     async def __aexit__(self, *_: object) -> None:
         await self._pool.close()
 
-    async def dataset(self, dataset: str) -> ServedDataset | None:
-        async with self._cursor() as cursor:
-            await cursor.execute(query("served_dataset"), {"dataset": dataset})
-            row = await cursor.fetchone()
-        return ServedDataset(row["collection"], tuple(row["item_ids"])) if row else None
+    async def publication(
+        self, name: str, ordinal: int | None = None, revision: int | None = None
+    ) -> AssetPublication | None:
+        async with self._connected() as connection:
+            return await publications.read_publication(connection, name, ordinal, revision)
 
-    async def item(self, dataset: str, item_id: str) -> dict[str, Any] | None:
-        async with self._cursor() as cursor:
-            await cursor.execute(query("served_item"), {"dataset": dataset, "item_id": item_id})
-            row = await cursor.fetchone()
-        return row["item"] if row else None
+    async def documents(self, dataset_id: str, ordinal: int, revision: int, ids: Sequence[str]) -> dict[str, Json]:
+        async with self._connected() as connection:
+            return await publications.read_documents(connection, dataset_id, ordinal, revision, ids)
+
+    async def items(self, dataset_id: str, ordinal: int, revision: int, *, after: str, limit: int) -> list[Json]:
+        async with self._connected() as connection:
+            return await publications.read_items(connection, dataset_id, ordinal, revision, after=after, limit=limit)
+
+    async def signing_secret(self, key_id: str) -> str | None:
+        async with self._connected() as connection:
+            return await publications.read_signing_secret(connection, key_id)
+
+    async def collections(self, clearances: Iterable[Clearance]) -> PublishedCollections:
+        async with self._connected() as connection:
+            (row,) = await dicts(connection, "served_collections", {"clearances": list(clearances)})
+        return PublishedCollections(tuple(row["ids"]), row["has_others"])
 
     async def catalogue_version(self) -> str:
-        async with self._cursor() as cursor:
-            await cursor.execute(query("served_catalogue"))
-            row = await cursor.fetchone()
-        return str(row["version"]) if row else ""
+        async with self._connected() as connection:
+            (row,) = await dicts(connection, "served_catalogue", {})
+        return str(row["version"])
 
     @asynccontextmanager
-    async def _cursor(self) -> "AsyncIterator[psycopg.AsyncCursor[DictRow]]":
+    async def _connected(self) -> AsyncIterator[Connection]:
         with _translated(), translate_errors():
-            async with self._pool.connection() as connection, connection.cursor(row_factory=dict_row) as cursor:
-                yield cursor
+            async with self._pool.connection() as connection:
+                try:
+                    yield connection
+                except psycopg.errors.QueryCanceled:
+                    raise too_slow(_STATEMENT_SECONDS) from None
 
 
 @contextmanager

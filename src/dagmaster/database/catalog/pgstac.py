@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterat
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final, TypeVar
 
@@ -34,6 +35,7 @@ Base = tuple[Json, int | None]
 Join = Callable[[Json, Json], Json]
 
 BATCH_ITEMS: Final = 500
+BATCH_BYTES: Final = 4 * 2**20  # other writers of the collection wait for a batch
 UNREADABLE: Final = "unknown"  # the version of a catalogue that this role may not read
 PATIENCE_SECONDS: Final = 180.0
 LOCK_SECONDS: Final = 30.0
@@ -43,8 +45,8 @@ _NAMED_AT_MOST = 10
 
 # Deadlock, serialization failure, lock timeout, object in use. Check violation: the row has no partition, or one whose
 # constraint does not cover it yet, because pgSTAC ignores errors when it creates partitions. Unique violation: another
-# program added the item without our lock.
-_TRANSIENT = frozenset({"40P01", "40001", "55P03", "55006", "23514", "23505"})
+# program added the item without our lock. Query cancelled: the statement took too long, as it does on a busy server.
+_TRANSIENT = frozenset({"40P01", "40001", "55P03", "55006", "23514", "23505", "57014"})
 # Errors of pgSTAC and PostGIS for an item that they cannot read: raised, internal, data and integrity errors.
 _BAD_ITEM = ("P0001", "XX000", "22", "23")
 _COLUMNS = frozenset({"id", "collection", "geometry", "pgstac:base_item", "private"})
@@ -118,11 +120,7 @@ class StacCatalog:
 
         async def put(connection: Connection) -> bool:
             stored = await dicts(connection, "catalog_known", {"collection": collection_id})
-            wanted = join(stored[0]["content"], collection) if stored else collection
-            values = {"collection": collection_id, "content": _dumped(wanted)}
-            with _blaming_data(f"collection '{collection_id}'"):
-                rows = await dicts(connection, "catalog_put_collection", values)
-            return bool(rows and rows[0]["is_new"])
+            return await put_collection(connection, join(stored[0]["content"], collection) if stored else collection)
 
         return await self._exclusively(collection_id, put)
 
@@ -130,9 +128,8 @@ class StacCatalog:
         """Add items to one collection, or replace them. Returns their number."""
         if items:
             collection_id = _collection_of(items)
-            moments = [_moments_of(item) for item in items]
-            for start in range(0, len(items), batch):
-                part = slice(start, start + batch)
+            moments = [moments_of(item) for item in items]
+            for part in _batches(items, batch):
                 await self._upsert(collection_id, items[part], moments[part])
         return len(items)
 
@@ -168,16 +165,7 @@ class StacCatalog:
     async def refresh_extent(self, collection_id: str) -> Json | None:
         """Set the extent of a collection to that of its items. None, and no change, if it has no items."""
 
-        async def refresh(connection: Connection) -> Json | None:
-            rows = await dicts(connection, "catalog_boxes", {"collection": collection_id})
-            if not rows:
-                return None
-            extent = _extent_of(rows)
-            values = {"collection": collection_id, "extent": _dumped(extent)}
-            await connection.execute(query("catalog_set_extent"), values)
-            return extent
-
-        return await self._exclusively(collection_id, refresh)
+        return await self._exclusively(collection_id, partial(refresh_extent, collection_id=collection_id))
 
     async def delete_older(self, collection_id: str, *, ordinal: int, revision: int) -> list[str]:
         """Remove the items of earlier revisions of a version. Returns their ids."""
@@ -187,6 +175,14 @@ class StacCatalog:
             return [row["id"] for row in await dicts(connection, "catalog_delete_older", values)]
 
         return await self._exclusively(collection_id, delete)
+
+    async def link_versions(self, collection_id: str, items_url: str) -> int:
+        """Let every item link to the versions before and after it, and mark all but the newest version as deprecated.
+
+        Tiles are linked to the tiles with the same name. Returns the number of items that changed.
+        """
+        link = partial(link_versions, collection_id=collection_id, items_url=items_url)
+        return await self._exclusively(collection_id, link)
 
     async def _one(self, name: str, column: str, **values: Any) -> Any:
         async with self._connection() as connection:
@@ -201,14 +197,14 @@ class StacCatalog:
         while True:
             try:
                 async with self._connection() as connection:
-                    with _retryable():
+                    with retryable():
                         async with connection.transaction():
-                            await connection.execute(query("catalog_lock"), _lock_values(collection_id))
+                            await lock_collection(connection, collection_id)
                             result = await act(connection)
                             faults.reach("catalogue.before-commit")
                         faults.reach("catalogue.after-commit")
                         return result
-            except _Retry as error:
+            except Retry as error:
                 if loop.time() > deadline:
                     raise _busy(collection_id, error) from error.__cause__
             # With jitter, so that writers that wait for the same lock do not all return at once.
@@ -217,51 +213,68 @@ class StacCatalog:
 
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[Connection]:
-        with translate_errors(), _requiring_catalog():
+        with translate_errors(), requiring_catalog():
             async with self._database.connection() as connection:
                 yield connection
 
 
-@dataclass(frozen=True, slots=True)
-class CatalogEntry:
-    """What the catalogue holds of a version of a dataset.
-
-    `properties` are those of one item; if the version has no items, of the newest other version. `times` are those of
-    all items, by id, if they differ."""
-
-    item_id: str
-    ordinal: int
-    properties: Json
-    revision: int | None
-    created: str | None
-    times: Mapping[str, Json]
-
-
-def read_entry(connection: psycopg.Connection[Any], dataset: str, ordinal: int) -> CatalogEntry | None:
-    """For plain handlers, which have their own connection; None without a catalogue, or if it lacks the dataset."""
-    try:
-        with connection.cursor(row_factory=dict_row) as cursor:
-            cursor.execute(query("catalog_entry").encode(), {"collection": dataset, "ordinal": ordinal})
-            row = cursor.fetchone()
-    except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
-        return None
-    if row is None:
-        return None
-    return CatalogEntry(
-        row["id"], row["ordinal"], row["properties"], row["revision"], row["created"], row["times"] or {}
-    )
-
-
-class _Retry(Exception):
+class Retry(Exception):
     """A failure that concurrent work of others caused."""
 
 
-def _lock_values(collection_id: str) -> Json:
-    return {
-        "collection": collection_id,
-        "lock_ms": round(LOCK_SECONDS * 1000),
-        "statement_ms": round(STATEMENT_SECONDS * 1000),
-    }
+# The functions below run in the transaction of the caller, who has locked the collection.
+
+
+async def put_collection(connection: Connection, collection: Json) -> bool:
+    """Create or replace a collection; if it has items, its extent stays. True if it is new."""
+    collection_id = _id_of(collection, "collection")
+    with blaming_data(f"collection '{collection_id}'"):
+        values = {"collection": collection_id, "content": dumped(collection)}
+        rows = await dicts(connection, "catalog_put_collection", values)
+    return bool(rows and rows[0]["is_new"])
+
+
+async def refresh_extent(connection: Connection, collection_id: str) -> Json | None:
+    rows = await dicts(connection, "catalog_boxes", {"collection": collection_id})
+    if not rows:
+        return None
+    extent = extent_of(rows)
+    await connection.execute(query("catalog_set_extent"), {"collection": collection_id, "extent": dumped(extent)})
+    return extent
+
+
+async def link_versions(connection: Connection, collection_id: str, items_url: str) -> int:
+    values = {"collection": collection_id, "items_url": items_url}
+    return len(await dicts(connection, "catalog_link_versions", values))
+
+
+async def lock_collection(connection: Connection, collection_id: str) -> None:
+    """Wait for the lock without a statement timeout: the lock timeout ends the wait, and it is retried."""
+    await set_limits(connection, statement_seconds=0)
+    await connection.execute(query("catalog_lock"), {"collection": collection_id})
+    await set_limits(connection)
+
+
+async def set_limits(
+    connection: Connection, *, lock_seconds: float | None = None, statement_seconds: float | None = None
+) -> None:
+    """The time limits of the statements that follow in this transaction."""
+    lock = LOCK_SECONDS if lock_seconds is None else lock_seconds
+    statement = STATEMENT_SECONDS if statement_seconds is None else statement_seconds
+    limits = {"lock_ms": round(lock * 1000), "statement_ms": round(statement * 1000)}
+    await connection.execute(query("catalog_timeouts"), limits)
+
+
+def _batches(items: Sequence[Json], most: int) -> Iterator[slice]:
+    """Items that are written in one transaction: limited in number and size."""
+    start, size = 0, 0
+    for place, item in enumerate(items):
+        item_size = len(dumped(item))
+        if place > start and (place - start == most or size + item_size > BATCH_BYTES):
+            yield slice(start, place)
+            start, size = place, 0
+        size += item_size
+    yield slice(start, len(items))
 
 
 async def _base_of(connection: Connection, collection_id: str) -> Base:
@@ -279,13 +292,13 @@ async def _put_items(
     connection: Connection, collection_id: str, rows: Sequence[Json], moments: Sequence[Moments]
 ) -> None:
     begins, ends = [begin for begin, _ in moments], [end for _, end in moments]
-    with _blaming_data(f"items of collection '{collection_id}'"):
+    with blaming_data(f"items of collection '{collection_id}'"):
         spans = {"collection": collection_id, "begins": begins, "ends": ends}
         await connection.execute(query("catalog_partitions"), spans)
-        await connection.execute(query("catalog_put_items"), {"collection": collection_id, "items": _dumped(rows)})
+        await connection.execute(query("catalog_put_items"), {"collection": collection_id, "items": dumped(rows)})
     ids = [row["id"] for row in rows]
     if lost := await dicts(connection, "catalog_missing", {"collection": collection_id, "ids": ids}):
-        raise _Retry(f"{len(lost)} of {len(ids)} items were not stored")
+        raise Retry(f"{len(lost)} of {len(ids)} items were not stored")
 
 
 def _row(item: Json, moments: Moments, base: Base) -> Json:
@@ -297,14 +310,30 @@ def _row(item: Json, moments: Moments, base: Base) -> Json:
     from pypgstac.hydration import dehydrate
 
     base_item, base_item_id = base
-    content = {key: value for key, value in dehydrate(base_item, item).items() if key not in _COLUMNS}
+    dehydrated = dehydrate(_comparable(base_item, item), item)
+    content = {key: value for key, value in dehydrated.items() if key not in _COLUMNS}
     if base_item_id is not None:
         content["pgstac:base_item"] = base_item_id
     begin, end = moments
     return {"id": item["id"], "geometry": item["geometry"], "datetime": begin, "end_datetime": end, "content": content}
 
 
-def _moments_of(item: Json) -> Moments:
+def _comparable(base: Any, item: Any) -> Any:
+    """The base without what is not an object where the item has an object: pypgstac would read a text as an object,
+    and fail or store a mark for each of its characters.
+    """
+    if isinstance(base, dict) and isinstance(item, dict):
+        return {
+            key: _comparable(value, item.get(key))
+            for key, value in base.items()
+            if isinstance(value, dict) or not isinstance(item.get(key), dict)
+        }
+    if isinstance(base, list) and isinstance(item, list) and len(base) == len(item):
+        return [_comparable(*pair) for pair in zip(base, item, strict=True)]
+    return base
+
+
+def moments_of(item: Json) -> Moments:
     """The interval of an item, or its datetime twice."""
     properties = item.get("properties")
     times = properties if isinstance(properties, dict) else {}
@@ -342,7 +371,7 @@ def _collection_of(items: Sequence[Json]) -> str:
 
 
 def _whole(item: Json) -> Json:
-    """pgSTAC drops whatever is null; an item that tells an interval needs to say that it has no datetime."""
+    """pgSTAC drops nulls; an item with an interval must have a `datetime` of null."""
     item["properties"].setdefault("datetime", None)
     return item
 
@@ -354,11 +383,11 @@ def _id_of(thing: Json, kind: str) -> str:
     return value
 
 
-def _dumped(value: Any) -> str:
+def dumped(value: Any) -> str:
     return orjson.dumps(value).decode()
 
 
-def _extent_of(rows: Iterable[Mapping[str, Any]]) -> Json:
+def extent_of(rows: Iterable[Mapping[str, Any]]) -> Json:
     rows = list(rows)
     box = BBox.union(BBox.of(row["bbox"]) for row in rows)
     begin, end = min(row["datetime"] for row in rows), max(row["end_datetime"] for row in rows)
@@ -370,17 +399,17 @@ def _rfc3339(moment: datetime) -> str:
 
 
 @contextmanager
-def _retryable() -> Iterator[None]:
+def retryable() -> Iterator[None]:
     try:
         yield
     except psycopg.Error as error:
         if error.sqlstate not in _TRANSIENT:
             raise
-        raise _Retry(error.diag.message_primary) from error
+        raise Retry(error.diag.message_primary) from error
 
 
 @contextmanager
-def _requiring_catalog() -> Iterator[None]:
+def requiring_catalog() -> Iterator[None]:
     try:
         yield
     except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName, psycopg.errors.UndefinedFunction):
@@ -388,7 +417,7 @@ def _requiring_catalog() -> Iterator[None]:
 
 
 @contextmanager
-def _blaming_data(what: str) -> Iterator[None]:
+def blaming_data(what: str) -> Iterator[None]:
     """Turn errors that the data cause into UnfitData."""
     try:
         yield
@@ -399,7 +428,7 @@ def _blaming_data(what: str) -> Iterator[None]:
         raise UnfitData(f"{what} cannot be stored: {error.diag.message_primary}", code="catalog.bad-item") from error
 
 
-def _busy(collection_id: str, error: _Retry) -> Unavailable:
+def _busy(collection_id: str, error: Retry) -> Unavailable:
     return Unavailable(
         f"collection '{collection_id}' could not be written: {error}",
         code="catalog.busy",
@@ -417,7 +446,8 @@ def _require_software() -> str:
 
 
 def _require_extensions(connection: psycopg.Connection[Any]) -> None:
-    missing = [row[0] for row in connection.execute(query("catalog_extensions").encode())]
+    rows = connection.cursor(row_factory=dict_row).execute(query("catalog_extensions").encode())
+    missing = [row["name"] for row in rows]
     if missing:
         raise Unavailable(
             f"this server lacks extensions that the STAC catalogue needs: {', '.join(missing)}",
@@ -442,12 +472,12 @@ def _numbers(text: str) -> list[int]:
 
 def _deployed(connection: psycopg.Connection[Any]) -> str | None:
     try:
-        row = connection.execute(query("catalog_version").encode()).fetchone()
+        row = connection.cursor(row_factory=dict_row).execute(query("catalog_version").encode()).fetchone()
     except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
         return None
     except psycopg.errors.InsufficientPrivilege:
         return UNREADABLE
-    return str(row[0]) if row else None
+    return str(row["version"]) if row else None
 
 
 @contextmanager

@@ -1,13 +1,6 @@
-"""The connection under a ledger: opened when it is needed, closed after a failure.
+"""The connection under a ledger, and how its statements are called."""
 
-One object holds one connection and serves one call at a time. A caller that must not wait for another (leases,
-heartbeats) has an object of its own. After a failure the next call opens a new connection: every call is safe to
-repeat.
-"""
-
-import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -15,49 +8,16 @@ from psycopg.rows import namedtuple_row
 
 from dagmaster import faults
 from dagmaster.database import pipeline
-from dagmaster.database.connect import BY_KEY, Connection, connect, translate_errors
+from dagmaster.database.connect import BY_KEY, Connection
 from dagmaster.database.notify.notifier import Notifier
 from dagmaster.database.notify.postgres import channel_of
 from dagmaster.database.queries import query
+from dagmaster.database.session import Session
 
 
-class LedgerConnection:
+class LedgerConnection(Session):
     def __init__(self, dsn: str, role: str = "ledger", notifier: Notifier | None = None) -> None:
-        """The notifier announces what was committed. Without one, other processes see it when they poll."""
-        self._dsn = dsn
-        self._role = role
-        self._notifier = notifier
-        self._connection: Connection | None = None
-        self._lock = asyncio.Lock()
-
-    async def close(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            await connection.close()
-
-    @asynccontextmanager
-    async def _connected(self) -> AsyncIterator[Connection]:
-        """The connection, for one call. It is closed if the call fails."""
-        async with self._lock:
-            if self._connection is None or self._connection.closed:
-                self._connection = await connect(self._dsn, role=self._role, settings=BY_KEY)
-            connection = self._connection
-            try:
-                with translate_errors():
-                    yield connection
-            except BaseException:
-                self._connection = None
-                await connection.close()
-                raise
-
-    @asynccontextmanager
-    async def _transaction(self, name: str) -> AsyncIterator[Connection]:
-        """A transaction for one call."""
-        async with self._connected() as connection:
-            async with connection.transaction():
-                yield connection
-                faults.reach(f"{name}.before-commit")
-            faults.reach(f"{name}.after-commit")
+        super().__init__(dsn, role, notifier, settings=BY_KEY)
 
     async def _fetch(self, name: str, values: Mapping[str, Any]) -> list[Any]:
         """One statement that commits itself; rows by column name."""
@@ -73,11 +33,6 @@ class LedgerConnection:
         async with self._connected() as connection:
             await connection.execute(query(name), values)
         faults.reach(f"{name}.after-commit")
-
-    def _notify(self, *topics: str) -> None:
-        """After the commit. It never waits and never fails."""
-        if self._notifier is not None:
-            self._notifier.notify(*topics)
 
 
 async def fetch(connection: Connection, name: str, values: Mapping[str, Any]) -> list[Any]:

@@ -18,9 +18,10 @@ from dagmaster.database.ledger.protocol import (
     opening_nodes,
     too_large_for_a_template,
 )
+from dagmaster.database.lenient import UnreadableJson
 from dagmaster.database.notify.notifier import Notifier
 from dagmaster.database.queries import query
-from dagmaster.errors import NotFound
+from dagmaster.errors import NotFound, UnfitData
 from dagmaster.jobs import fan, payload
 from dagmaster.jobs.fan import ChildResult
 from dagmaster.jobs.payload import LOADABLE_BYTES, Reference, by_reference
@@ -72,6 +73,8 @@ class JobLoading(LedgerConnection):
         outputs: dict[str, Any] = {}
         async with self._connected() as connection:
             for row in await fetch(connection, "load_outputs", {"job_id": job_id, "node_ids": list(node_ids)}):
+                if isinstance(row.output, UnreadableJson):
+                    raise unreadable(f"the output of '{row.node_id}'")
                 is_inline = row.output_ref is None
                 outputs[row.node_id] = row.output if is_inline else await resolve(connection, job_id, row)
         return outputs
@@ -100,7 +103,15 @@ async def _load_nodes(
     return nodes
 
 
+def unreadable(what: str) -> UnfitData:
+    return UnfitData(
+        f"{what} cannot be read: it has a number beyond 64 bits, or is nested too deeply", code="value.unreadable"
+    )
+
+
 def _loaded(job: dict[str, Any], workflow: Workflow, rows: Sequence[dict[str, Any]]) -> LoadedJob:
+    if isinstance(job["input_params"], UnreadableJson):
+        raise unreadable("an input of the job")
     if job["last_sequence"] <= OPENING_EVENTS:
         nodes = {node["node_id"]: NodeView(node["status"]) for node in opening_nodes(workflow)}
     else:
@@ -109,7 +120,12 @@ def _loaded(job: dict[str, Any], workflow: Workflow, rows: Sequence[dict[str, An
         **{**job, "status": JobStatus(job["status"]), "stopping": Stop(job["stopping"]) if job["stopping"] else None},
         workflow=workflow,
         nodes=nodes,
-        outputs={row["node_id"]: row["output"] for row in rows if row["has_output"]},
+        # An unreadable output is not at hand: the node that needs it fails when it is loaded.
+        outputs={
+            row["node_id"]: row["output"]
+            for row in rows
+            if row["has_output"] and not isinstance(row["output"], UnreadableJson)
+        },
     )
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 from uuid import UUID
 
+import psycopg
 from psycopg.rows import class_row
 from psycopg.types.json import Jsonb
 
@@ -22,21 +23,29 @@ from dagmaster.database.ledger import payloads
 from dagmaster.database.ledger.connection import columns_of, fetch, notification, to_json
 from dagmaster.database.ledger.loading import JobLoading
 from dagmaster.database.ledger.protocol import (
+    EVERY_MESSAGE,
     OVERRUN_GRACE_SECONDS,
     SMALL_BYTES,
     Claim,
+    DeferralReview,
+    MessageScope,
     NewJob,
     OpenJob,
     OrchestratorInfo,
     PendingWork,
     StepScope,
+    of_conflict,
 )
-from dagmaster.database.ledger.submission import insert_jobs
+from dagmaster.database.ledger.submission import insert_jobs, key_values
+from dagmaster.database.lenient import UnreadableJson
 from dagmaster.database.notify.notifier import JOBS
 from dagmaster.database.queries import query
+from dagmaster.database.schema.guards import SUM_OUT_OF_RANGE
+from dagmaster.jobs import fan
 from dagmaster.jobs.changes import Changes, NewEvent, NodeChange
 from dagmaster.jobs.model import DeadLetter, JobMessage
 from dagmaster.jobs.payload import INLINE_BYTES
+from dagmaster.jobs.routing import DeferredWork
 from dagmaster.jobs.states import NodeStatus, Stop, TaskStatus
 from dagmaster.jobs.updates import (
     Due,
@@ -62,23 +71,37 @@ class PostgresOrchestration(JobLoading):
 
     async def beat(self, orchestrator: OrchestratorInfo) -> None:
         values = {name: getattr(orchestrator, name) for name in ("owner_id", "host", "pid", "software_version")}
-        await self._execute("beat_orchestrator", {**values, "stats": Jsonb(orchestrator.stats)})
+        names = {"handlers": list(orchestrator.handlers), "queues": list(orchestrator.queues)}
+        await self._execute("beat_orchestrator", {**values, **names, "stats": Jsonb(orchestrator.stats)})
 
     async def take_messages(
-        self, queue: str, limit: int, handle: Callable[[JobMessage], NewJob | DeadLetter]
+        self,
+        queue: str,
+        limit: int,
+        handle: Callable[[JobMessage], NewJob | DeadLetter],
+        *,
+        scope: MessageScope = EVERY_MESSAGE,
     ) -> list[UUID | str]:
         if not await self._fetch("has_messages", {"queue": queue}):
             return []
+        values = {
+            "queue": queue,
+            "limit": limit,
+            "workflow_ids": list(scope.workflow_ids),
+            "patience": scope.patience_seconds,
+        }
         async with self._transaction("take_messages") as connection:
             cursor = connection.cursor(row_factory=class_row(JobMessage))
-            messages = await (await cursor.execute(query("take_messages"), {"queue": queue, "limit": limit})).fetchall()
-            outcomes = [handle(message) for message in messages]
+            messages = await (await cursor.execute(query("take_messages"), values)).fetchall()
+            # Keys in one order for all: another orchestrator may reserve the same ones.
+            handled = sorted(((message, handle(message)) for message in messages), key=_key_of)
+            outcomes = [await _reserved(connection, message, outcome) for message, outcome in handled]
             jobs = [outcome for outcome in outcomes if isinstance(outcome, NewJob)]
             letters = [outcome for outcome in outcomes if isinstance(outcome, DeadLetter)]
             created = await insert_jobs(connection, jobs) if jobs else []
             if letters:
-                values = {"letters": to_json([letter.public() for letter in letters])}
-                await connection.execute(query("insert_dead_letters"), values)
+                refused = {"letters": to_json([letter.public() for letter in letters])}
+                await connection.execute(query("insert_dead_letters"), refused)
             return [*created, *(letter.message_id or "" for letter in letters)]
 
     async def claim_jobs(
@@ -153,6 +176,34 @@ class PostgresOrchestration(JobLoading):
             if not step.is_committed:
                 await pipeline.execute(connection, [pipeline.ROLLBACK])
 
+    async def fail_job(self, owner_id: UUID, claim: Claim, error_message: str) -> bool:
+        values = {"owner_id": owner_id, "job_id": claim.job_id, "token": claim.token, "error_message": error_message}
+        async with self._transaction("fail_job") as connection:
+            if not await fetch(connection, "lock_claimed_job", values):
+                return False
+            await connection.execute(query("cancel_tasks"), values)
+            await connection.execute(query("fail_job"), values)
+        return True
+
+    async def review_deferred(
+        self, claims: Sequence[Claim], *, alive_seconds: float, patience_seconds: float
+    ) -> DeferralReview:
+        values = {
+            "job_ids": [claim.job_id for claim in claims],
+            "tokens": [claim.token for claim in claims],
+            "alive": alive_seconds,
+            "patience": patience_seconds,
+        }
+        rows = await self._fetch("review_deferred", values)
+        released = frozenset(row.job_id for row in rows if row.is_released)
+        unroutable: dict[UUID, set[DeferredWork]] = defaultdict(set)
+        for row in rows:
+            if row.is_unroutable and not row.is_released:
+                unroutable[row.job_id].add(DeferredWork(row.handler, row.queue))
+        if released:
+            self._notify(JOBS)
+        return DeferralReview(released, {job_id: frozenset(work) for job_id, work in unroutable.items()})
+
     async def release_unknown(self, owner_id: UUID, known: Sequence[UUID]) -> int:
         released = len(await self._fetch("release_unknown_jobs", {"owner_id": owner_id, "known": list(known)}))
         if released:
@@ -185,10 +236,35 @@ class PostgresStep:
         await _store_payloads(self._connection, changes)
         faults.reach("orchestrator.before-commit")
         statements = [*_writing(changes), pipeline.COMMIT, *notification(notify)]
-        answers = await pipeline.execute(self._connection, statements)
+        try:
+            answers = await pipeline.execute(self._connection, statements)
+        except psycopg.Error as error:
+            raise _refused_sum(error) or error from error
         self.is_committed = True
         faults.reach("orchestrator.after-commit")
         return frozenset(queue for row in answers.get("apply_changes", ()) for queue in row.queues)
+
+
+# Messages
+
+
+def _key_of(handled: tuple[JobMessage, NewJob | DeadLetter]) -> tuple[str, str]:
+    outcome = handled[1]
+    return (outcome.submitted_by or "", outcome.idempotency_key or "") if isinstance(outcome, NewJob) else ("", "")
+
+
+async def _reserved(
+    connection: Connection, message: JobMessage, outcome: NewJob | DeadLetter
+) -> NewJob | DeadLetter | None:
+    """Reserve the idempotency key of a job. None: the message is a repetition, and its job exists."""
+    if isinstance(outcome, DeadLetter) or outcome.idempotency_key is None:
+        return outcome
+    if await fetch(connection, "job_of_message", {"message_id": message.message_id}):
+        return None
+    (reserved,) = await fetch(connection, "reserve_key", key_values(outcome, outcome.request_hash))
+    if reserved.request_hash != outcome.request_hash:
+        return of_conflict(message, outcome, reserved.job_id)
+    return outcome if reserved.job_id == outcome.job_id else None
 
 
 # Reading what happened
@@ -244,7 +320,8 @@ def _reported(row: Any) -> TaskUpdate:
     node = _node_of(row)
     match TaskStatus(row.status):
         case TaskStatus.SUCCEEDED:
-            return Succeeded(*node, row.started_at, row.finished_at, row.worker_id, row.output, row.has_output)
+            has_output = row.has_output and not isinstance(row.output, UnreadableJson)
+            return Succeeded(*node, row.started_at, row.finished_at, row.worker_id, row.output, has_output)
         case TaskStatus.RETURNED | TaskStatus.CANCELLED:
             return Returned(*node, row.started_at, row.finished_at, row.worker_id)
         case _:
@@ -307,6 +384,14 @@ def _writing(changes: Sequence[Changes]) -> list[pipeline.Step]:
     return steps
 
 
+def _refused_sum(error: psycopg.Error) -> fan.SumOutOfRange | None:
+    """What the function `dagapp.checked_sum` raised, if it did."""
+    if error.sqlstate != SUM_OUT_OF_RANGE:
+        return None
+    job_id, _, fan_out = (error.diag.message_detail or "").partition(" ")
+    return fan.SumOutOfRange(error.diag.message_primary or "", job_id=UUID(job_id), fan_out=fan_out)
+
+
 def _row(change: Changes) -> dict[str, Any]:
     """A job's changes as the statement reads them. What is left out is NULL there: less to write, send and parse."""
     row: dict[str, Any] = {
@@ -320,6 +405,8 @@ def _row(change: Changes) -> dict[str, Any]:
     for name in ("tasks", "children", "next_attempts", "poisoned", "job_moves", "stopping"):
         if value := getattr(change, name):
             row[name] = value
+    if change.deferred is not None:
+        row["deferred"] = [{"node_id": node_id, **work._asdict()} for node_id, work in change.deferred.items()]
     return row
 
 

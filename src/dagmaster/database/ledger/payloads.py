@@ -12,7 +12,7 @@ from typing import Any
 from uuid import UUID
 
 import orjson
-from psycopg.rows import class_row
+from psycopg.rows import class_row, dict_row
 from psycopg.types.json import Jsonb
 
 from dagmaster.database.connect import Connection
@@ -109,8 +109,9 @@ async def store(
 
 async def load(connection: Connection, job_id: UUID, reference: Reference) -> bytearray:
     async def read(values: dict[str, Any]) -> bytes | None:
-        row = await (await connection.execute(query("load_payload_part"), values, prepare=True, binary=True)).fetchone()
-        return row[0] if row else None
+        cursor = connection.cursor(binary=True, row_factory=dict_row)
+        row = await (await cursor.execute(query("load_payload_part"), values, prepare=True)).fetchone()
+        return row["data"] if row else None
 
     whole = bytearray()
     async for part in parts(read, job_id, reference):

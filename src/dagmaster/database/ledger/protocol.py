@@ -13,7 +13,7 @@ Orchestrators write through a `Step` only. It holds the fence: the rows of the j
 Workers write task and result rows, nothing else.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -23,9 +23,10 @@ from uuid import UUID
 from dagmaster.errors import Conflict, InvalidRequest, NotFound
 from dagmaster.jobs.changes import Changes
 from dagmaster.jobs.fan import ChildResult
-from dagmaster.jobs.model import Checkpoint, DeadLetter, JobMessage, TaskMessage
+from dagmaster.jobs.model import Checkpoint, DeadLetter, JobMessage, TaskMessage, new_job_id
 from dagmaster.jobs.payload import LOADABLE_BYTES, Encoded, Reference
 from dagmaster.jobs.rerun import Rerun
+from dagmaster.jobs.routing import DeferredWork
 from dagmaster.jobs.states import JobStatus, NodeStatus, Stop, TaskStatus
 from dagmaster.jobs.updates import StopRequest, TaskUpdate
 from dagmaster.jobs.view import JobView, NodeView
@@ -50,7 +51,10 @@ class NewJob:
     submitted_by: str | None = None
     callback_url: str | None = None
     idempotency_key: str | None = None
+    request_hash: str = ""  # distinguishes a repeated submission from another one with the same key
     message_id: str | None = None
+    asset_id: str | None = None  # the engine does not read it: a trigger carries the end of the job to the asset
+    version_ordinal: int | None = None
 
     @property
     def definition_hash(self) -> str:
@@ -98,9 +102,11 @@ class LoadedJob:
     last_sequence: int = 0  # of its events: what was read is as old as that
     stopping: Stop | None = None
     resume_count: int = 0
+    deferred_work: list[dict[str, Any]] | None = None
 
     def view(self, graph: Graph | None = None) -> JobView:
         """The job as the planner sees it; the graph is built from the definition unless the caller has it already."""
+        deferred_work = self.deferred_work or ()
         return JobView(
             self.job_id,
             graph or build(self.workflow),
@@ -112,6 +118,7 @@ class LoadedJob:
             self.nodes,
             self.outputs,
             stopping=self.stopping,
+            deferred={row["node_id"]: DeferredWork(row["handler"], row.get("queue")) for row in deferred_work},
         )
 
 
@@ -237,6 +244,28 @@ class OrchestratorInfo:
     pid: int
     software_version: str
     stats: dict[str, Any] = field(default_factory=dict)
+    handlers: Sequence[str] = ()  # those that it can route
+    queues: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DeferralReview:
+    """Jobs that were released to an orchestrator that knows their handlers, and work that no live process knows."""
+
+    released: frozenset[UUID] = frozenset()
+    unroutable: Mapping[UUID, frozenset[DeferredWork]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class MessageScope:
+    """Which messages an orchestrator takes: those of workflows that it knows. Others wait for one that knows
+    their workflow; after `patience_seconds` any orchestrator takes them."""
+
+    workflow_ids: Collection[str] = ()
+    patience_seconds: float = 0.0
+
+
+EVERY_MESSAGE = MessageScope()
 
 
 def key_conflict(job: NewJob, known_id: UUID) -> Conflict:
@@ -247,6 +276,23 @@ def key_conflict(job: NewJob, known_id: UUID) -> Conflict:
         idempotency_key=job.idempotency_key,
         job_id=known_id,
     )
+
+
+def dead_letter(message: JobMessage, reason: str, description: str) -> DeadLetter:
+    return DeadLetter.model_construct(
+        dead_letter_id=new_job_id(0),
+        queue=message.queue,
+        message_id=message.message_id,
+        reason=reason,
+        description=description,
+        body=message.body,
+        created_at=message.enqueued_at,
+    )
+
+
+def of_conflict(message: JobMessage, job: NewJob, known_id: UUID) -> DeadLetter:
+    """The letter of a message whose idempotency key belongs to another submission."""
+    return dead_letter(message, "KeyConflict", f"{key_conflict(job, known_id)}; the job of the key is {known_id}")
 
 
 def no_such_job(job_id: UUID) -> NotFound:
@@ -314,10 +360,16 @@ class OrchestratorLedger(Protocol):
         ...
 
     async def take_messages(
-        self, queue: str, limit: int, handle: Callable[[JobMessage], NewJob | DeadLetter]
+        self,
+        queue: str,
+        limit: int,
+        handle: Callable[[JobMessage], NewJob | DeadLetter],
+        *,
+        scope: MessageScope = EVERY_MESSAGE,
     ) -> list[UUID | str]:
-        """Turn waiting messages into jobs or dead letters, each exactly once;
-        returns job ids and refused message ids."""
+        """Turn waiting messages into jobs or dead letters, each exactly once; returns job ids and refused message ids.
+        Idempotency keys count as in `create_once`: a repeated submission makes no second job, another one with the same
+        key becomes a dead letter."""
         ...
 
     async def claim_jobs(
@@ -326,6 +378,7 @@ class OrchestratorLedger(Protocol):
         """Claim jobs without an owner: no more than a fair share, except for jobs that have waited past the patience.
 
         With `orphans` also those whose owner has sent no heartbeat for too long, unless this instance has not either.
+        Jobs whose deferred work another live orchestrator can route, and this one cannot, are left to that one.
         """
         ...
 
@@ -356,6 +409,20 @@ class OrchestratorLedger(Protocol):
     ) -> AbstractAsyncContextManager[Step]:
         """Begin a step with those of the jobs that have reports.
         The claims of the others are not checked: none is `fenced`."""
+        ...
+
+    async def fail_job(self, owner_id: UUID, claim: Claim, error_message: str) -> bool:
+        """Fail a job that cannot be advanced, without reading its values; false if the claim is no longer valid.
+
+        Its nodes and tasks that have not ended are cancelled, and results that were not processed are ignored.
+        """
+        ...
+
+    async def review_deferred(
+        self, claims: Sequence[Claim], *, alive_seconds: float, patience_seconds: float
+    ) -> DeferralReview:
+        """Release the jobs whose deferred work another live orchestrator can route; return for the others the work that
+        no live process has known for `patience_seconds`."""
         ...
 
     async def release_unknown(self, owner_id: UUID, known: Sequence[UUID]) -> int:

@@ -37,13 +37,7 @@ class PostgresSubmissions(JobLoading):
         return created
 
     async def create_once(self, job: NewJob, request_hash: str, *, force: bool = False) -> UUID:
-        key = {
-            "submitted_by": job.submitted_by or "",
-            "idempotency_key": job.idempotency_key,
-            "request_hash": request_hash,
-            "job_id": job.job_id,
-            "force": force,
-        }
+        key = key_values(job, request_hash, force=force)
         async with self._transaction("submit_once") as connection:
             (reserved,) = await fetch(connection, "reserve_key", key)
             if reserved.request_hash != request_hash:
@@ -80,12 +74,12 @@ class PostgresSubmissions(JobLoading):
             values = {
                 "job_id": job_id,
                 "node_ids": list(rerun.nodes),
-                "anew": list(rerun.anew),
+                "reexpanded": list(rerun.reexpanded),
                 "fan_outs": list(rerun.children),
                 "children": list(rerun.single),
                 "facts": to_json(facts),
                 "timeout_seconds": rerun.timeout_seconds,
-                "is_afresh": rerun.is_afresh,
+                "discards_checkpoints": rerun.discards_checkpoints,
             }
             (row,) = await fetch(connection, "rerun", values)
         self._notify(JOBS)
@@ -107,6 +101,16 @@ class PostgresSubmissions(JobLoading):
         }
         await self._execute("set_queue", values)
         self._notify(tasks_topic(queue))
+
+
+def key_values(job: NewJob, request_hash: str, *, force: bool = False) -> dict[str, Any]:
+    return {
+        "submitted_by": job.submitted_by or "",
+        "idempotency_key": job.idempotency_key,
+        "request_hash": request_hash,
+        "job_id": job.job_id,
+        "force": force,
+    }
 
 
 async def insert_jobs(connection: Connection, jobs: Sequence[NewJob]) -> list[UUID]:
@@ -149,6 +153,8 @@ _JOB_COLUMNS = (
     "callback_url",
     "idempotency_key",
     "message_id",
+    "asset_id",
+    "version_ordinal",
 )
 
 

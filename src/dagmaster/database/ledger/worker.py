@@ -34,7 +34,7 @@ class PostgresWork(LedgerConnection):
     ) -> Exchange:
         if not reports:
             names: tuple[str, ...] = ("claim_tasks",)
-        elif self._limited(demand):  # the room in a limited queue is counted after the reports have made some
+        elif self._limited(demand):  # the free places of a limited queue are counted after the reports, which free some
             names = ("report_tasks", "claim_tasks")
         else:
             names = ("exchange",) if demand.total else ("report_tasks",)

@@ -27,6 +27,8 @@ FETCH_ROWS = 2_000
 FETCH_PARTS = 8
 GRAPHS_KEPT = 64
 ORPHANS_LISTED = 1_000
+# How long a job may take to end after its deadline, or after its last node: a lost worker's lease must expire first.
+MARGIN_SECONDS = 300.0
 _BEFORE_ALL = UUID(int=0)
 
 
@@ -170,7 +172,8 @@ class _Verification:
     # One batch, one snapshot
 
     async def _check(self, job_ids: list[UUID]) -> None:
-        jobs = await self._fetch("history_rows_of_jobs", {"job_ids": job_ids}, JobRow)
+        values = {"job_ids": job_ids, "margin": MARGIN_SECONDS}
+        jobs = await self._fetch("history_rows_of_jobs", values, JobRow)
         await self._load_graphs({job.definition_hash for job in jobs})
         own = await self._own_nodes(jobs)
         audits = {

@@ -15,7 +15,8 @@ import psycopg
 
 from dagmaster.database.connect import Connection
 from dagmaster.database.ledger.protocol import Claim
-from dagmaster.database.session import OwnSession, dicts
+from dagmaster.database.notify.notifier import JOBS, Notifier
+from dagmaster.database.session import Session, dicts
 from dagmaster.jobs.model import JanitorAction
 
 STATEMENT_SECONDS: Final = 10.0
@@ -102,9 +103,11 @@ Rule = Callable[[Connection, UUID, JanitorThresholds, bool], Awaitable[list[Jani
 Remove = Callable[[Sequence[JobFiles]], Awaitable[Sequence[RemovedFiles]]]
 
 
-class PostgresJanitor(OwnSession):
-    def __init__(self, dsn: str, role: str = "janitor") -> None:
-        super().__init__(dsn, role, "janitor", statement_seconds=STATEMENT_SECONDS, lock_seconds=LOCK_SECONDS)
+class PostgresJanitor(Session):
+    def __init__(self, dsn: str, role: str = "janitor", notifier: Notifier | None = None) -> None:
+        super().__init__(
+            dsn, role, notifier, statement_timeout_seconds=STATEMENT_SECONDS, lock_timeout_seconds=LOCK_SECONDS
+        )
 
     async def sweep(self, run_id: UUID, thresholds: JanitorThresholds, *, is_dry: bool = False) -> SweepResult:
         actions: list[JanitorAction] = []
@@ -139,13 +142,17 @@ class PostgresJanitor(OwnSession):
     async def _apply(
         self, kind: str, rule: Rule, run_id: UUID, thresholds: JanitorThresholds, is_dry: bool
     ) -> list[JanitorAction] | None:
-        return await self._guarded(kind, lambda connection: rule(connection, run_id, thresholds, is_dry), is_dry)
+        """Apply a rule, and notify orchestrators if it has released jobs; None if another janitor applies it."""
+        done = await self._guarded(kind, lambda connection: rule(connection, run_id, thresholds, is_dry), is_dry)
+        if done and rule is _release_neglected and not is_dry:
+            self._notify(JOBS)
+        return done
 
     async def _guarded(
         self, kind: str, act: Callable[[Connection], Awaitable[list[JanitorAction]]], is_dry: bool
     ) -> list[JanitorAction] | None:
         done = None
-        async with self._transaction() as connection:
+        async with self._transaction("janitor") as connection:
             (lock,) = await dicts(connection, "janitor_lock", {"kind": kind})
             if lock["is_ours"]:
                 done = await act(connection)
@@ -164,7 +171,7 @@ class PostgresJanitor(OwnSession):
             "reason": f"the job cannot be advanced: {error}"[:MAX_REASON_CHARACTERS],
             "detail": _json({"owner_id": owner_id, "epoch": claim.epoch}),
         }
-        async with self._transaction() as connection:
+        async with self._transaction("janitor") as connection:
             return _actions(await dicts(connection, "janitor_note_stuck", values))
 
 

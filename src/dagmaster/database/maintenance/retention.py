@@ -10,7 +10,7 @@ from uuid import UUID
 
 from dagmaster.database.connect import Connection
 from dagmaster.database.queries import query
-from dagmaster.database.session import OwnSession, dicts
+from dagmaster.database.session import Session, dicts
 from dagmaster.errors import Unavailable
 
 STATEMENT_SECONDS: Final = 60.0  # a job of 100,000 children is deleted in one transaction
@@ -19,7 +19,7 @@ BATCH_EVENTS: Final = 20_000  # a batch ends with the job that exceeds this
 COUNTED_AT_MOST: Final = 10_000
 _LOCKED = frozenset({"55P03", "40P01"})
 # The order matters: see the comments of the statements.
-_PARTS = ("keys", "tasks", "results", "payloads", "checkpoints", "events", "nodes", "jobs")
+_PARTS = ("keys", "tasks", "results", "payloads", "checkpoints", "documents", "events", "nodes", "jobs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,18 +28,19 @@ class PrunedRows:
 
     letters: int = 0
     actions: int = 0
+    callbacks: int = 0
     definitions: int = 0
     partitions: tuple[str, ...] = ()
 
 
-class PostgresRetention(OwnSession):
+class PostgresRetention(Session):
     def __init__(self, dsn: str, role: str = "retention") -> None:
-        super().__init__(dsn, role, "retention", statement_seconds=STATEMENT_SECONDS, lock_seconds=LOCK_SECONDS)
+        super().__init__(dsn, role, statement_timeout_seconds=STATEMENT_SECONDS, lock_timeout_seconds=LOCK_SECONDS)
 
     async def prune_jobs(self, age_seconds: float, batch: int) -> int:
         """Delete one batch and return the number of jobs; 0 if another instance is deleting."""
         try:
-            async with self._transaction() as connection:
+            async with self._transaction("retention") as connection:
                 return await _prune(connection, age_seconds, batch) if await _is_ours(connection) else 0
         except Unavailable as error:
             if error.facts.get("sqlstate") in _LOCKED:
@@ -51,23 +52,24 @@ class PostgresRetention(OwnSession):
         return PrunedRows(
             letters=await self._delete("retention_letters", age_seconds, batch),
             actions=await self._delete("retention_actions", age_seconds, batch),
+            callbacks=await self._delete("retention_callbacks", age_seconds, batch),
             definitions=await self._whole_table("retention_definitions", "deleted", age_seconds) or 0,
             partitions=tuple(filter(None, [await self._whole_table("retention_partition", "name", age_seconds)])),
         )
 
     async def count(self, age_seconds: float) -> int:
-        async with self._transaction() as connection:
+        async with self._transaction("retention") as connection:
             (row,) = await dicts(connection, "retention_count", {"age": age_seconds, "limit": COUNTED_AT_MOST})
             return int(row["jobs"])
 
     async def _delete(self, name: str, age_seconds: float, batch: int) -> int:
-        async with self._transaction() as connection:
+        async with self._transaction("retention") as connection:
             return len(await dicts(connection, name, {"age": age_seconds, "limit": batch}))
 
     async def _whole_table(self, name: str, column: str, age_seconds: float) -> Any:
         """Needs a lock on a whole table; if it cannot be had soon, this run does nothing."""
         try:
-            async with self._transaction() as connection:
+            async with self._transaction("retention") as connection:
                 if not await _is_ours(connection):
                     return None
                 (row,) = await dicts(connection, name, {"age": age_seconds})

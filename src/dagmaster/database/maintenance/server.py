@@ -7,16 +7,18 @@ Nothing is changed.
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
 from uuid import uuid4
 
 import psycopg
 from psycopg import sql
-from psycopg.rows import namedtuple_row
+from psycopg.rows import class_row
 
 from dagmaster.database.connect import conninfo, translate_errors
 from dagmaster.database.queries import query
 
+T = TypeVar("T")
 CONNECT_SECONDS = 2
 STATEMENT_SECONDS = 2.0
 NOTIFY_SECONDS = 1.5
@@ -30,23 +32,92 @@ class Clock(NamedTuple):
     uncertainty_seconds: float
 
 
-def rows(dsn: str, query_name: str, **values: Any) -> list[Any]:
-    """The rows of a query, as namedtuples of its columns."""
+@dataclass(frozen=True, slots=True)
+class ServerFacts:
+    version: str
+    version_number: int
+    is_standby: bool
+    is_read_only: bool
+    backend_pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExtensionFacts:
+    available: str
+    installed: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class OldestTransaction:
+    seconds: float
+    who: str
+    state: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class RoleFacts:
+    name: str
+    is_superuser: bool
+    has_schema: bool
+    may_create: bool
+
+
+@dataclass(frozen=True, slots=True)
+class MissingRight:
+    kind: str
+    name: str
+    lacking: str
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceFacts:
+    role: str
+    host: str
+    pid: int
+    version: str
+    silent_seconds: float
+    queues: list[str]
+    handlers: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedTasks:
+    queue: str
+    handler: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeadRows:
+    table: str
+    dead: int
+    live: int
+    vacuumed_seconds_ago: float | None
+
+
+def rows(dsn: str, query_name: str, kind: type[T], **values: Any) -> list[T]:
+    """The rows of a query, each as an object of its kind."""
     with _connected(dsn) as connection:
-        return _rows(connection, query_name, values)
+        return _rows(connection, query_name, kind, values)
 
 
-def row(dsn: str, query_name: str, **values: Any) -> Any:
+def row(dsn: str, query_name: str, kind: type[T], **values: Any) -> T | None:
     """The first row of a query; None if there is none."""
-    return next(iter(rows(dsn, query_name, **values)), None)
+    return next(iter(rows(dsn, query_name, kind, **values)), None)
 
 
-def server(dsn: str) -> tuple[Any, float, bool]:
+def value(dsn: str, query_name: str) -> Any:
+    """The only column of the first row of a query; None if there is none."""
+    with _connected(dsn) as connection:
+        return next((columns[0] for columns in connection.execute(query(query_name))), None)
+
+
+def server(dsn: str) -> tuple[ServerFacts, float, bool]:
     """Facts about the server, how long it took to answer, and whether a pooler is in between: then the process that
     answers is not the one that was announced when the connection was made."""
     begun = time.monotonic()
     with _connected(dsn) as connection:
-        (facts,) = _rows(connection, "doctor_server", {})
+        (facts,) = _rows(connection, "doctor_server", ServerFacts, {})
         announced_pid = connection.info.backend_pid
     return facts, time.monotonic() - begun, facts.backend_pid != announced_pid
 
@@ -79,13 +150,13 @@ def clock(dsn: str, now: Callable[[], float] = time.time) -> Clock:
 
 def _sample(connection: psycopg.Connection[Any], now: Callable[[], float]) -> Clock:
     asked = now()
-    (answer,) = _rows(connection, "doctor_clock", {})
+    ((server_now,),) = connection.execute(query("doctor_clock"))
     answered = now()
-    return Clock(answer.now - (asked + answered) / 2, (answered - asked) / 2)
+    return Clock(server_now - (asked + answered) / 2, (answered - asked) / 2)
 
 
-def _rows(connection: psycopg.Connection[Any], query_name: str, values: Mapping[str, Any]) -> list[Any]:
-    return connection.cursor(row_factory=namedtuple_row).execute(query(query_name), values).fetchall()
+def _rows(connection: psycopg.Connection[Any], query_name: str, kind: type[T], values: Mapping[str, Any]) -> list[T]:
+    return connection.cursor(row_factory=class_row(kind)).execute(query(query_name), values).fetchall()
 
 
 @contextmanager

@@ -11,6 +11,7 @@ COALESCE_SECONDS = 0.002
 
 JOBS = "jobs"  # a job was created or released
 RESULTS = "results"  # a worker reported, or a task has run for a while
+CALLBACKS = "callbacks"  # something happened to an asset that its submitter is told
 
 
 def tasks_topic(queue: str, worker_id: str | None = None) -> str:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 from uuid import UUID
 
 from dagmaster.client.models.operations import OrchestratorSummary, WorkerSummary, WorkflowStatistics
@@ -46,6 +47,10 @@ class InstallationReads(ReadSession):
         rows = await self._dicts("schema_is_deployed", {})
         if not rows[0]["is_deployed"]:
             raise not_deployed()
+
+    async def deployed_schema(self) -> dict[str, Any] | None:
+        """Fingerprint, software version and time of the last deployment; None if it was never completed."""
+        return next(iter(await self._dicts("deployed_schema", {})), None)
 
     async def database_name(self) -> str:
         return str((await self._dicts("api_database_name", {}))[0]["database"])

@@ -6,7 +6,7 @@ A fan_out is read as its counters; its children are read only by `reads/nodes`.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TypeVar
+from typing import Any, TypeVar
 from uuid import UUID
 
 from dagmaster.client.models.jobs import EventEntry, JobSummary, StoppingTask
@@ -69,6 +69,7 @@ class JobBrief:
     owner_id: UUID | None
     last_sequence: int
     now: datetime
+    deferred_work: list[dict[str, Any]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +109,7 @@ class JobReads(ReadSession):
         *,
         limit: int,
         after: UUID | None = None,
-        status: str | None = None,
+        statuses: Sequence[str] | None = None,
         workflow_id: str | None = None,
         submitted_by: str | None = None,
         correlation_id: str | None = None,
@@ -119,7 +120,7 @@ class JobReads(ReadSession):
         values = {
             "limit": limit,
             "after": after,
-            "status": status,
+            "statuses": list(statuses) if statuses else None,
             "workflow_id": workflow_id,
             "submitted_by": submitted_by,
             "correlation_id": correlation_id,
@@ -141,7 +142,7 @@ class JobReads(ReadSession):
             rows = await self._dicts("api_definition", {"definition_hash": definition_hash})
             while len(self._graphs) >= _GRAPHS_KEPT:
                 self._graphs.pop(next(iter(self._graphs)))
-            graph = self._graphs[definition_hash] = build(Workflow.model_validate(rows[0]["body"]))
+            graph = self._graphs[definition_hash] = _graph_of(rows, definition_hash)
         return graph
 
     async def watch_job(self, job_id: UUID, node_ids: Sequence[str]) -> Snapshot:
@@ -149,7 +150,7 @@ class JobReads(ReadSession):
         if not rows:
             raise NotFound(f"no job has the id {job_id}", code="job.not-found", job_id=str(job_id))
         job = {name: rows[0][f"job_{name}"] for name in _JOB_COLUMNS}
-        nodes = [{name: row[name] for name in NodeSummary.model_fields} for row in rows]
+        nodes = [{name: row[name] for name in NodeSummary.model_fields} for row in rows if row["node_id"] is not None]
         return Snapshot(
             **{**job, "status": JobStatus(job["status"])}, now=rows[0]["now"], nodes=tuple(models(NodeSummary, nodes))
         )
@@ -169,6 +170,18 @@ class JobReads(ReadSession):
 
     async def stopping_tasks(self, job_id: UUID, limit: int = 100) -> list[StoppingTask]:
         return await self._many("api_stopping_tasks", {"job_id": job_id, "limit": limit}, StoppingTask)
+
+
+def _graph_of(rows: list[dict[str, Any]], definition_hash: str) -> Graph:
+    try:
+        return build(Workflow.model_validate(rows[0]["body"]))
+    except (IndexError, KeyError, ValueError) as error:
+        raise NotFound(
+            "the definition of the job is missing or cannot be read",
+            code="definition.unreadable",
+            hint="run `dagmaster verify-history`",
+            definition_hash=definition_hash,
+        ) from error
 
 
 def _existing(row: T | None, job_id: UUID) -> T:

@@ -17,7 +17,7 @@ from dagmaster.database.reads.session import models
 from dagmaster.errors import NotFound
 from dagmaster.jobs import payload
 from dagmaster.jobs.fan import ChildResult
-from dagmaster.jobs.model import NodeState
+from dagmaster.jobs.model import NodeState, StoredObject
 from dagmaster.jobs.payload import Reference
 from dagmaster.jobs.states import TASK_TERMINAL, TaskStatus
 
@@ -34,7 +34,7 @@ class NodeProgress:
     job_id: UUID
     node_id: str
     attempt: int
-    progress: dict[str, Any]
+    progress: StoredObject
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class LiveTask:
     worker_id: UUID | None
     worker_host: str | None
     worker_pid: int | None
-    progress: dict[str, Any] | None
+    progress: StoredObject | None
     live_workers: int
     serving_workers: int
     in_front: int | None
@@ -67,10 +67,11 @@ class NodeReads(JobReads):
         return node
 
     async def page_children(
-        self, job_id: UUID, parent: str, *, limit: int, after: int = -1, status: str | None = None
+        self, job_id: UUID, parent: str, *, limit: int, after: int = -1, statuses: Sequence[str] | None = None
     ) -> list[NodeSummary]:
         """Children of a fan_out in index order, starting after the index `after`."""
-        values = {"job_id": job_id, "parent": parent, "limit": limit, "after": after, "status": status}
+        values = {"job_id": job_id, "parent": parent, "limit": limit, "after": after}
+        values["statuses"] = list(statuses) if statuses else None
         return await self._many("page_children", values, NodeSummary)
 
     async def attempts(self, job_id: UUID, node_id: str) -> list[Attempt]:
@@ -78,7 +79,8 @@ class NodeReads(JobReads):
         values = {"job_id": job_id, "node_id": node_id, "limit": MOST_ATTEMPTS}
         rows = await self._dicts("api_attempts", values)
         for row in rows:
-            row["log"] = (row["metrics"] or {}).pop("log", None) or row["log"] or []
+            reported = row["metrics"].pop("log", None) if isinstance(row["metrics"], dict) else None
+            row["log"] = readable_lines(reported or row["log"], row["queued_at"])
         return models(Attempt, rows)
 
     async def checkpoints(self, job_id: UUID, node_id: str) -> list[SavedCheckpoint]:
@@ -106,7 +108,9 @@ class NodeReads(JobReads):
             "node_id": node_id,
             "attempt": attempt,
         }
-        return await self._many("api_running_log_lines" if is_running else "api_log_lines", values, JobLogLine)
+        rows = await self._dicts("api_running_log_lines" if is_running else "api_log_lines", values)
+        lines = [{**row, **_readable(row["line"], row["queued_at"]), "number": row["number"]} for row in rows]
+        return models(JobLogLine, lines)
 
     async def progress(self, job_ids: Sequence[UUID]) -> list[NodeProgress]:
         """The progress of the running attempts of these jobs; at most MOST_PROGRESS per job."""
@@ -145,8 +149,8 @@ class NodeReads(JobReads):
 
     async def children(self, job_id: UUID, fan_out: str) -> AsyncIterator[ChildResult]:
         """All children of a fan_out, a page at a time."""
-        (row,) = await self._dicts("fan_out_total", {"job_id": job_id, "node_id": fan_out})
-        offset, total = 0, row["total"]
+        rows = await self._dicts("fan_out_total", {"job_id": job_id, "node_id": fan_out})
+        offset, total = 0, (rows[0]["total"] if rows else None) or 0
         while offset < total:
             count = min(CHILDREN_PAGE, total - offset)
             values = {"job_id": job_id, "node_id": fan_out, "offset": offset, "limit": count, "most_bytes": PAGE_BYTES}
@@ -175,3 +179,18 @@ class NodeReads(JobReads):
     async def next_retries(self, job_id: UUID) -> dict[str, datetime]:
         rows = await self._dicts("api_next_retry", {"job_id": job_id})
         return {row["parent"]: row["due_at"] for row in rows}
+
+
+def readable_lines(lines: Any, queued_at: datetime) -> list[dict[str, Any]]:
+    """The log lines of an attempt, without those that are not objects with a number."""
+    entries = [line for line in lines if isinstance(line, dict)] if isinstance(lines, list) else []
+    return [_readable(line, queued_at) for line in entries if isinstance(line.get("number"), int)]
+
+
+def _readable(line: dict[str, Any], queued_at: datetime) -> dict[str, Any]:
+    """A log line. A row may have been changed by hand: a time that cannot be read is shown as that of the attempt."""
+    try:
+        at = datetime.fromisoformat(line["at"])
+    except (KeyError, TypeError, ValueError):
+        at = queued_at
+    return {"number": line["number"], "at": at, "level": str(line.get("level")), "text": str(line.get("text"))}

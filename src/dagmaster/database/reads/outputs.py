@@ -40,11 +40,27 @@ def output_of(reads: NodeReads, node: NodeState) -> Download:
         )
     if node.output_ref is None:
         return _inline(orjson.dumps(node.output))
+    _require_reference(node.output_ref, node.node_id)
     if payload.is_payload(node.output_ref):
         return stored(reads, node.job_id, node.output_ref)
     # Children change only if their fan_in runs again.
     source = orjson.dumps([node.output_ref, node.run, node.version])
     return Download(_gathered(reads, node.job_id, node.output_ref), _hash(source), is_weak=True)
+
+
+def _require_reference(reference: Any, node_id: str, *, is_payload: bool = False) -> None:
+    """Raise an error if a reference in a row is none of those that nodes have."""
+    match reference:
+        case {"sha256": str(), "bytes": int()}:
+            return
+        case {"results_of": str(), "aggregation": mode} if mode in set(Aggregation) and not is_payload:
+            return
+    raise NotFound(
+        f"the output of '{node_id}' is stored under a reference of an unknown kind",
+        code="output.unknown-reference",
+        hint="run `dagmaster verify-history`; retry the node",
+        node_id=node_id,
+    )
 
 
 def stored(reads: NodeReads, job_id: UUID, reference: Reference) -> Download:
@@ -98,6 +114,7 @@ class _Children:
     def pieces(self, row: ChildResult) -> AsyncIterator[bytes]:
         if row.output_ref is None:
             return _inline(orjson.dumps(row.output)).pieces
+        _require_reference(row.output_ref, row.node_id, is_payload=True)
         return stored(self._reads, self._job_id, row.output_ref).pieces
 
     async def value(self, row: ChildResult) -> Any:
@@ -128,9 +145,15 @@ async def _concatenated(children: _Children) -> AsyncIterator[bytes]:
 async def _combined(mode: Aggregation, children: _Children) -> dict[str, Any]:
     """One value of all: the first, the last, or the sum."""
     result: dict[str, Any] = fan.aggregate(mode, [])
+    numbers: list[list[int | float]] = []
     async for row in children.rows():
         if mode is Aggregation.FIRST and children.count > 1:
             continue
-        one = fan.aggregate(mode, [replace(row, output=await children.value(row))])
-        result = {"total": result["total"] + one["total"]} if mode is Aggregation.SUM else one
+        value = await children.value(row)
+        if mode is Aggregation.SUM:
+            numbers.append(fan.numbers_in(value))
+        else:
+            result = fan.aggregate(mode, [replace(row, output=value)])
+    if mode is Aggregation.SUM:
+        result = {"total": fan.total_of(numbers)}
     return {**result, "count": children.count}

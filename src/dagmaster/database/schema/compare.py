@@ -33,7 +33,8 @@ _DIALECT = postgresql.dialect(paramstyle="named")  # type: ignore[no-untyped-cal
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One difference. Without statements it needs a hand; `online` ones run outside a transaction, beside writers."""
+    """One difference. Without statements it has to be resolved by hand. Those in `online` run outside a transaction and
+    do not block writers."""
 
     what: str
     statements: tuple[str, ...] = ()

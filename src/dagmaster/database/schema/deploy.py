@@ -1,9 +1,9 @@
 """Bring a database to the schema of this software: deploy, preview, status, migrate, rebuild.
 
-Synchronous, for the CLI and for the bootstrap API's threads. Whoever comes second waits for the first and then finds
-nothing to do. A deployment is one transaction. A migration is many, each as short as can be, because the engine goes on
-meanwhile: a lock that is not there at once is given up and asked for again, so that nobody waits long behind us; what
-takes long is done beside the writers. One that was interrupted is finished by the next.
+Synchronous, for the CLI and for the bootstrap API's threads. Of two concurrent callers the second waits for the first,
+and then has nothing to do. A deployment is one transaction. A migration consists of many short ones, because the engine
+keeps running: a lock that is not granted at once is given up and requested again, so that no other session waits long
+behind it, and indexes are built concurrently. The next migration finishes one that was interrupted.
 """
 
 import hashlib
@@ -24,15 +24,15 @@ from dagmaster import __version__
 from dagmaster.database.connect import conninfo, require_version, translate_errors
 from dagmaster.database.schema.compare import Change, compare, sql_of, table_statements
 from dagmaster.database.schema.guards import Trigger, triggers
+from dagmaster.database.schema.records import RECORDS
 from dagmaster.database.schema.tables import metadata_of, sequences
 from dagmaster.errors import Conflict, Unavailable
-from dagmaster.jobs.model import RECORDS
 from dagmaster.records import SCHEMA, Record
 
 T = TypeVar("T")
 Records = tuple[type[Record], ...]
 
-# Files numbered below this run before the tables are made, the others after.
+# Files numbered below this run before the tables are created, the others after.
 _TABLES_AT = 50
 # Everyone who comes to a table after us waits behind us, and the engine's statements give up after three seconds.
 _LOCK_SECONDS = 0.5
@@ -84,29 +84,63 @@ def rebuild(dsn: str, records: Records = RECORDS, wait_seconds: float = 60) -> N
         _with_retries(connection, wait_seconds, drop_and_create)
 
 
+@dataclass(frozen=True, slots=True)
+class Migration:
+    """What one migration did. Everything was read while it had the lock, so no concurrent migration is part of it.
+    `done_by_another`: the schema was outdated at the beginning, and another process had migrated it before this one
+    got the lock."""
+
+    changes: list[str]
+    pending: list[str]
+    is_current: bool
+    done_by_another: bool
+
+
 def migrate(dsn: str, records: Records = RECORDS, wait_seconds: float = 60) -> list[str]:
     """Add what the database lacks while the engine runs; returns what was done and what is left to do by hand."""
     with _exclusive(dsn, wait_seconds) as connection:
-        retried = partial(_with_retries, connection, wait_seconds)
-        retried(lambda: _run_files(connection, before_tables=True))
-        changes = retried(lambda: _compare(connection, records))
-        for change in changes:
-            retried(partial(_execute, connection, *change.statements))
-        changes = [_run_online(connection, change, wait_seconds) for change in changes]
-        retried(lambda: _run_files(connection, before_tables=False))
-        for trigger in triggers():
-            retried(partial(_ensure_trigger, connection, trigger))
-        if not any(change.needs_a_hand for change in changes):
-            retried(lambda: _store_fingerprint(connection, records))
+        return _migrate(connection, records, wait_seconds)
+
+
+def run_migration(dsn: str, records: Records = RECORDS, wait_seconds: float = 60) -> Migration:
+    """Migrate, and report what this call did, also for functions and triggers, and what is left."""
+    with _connected(dsn) as connection:
+        needed = fingerprint(records)
+        with connection.begin():
+            first = _stored_fingerprint(connection)
+        _await_lock(connection, wait_seconds)
+        with connection.begin():
+            before = _stored_fingerprint(connection)
+        changes = _migrate(connection, records, wait_seconds)
+        with connection.begin():
+            after = _stored_fingerprint(connection)
+            pending = _pending(connection, records, after)
+    if before != after and not changes:
+        changes = ["renewed functions and triggers"]
+    return Migration(changes, pending, after == needed and not pending, first != before == needed and not changes)
+
+
+def _migrate(connection: sa.Connection, records: Records, wait_seconds: float) -> list[str]:
+    retried = partial(_with_retries, connection, wait_seconds)
+    retried(lambda: _run_files(connection, before_tables=True))
+    changes = retried(lambda: _compare(connection, records))
+    for change in changes:
+        retried(partial(_execute, connection, *change.statements))
+    changes = [_run_online(connection, change, wait_seconds) for change in changes]
+    retried(lambda: _run_files(connection, before_tables=False))
+    for trigger in triggers():
+        retried(partial(_ensure_trigger, connection, trigger))
+    if not any(change.needs_a_hand for change in changes):
+        retried(lambda: _store_fingerprint(connection, records))
     return [str(change) for change in changes]
 
 
 def ddl(records: Records = RECORDS) -> str:
     """Everything that `deploy` runs on an empty database, as text."""
     tables = [sql for table in metadata_of(records).sorted_tables for sql in table_statements(table)]
-    made = [f"{sql};" for sql in [*(sql_of(CreateSequence(sequence)) for sequence in sequences(SCHEMA)), *tables]]
+    statements = [f"{sql};" for sql in [*(sql_of(CreateSequence(sequence)) for sequence in sequences(SCHEMA)), *tables]]
     guards = [trigger.sql for trigger in triggers()]
-    return "\n\n".join([*_files(before_tables=True), *made, *_files(before_tables=False), *guards]) + "\n"
+    return "\n\n".join([*_files(before_tables=True), *statements, *_files(before_tables=False), *guards]) + "\n"
 
 
 def fingerprint(records: Records = RECORDS) -> str:
@@ -141,7 +175,7 @@ def _pending(connection: sa.Connection, records: Records, stored: str | None) ->
     if not connection.scalar(sa.text(f"SELECT pg_try_advisory_xact_lock({_LOCK})")):
         return ["another deployment is under way"]
     changes = [str(change) for change in _compare(connection, records)]
-    # Functions and triggers are not compared one by one: the fingerprint tells of them.
+    # Functions and triggers are not compared one by one: the fingerprint covers them.
     return changes or ([] if stored == fingerprint(records) else ["renew functions and triggers"])
 
 

@@ -8,12 +8,14 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from dagmaster.assets.model import AssetEvent, AssetSubmission, StacDocument
 from dagmaster.jobs import states
 from dagmaster.jobs.model import Job, JobEvent, NodeState, Task, WorkflowDefinition
 from dagmaster.records import SCHEMA, Record
 
 ILLEGAL_TRANSITION = "DM001"
 IMMUTABLE_ROW = "DM002"
+SUM_OUT_OF_RANGE = "DM004"
 
 Moves = Mapping[StrEnum, frozenset[StrEnum]]
 
@@ -45,7 +47,41 @@ GUARDED_TABLES: tuple[GuardedTable, ...] = (
 
 def triggers() -> list[Trigger]:
     guards = [trigger for cycle in GUARDED_TABLES for trigger in (_insert_guard(cycle), _move_guard(cycle))]
-    return [*guards, _immutable(WorkflowDefinition, unless_equal=True), _immutable(JobEvent, unless_equal=False)]
+    return [
+        *guards,
+        _immutable(WorkflowDefinition, unless_equal=True),
+        _immutable(JobEvent, unless_equal=False),
+        _immutable(AssetEvent, unless_equal=False),
+        *_asset_triggers(),
+        *_callback_triggers(),
+    ]
+
+
+def _asset_triggers() -> list[Trigger]:
+    """The functions of sql/schema/95_assets.sql: the end of a job reaches the revision that it processes, in the same
+    transaction, and what was reviewed does not change."""
+    has_asset, changes = "NEW.asset_id IS NOT NULL", "OLD.status <> NEW.status"
+    ended = f"OLD.status IN ({_listed(states.JOB_RERUNS)})"
+    return [
+        _trigger(Job, "reaches_its_revision", "AFTER UPDATE OF status", f"{has_asset} AND {changes}", "follow_job"),
+        _trigger(Job, "leaves_its_revision", "AFTER DELETE", "OLD.asset_id IS NOT NULL", "forget_job"),
+        _trigger(
+            Job, "stays_reviewed", "AFTER UPDATE OF status", f"{has_asset} AND {changes} AND {ended}", "refuse_rerun"
+        ),
+        _trigger(StacDocument, "stay_reviewed", "BEFORE INSERT OR UPDATE", "true", "refuse_document"),
+    ]
+
+
+def _callback_triggers() -> list[Trigger]:
+    """The functions of sql/schema/96_callbacks.sql: what a submitter is told is recorded when it happens."""
+    has_url, ended = "NEW.callback_url IS NOT NULL", f"NEW.status IN ({_listed(states.JOB_TERMINAL)})"
+    # The first comparison decides for almost all jobs. The end of an asset's job is told by the event of the asset.
+    rule = f"{has_url} AND NEW.asset_id IS NULL AND OLD.status <> NEW.status AND {ended}"
+    return [
+        _trigger(Job, "calls_back", "AFTER UPDATE OF status", rule, "tell_submitter"),
+        _trigger(AssetEvent, "calls_back", "AFTER INSERT", "NEW.asset_id IS NOT NULL", "tell_event"),
+        _trigger(AssetSubmission, "calls_back", "AFTER INSERT", has_url, "tell_request"),
+    ]
 
 
 def _insert_guard(cycle: GuardedTable) -> Trigger:

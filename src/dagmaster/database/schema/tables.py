@@ -22,9 +22,10 @@ from sqlalchemy.types import UserDefinedType
 
 from dagmaster.records import SCHEMA, Index, Record, Table
 
-# How many numbers a session takes at a time. Event ids need only be unique; positions order tasks first come, first
-# served over all orchestrators, so nobody may keep numbers back.
-SEQUENCES = {"dag_task_position": 1, "dag_event_id": 1000}
+# How many numbers a session takes at a time. Ids of job events need only be unique. Positions order tasks over all
+# orchestrators, and the newest event of an asset is its ETag, so no session may reserve numbers of these,
+# nor of the order in which a request is called back.
+SEQUENCES = {"dag_task_position": 1, "dag_event_id": 1000, "asset_event_id": 1, "callback_sequence": 1}
 
 _TYPES: dict[Any, sa.types.TypeEngine[Any]] = {
     UUID: sa.Uuid(),
@@ -181,7 +182,8 @@ def checks_of(record: type[Record]) -> dict[str, str]:
 def _index_of(index: Index, table: sa.Table) -> sa.Index:
     columns = [_ordered(table, column) for column in index.columns]
     where = sa.text(index.where) if index.where else None
-    return sa.Index(index.name, *columns, unique=index.unique, postgresql_where=where)
+    options: dict[str, Any] = {"postgresql_using": index.method} if index.method else {}
+    return sa.Index(index.name, *columns, unique=index.unique, postgresql_where=where, **options)
 
 
 def _ordered(table: sa.Table, column: str) -> Any:

@@ -247,6 +247,16 @@ change AS MATERIALIZED (
            result_data = coalesce(m.result_data, j.result_data),
            error_message = coalesce(m.error_message, j.error_message),
            stopping = coalesce(change.c ->> 'stopping', j.stopping),
+           -- Work that was deferred before keeps the time at which a live process knew it.
+           deferred_work = CASE WHEN change.c ? 'deferred' THEN (
+               SELECT jsonb_agg(d || jsonb_build_object('known_at', coalesce(b.known_at, to_jsonb(dagapp.clock()))))
+                 FROM jsonb_array_elements(change.c -> 'deferred') AS d
+                 LEFT JOIN LATERAL (
+                      SELECT b -> 'known_at' AS known_at
+                        FROM jsonb_path_query(j.deferred_work, '$[*]') AS b
+                       WHERE b ->> 'handler' = d ->> 'handler' AND b ->> 'queue' IS NOT DISTINCT FROM d ->> 'queue'
+                       LIMIT 1) AS b
+                   ON true) ELSE j.deferred_work END,
            owner_id = CASE WHEN m.status <> 'running' THEN NULL ELSE j.owner_id END,
            claim_token = CASE WHEN m.status <> 'running' THEN NULL ELSE j.claim_token END,
            owner_heartbeat_at = (SELECT dagapp.clock()),
@@ -355,3 +365,97 @@ UPDATE dagapp.dag_node_states n
                                                  'bytes', g.bytes) END
   FROM weighed g
  WHERE n.job_id = g.job_id AND n.node_id = g.node_id;
+
+-- name: lock_claimed_job
+-- A job, if it is still ours.
+SELECT job_id
+  FROM dagapp.dag_jobs
+ WHERE job_id = %(job_id)s AND owner_id IS NOT DISTINCT FROM %(owner_id)s AND claim_token = %(token)s
+   AND status IN ('pending', 'running')
+   FOR NO KEY UPDATE;
+
+-- name: cancel_tasks
+-- Cancel what a job has in its queues and with its workers. From then on no worker can report to it.
+UPDATE dagapp.dag_tasks t
+   SET status = 'cancelled', finished_at = dagapp.clock(), lease_until = NULL
+  FROM (SELECT job_id, node_id, attempt
+          FROM dagapp.dag_tasks
+         WHERE job_id = %(job_id)s AND status IN ('queued', 'running')
+         ORDER BY job_id, node_id, attempt
+           FOR NO KEY UPDATE) AS live
+ WHERE t.job_id = live.job_id AND t.node_id = live.node_id AND t.attempt = live.attempt;
+
+-- name: fail_job
+-- End a job that cannot be advanced and has no task left: cancel its nodes, count its children, fail the job. No JSON of its
+-- rows is read, because that may be what fails. Results that were not processed stay without effect.
+WITH held AS MATERIALIZED (
+    SELECT j.job_id, j.epoch, j.last_sequence
+      FROM dagapp.dag_jobs j
+     WHERE j.job_id = %(job_id)s
+), processed AS (
+    UPDATE dagapp.dag_task_results r
+       SET processed = true
+      FROM held
+     WHERE r.job_id = held.job_id AND NOT r.processed
+), open_nodes AS MATERIALIZED (
+    SELECT n.job_id, n.node_id, n.parent_node_id, n.is_idle AND n.fan_out_index < p.expanded AS is_idle,
+           coalesce(n.is_idle AND n.fan_out_index >= coalesce(p.expanded, 0), false) AS is_stale,
+           CASE WHEN n.status IN ('dispatched', 'running') THEN n.attempt END AS live_attempt,
+           row_number() OVER (ORDER BY n.parent_node_id NULLS LAST, n.fan_out_index, n.node_id) AS place
+      FROM held
+      JOIN dagapp.dag_node_states n
+        ON n.job_id = held.job_id AND n.status IN ('pending', 'ready', 'dispatched', 'running')
+      LEFT JOIN dagapp.dag_node_states p
+        ON p.job_id = n.job_id AND p.node_id = n.parent_node_id
+), parents AS MATERIALIZED (
+    SELECT job_id, parent_node_id AS node_id, count(*) FILTER (WHERE NOT is_stale) AS ended,
+           count(*) FILTER (WHERE is_idle) AS idle, count(*) FILTER (WHERE is_stale) AS stale
+      FROM open_nodes
+     WHERE parent_node_id IS NOT NULL
+     GROUP BY job_id, parent_node_id
+), touched AS MATERIALIZED (
+    SELECT job_id, node_id, o.place IS NOT NULL AS is_open, coalesce(p.ended, 0) AS ended, coalesce(p.idle, 0) AS idle,
+           coalesce(p.stale, 0) AS stale
+      FROM open_nodes o
+      FULL JOIN parents p
+     USING (job_id, node_id)
+), closed AS (
+    UPDATE dagapp.dag_node_states n
+       SET status = CASE WHEN t.is_open THEN 'cancelled' ELSE n.status END,
+           reason = CASE WHEN t.is_open THEN 'not_advanced' ELSE n.reason END,
+           completed_at = CASE WHEN t.is_open THEN dagapp.clock() ELSE n.completed_at END,
+           is_idle = CASE WHEN t.is_open THEN NULL ELSE n.is_idle END,
+           not_before = NULL,
+           remaining = n.remaining - t.ended,
+           cancelled_count = n.cancelled_count + t.ended,
+           idle_count = n.idle_count - t.idle,
+           stale_count = n.stale_count - t.stale,
+           version = n.version + 1
+      FROM touched t
+     WHERE n.job_id = t.job_id AND n.node_id = t.node_id
+), recorded AS (
+    INSERT INTO dagapp.dag_job_events
+           (job_id, sequence, node_id, event_type, event_status, attempt, epoch, event_data, created_at)
+    SELECT held.job_id, held.last_sequence + o.place, o.node_id, 'node_cancelled', 'cancelled', o.live_attempt, held.epoch,
+           '{"reason": "not_advanced"}'::jsonb, dagapp.clock()
+      FROM held
+      JOIN open_nodes o
+     USING (job_id)
+     UNION ALL
+    SELECT held.job_id, held.last_sequence + 1 + (SELECT count(*) FROM open_nodes), NULL, 'job_failed', 'failed', NULL,
+           held.epoch, jsonb_build_object('error_message', %(error_message)s::text, 'reason', 'not_advanced'),
+           dagapp.clock()
+      FROM held
+)
+UPDATE dagapp.dag_jobs j
+   SET status = 'failed',
+       completed_at = dagapp.clock(),
+       error_message = %(error_message)s,
+       last_sequence = j.last_sequence + 1 + (SELECT count(*) FROM open_nodes),
+       deferred_work = NULL,
+       owner_id = NULL,
+       claim_token = NULL,
+       updated_at = dagapp.clock(),
+       version = j.version + 1
+  FROM held
+ WHERE j.job_id = held.job_id;

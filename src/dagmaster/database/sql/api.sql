@@ -5,7 +5,7 @@ SELECT job_id, workflow_id, workflow_version, status, priority, correlation_id, 
        created_at, started_at, completed_at
   FROM dagapp.dag_jobs
  WHERE (%(after)s::uuid IS NULL OR job_id < %(after)s::uuid)
-   AND (%(status)s::text IS NULL OR status = %(status)s)
+   AND (%(statuses)s::text[] IS NULL OR status = ANY (%(statuses)s))
    AND (%(workflow_id)s::text IS NULL OR workflow_id = %(workflow_id)s)
    AND (%(submitted_by)s::text IS NULL OR submitted_by = %(submitted_by)s)
    AND (%(correlation_id)s::text IS NULL OR correlation_id = %(correlation_id)s)
@@ -29,7 +29,9 @@ SELECT job_id, workflow_id, workflow_version, definition_hash, status, input_par
 
 -- name: api_job_brief
 -- The facts of a job that reads of its parts need.
-SELECT status, definition_hash, owner_id, last_sequence, dagapp.clock() AS now
+SELECT status, definition_hash, owner_id, last_sequence, dagapp.clock() AS now,
+       jsonb_path_query_array(deferred_work, '$[*] ? (exists (@.node_id) && exists (@.handler) && exists (@.known_at))')
+           AS deferred_work
   FROM dagapp.dag_jobs
  WHERE job_id = %(job_id)s;
 
@@ -92,14 +94,16 @@ SELECT t.attempt, t.task_id, t.status, t.queue, t.handler, t.priority, t.params,
 -- name: api_log_lines
 -- The log lines of a job's attempts by node, attempt and number: those of the report, or else the last ones that the worker
 -- sent while the attempt ran. For a fan_out also the lines of its children.
-SELECT t.node_id, t.attempt, l.number, l.at, l.level, l.text
+SELECT t.node_id, t.attempt, l.number, l.line, t.available_at AS queued_at
   FROM dagapp.dag_tasks t
   LEFT JOIN LATERAL (SELECT x.metrics -> 'log' AS log
                        FROM dagapp.dag_task_results x
                       WHERE x.job_id = t.job_id AND x.node_id = t.node_id AND x.attempt = t.attempt
                      OFFSET 0) AS r
     ON true
- CROSS JOIN LATERAL jsonb_to_recordset(coalesce(r.log, t.log)) AS l (number int, at timestamptz, level text, text text)
+ CROSS JOIN LATERAL (SELECT (e.line -> 'number')::int AS number, e.line
+                       FROM jsonb_path_query(coalesce(r.log, t.log),
+                                             '$[*] ? (@.number >= 1 && @.number <= 2147483647)') AS e (line)) AS l
  WHERE t.job_id = %(job_id)s
    AND (t.node_id, t.attempt) >= (%(after_node)s::text, %(after_attempt)s::int)
    AND (t.node_id, t.attempt, l.number) > (%(after_node)s::text, %(after_attempt)s::int, %(after_number)s::int)
@@ -111,9 +115,10 @@ SELECT t.node_id, t.attempt, l.number, l.at, l.level, l.text
 
 -- name: api_running_log_lines
 -- The same for running attempts, found by the index of running tasks.
-SELECT t.node_id, t.attempt, l.number, l.at, l.level, l.text
+SELECT t.node_id, t.attempt, l.number, l.line, t.available_at AS queued_at
   FROM dagapp.dag_tasks t
- CROSS JOIN LATERAL jsonb_to_recordset(t.log) AS l (number int, at timestamptz, level text, text text)
+ CROSS JOIN LATERAL (SELECT (e.line -> 'number')::int AS number, e.line
+                       FROM jsonb_path_query(t.log, '$[*] ? (@.number >= 1 && @.number <= 2147483647)') AS e (line)) AS l
  WHERE t.job_id = %(job_id)s AND t.status = 'running'
    AND (t.node_id, t.attempt, l.number) > (%(after_node)s::text, %(after_attempt)s::int, %(after_number)s::int)
    AND (%(node_id)s::text IS NULL OR t.node_id = %(node_id)s
@@ -149,10 +154,11 @@ SELECT b.node_id, b.attempt, b.task_id, n.parent_node_id, n.label, b.status, b.q
            AND (%(status)s::text IS NULL OR t.status = %(status)s)
          ORDER BY t.node_id, t.attempt
          LIMIT %(limit)s) AS b
- CROSS JOIN LATERAL (SELECT c.parent_node_id, c.label
+  LEFT JOIN LATERAL (SELECT c.parent_node_id, c.label
                        FROM dagapp.dag_node_states c
                       WHERE c.job_id = %(job_id)s AND c.node_id = b.node_id
                      OFFSET 0) AS n
+    ON true
  ORDER BY b.node_id, b.attempt;
 
 -- name: api_live_tasks
@@ -189,7 +195,7 @@ SELECT l.node_id, l.status, l.queue, l.handler, l.priority, l.available_at AS qu
        (SELECT w.pid FROM dagapp.workers w WHERE w.worker_id = l.worker_id) AS worker_pid,
        l.progress, offers.live_workers, offers.serving_workers,
        CASE WHEN l.status = 'queued'
-            THEN least((SELECT f.place FROM front f WHERE f.position = l.position), %(most)s::int) END AS in_front
+            THEN least((SELECT min(f.place) FROM front f WHERE f.position = l.position), %(most)s::int) END AS in_front
   FROM live l
   JOIN (SELECT k.queue, k.handler, count(w.worker_id) FILTER (WHERE k.handler = ANY (w.handlers))::int AS live_workers,
                count(w.worker_id)::int AS serving_workers

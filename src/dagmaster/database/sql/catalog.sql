@@ -15,12 +15,15 @@ SELECT needed.name
  WHERE NOT EXISTS (SELECT FROM pg_available_extensions AS available WHERE available.name = needed.name)
  ORDER BY needed.name;
 
+-- name: catalog_timeouts
+-- The time limits of the statements that follow in this transaction: a timeout that a statement sets does not apply to itself.
+SELECT set_config('lock_timeout', %(lock_ms)s::text, true),
+       set_config('statement_timeout', %(statement_ms)s::text, true);
+
 -- name: catalog_lock
 -- Become the only writer of a collection until the end of the transaction. When partitions were created and their constraints
--- rebuilt under concurrent writers, items were lost. The lock timeout is long, because other writers load whole batches.
-SELECT set_config('lock_timeout', %(lock_ms)s::text, true),
-       set_config('statement_timeout', %(statement_ms)s::text, true),
-       pg_advisory_xact_lock(hashtextextended('dagmaster.catalog:' || %(collection)s::text, 0));
+-- rebuilt under concurrent writers, items were lost.
+SELECT pg_advisory_xact_lock(hashtextextended('dagmaster.catalog:' || %(collection)s::text, 0));
 
 -- name: catalog_known
 -- The stored document of a collection.
@@ -46,42 +49,6 @@ SELECT NOT EXISTS (SELECT FROM known) AS is_new,
        pgstac.upsert_collection(wanted.content) AS done
   FROM wanted
  WHERE NOT EXISTS (SELECT FROM known WHERE known.content = wanted.content);
-
--- name: catalog_entry
--- What the items hold of a version of a dataset: its latest revision, when it was created, the properties of one item, and the
--- times of all items if they differ. If the version has no items yet, the newest other version stands for the dataset.
-WITH known AS (
-    SELECT id,
-           (content -> 'properties' ->> 'dagmaster:version_ordinal')::int AS ordinal,
-           (content -> 'properties' ->> 'dagmaster:revision')::int AS revision,
-           content -> 'properties' ->> 'created' AS created,
-           datetime,
-           end_datetime,
-           content -> 'properties' AS properties
-      FROM pgstac.items
-     WHERE collection = %(collection)s
-), version AS (
-    SELECT max(revision) AS revision,
-           min(created) AS created,
-           CASE
-               WHEN count(DISTINCT (datetime, end_datetime)) > 1
-                   THEN jsonb_object_agg(
-                       id,
-                       jsonb_build_object(
-                           'datetime', properties -> 'datetime',
-                           'start_datetime', properties -> 'start_datetime',
-                           'end_datetime', properties -> 'end_datetime',
-                           'dagmaster:datetime_basis', properties -> 'dagmaster:datetime_basis'
-                       )
-                   )
-           END AS times
-      FROM known
-     WHERE ordinal = %(ordinal)s
-)
-SELECT known.id, known.ordinal, known.properties - 'renders' AS properties, version.revision, version.created, version.times
-  FROM known, version
- ORDER BY known.ordinal = %(ordinal)s DESC, known.ordinal DESC, known.id
- LIMIT 1;
 
 -- name: catalog_base
 -- The fields that the items of a collection share with it, and the number by which items refer to them.
@@ -173,4 +140,193 @@ DELETE FROM pgstac.items
  WHERE collection = %(collection)s
    AND (content -> 'properties' ->> 'dagmaster:version_ordinal')::int = %(ordinal)s
    AND (content -> 'properties' ->> 'dagmaster:revision')::int < %(revision)s
+RETURNING id;
+
+-- name: catalog_link_versions
+-- Links between the versions of an item (or of a tile, by its name), and `deprecated` for all but the newest version.
+WITH known AS MATERIALIZED (
+    SELECT id,
+           content,
+           (content -> 'properties' ->> 'dagmaster:version_ordinal')::int AS ordinal,
+           substr(id, length(collection || '-v' || (content -> 'properties' ->> 'dagmaster:version_ordinal')) + 1) AS part
+      FROM pgstac.items
+     WHERE collection = %(collection)s
+       AND content -> 'properties' ->> 'dagmaster:version_ordinal' ~ '^[0-9]{1,9}$'
+       AND starts_with(
+               id, collection || '-v' || (content -> 'properties' ->> 'dagmaster:version_ordinal')
+           )
+), placed AS (
+    SELECT id,
+           content,
+           ordinal < max(ordinal) OVER () AS is_deprecated,
+           lag(id) OVER versions AS predecessor,
+           lead(id) OVER versions AS successor,
+           last_value(id) OVER versions AS latest
+      FROM known
+    WINDOW versions AS (
+               PARTITION BY part ORDER BY ordinal ROWS BETWEEN UNBOUNDED PRECEDING AND UNBOUNDED FOLLOWING
+           )
+), described AS (
+    SELECT id,
+           content || jsonb_build_object(
+               'properties', content -> 'properties' || jsonb_build_object('deprecated', is_deprecated),
+               'links', coalesce(other.links, '[]') || coalesce(version.links, '[]')
+           ) AS content
+      FROM placed,
+           LATERAL (
+               SELECT jsonb_agg(link ORDER BY place) AS links
+                 FROM jsonb_array_elements(placed.content -> 'links') WITH ORDINALITY AS link (link, place)
+                WHERE link ->> 'rel' NOT IN ('predecessor-version', 'successor-version', 'latest-version')
+           ) AS other,
+           LATERAL (
+               SELECT jsonb_agg(
+                          jsonb_build_object(
+                              'rel', rel, 'type', 'application/geo+json', 'href', %(items_url)s::text || target
+                          )
+                          ORDER BY rel
+                      ) AS links
+                 FROM (
+                          VALUES ('predecessor-version', predecessor),
+                                 ('successor-version', successor),
+                                 ('latest-version', nullif(latest, id))
+                      ) AS link (rel, target)
+                WHERE target IS NOT NULL
+           ) AS version
+)
+UPDATE pgstac.items
+   SET content = described.content
+  FROM described
+ WHERE items.collection = %(collection)s
+   AND items.id = described.id
+   AND items.content <> described.content
+RETURNING items.id;
+
+-- name: catalog_is_deployed
+-- Whether the database has a catalogue.
+SELECT to_regclass('pgstac.collections') IS NOT NULL AS is_deployed;
+
+-- part: editions
+unnest(%(ordinals)s::int[], %(revisions)s::int[]) AS wanted (ordinal, revision)
+                  JOIN dagapp.stac_documents AS document
+                    ON document.dataset_id = %(collection)s
+                   AND document.version_ordinal = wanted.ordinal
+                   AND document.revision = wanted.revision
+                   AND document.document_id <> ''
+
+-- part: times
+CROSS JOIN LATERAL (
+                           SELECT document.content #>> '{properties,datetime}' AS instant,
+                                  document.content #>> '{properties,start_datetime}' AS starts,
+                                  document.content #>> '{properties,end_datetime}' AS ends
+                       ) AS given
+                 CROSS JOIN LATERAL (
+                           SELECT CASE WHEN given.ends IS NULL THEN given.instant ELSE coalesce(given.starts, given.instant) END
+                                      ::timestamptz AS begin_at,
+                                  CASE WHEN given.starts IS NULL THEN given.instant ELSE coalesce(given.ends, given.instant) END
+                                      ::timestamptz AS end_at
+                       ) AS item
+
+-- name: catalog_documents
+-- The collection documents of some editions of a dataset, oldest version first, and the number of their items.
+SELECT wanted.ordinal, wanted.revision, collection.content,
+       (
+           SELECT count(*)
+             FROM dagapp.stac_documents AS item
+            WHERE item.dataset_id = %(collection)s
+              AND item.version_ordinal = wanted.ordinal
+              AND item.revision = wanted.revision
+              AND item.document_id <> ''
+       ) AS items
+  FROM unnest(%(ordinals)s::int[], %(revisions)s::int[]) AS wanted (ordinal, revision)
+  LEFT JOIN dagapp.stac_documents AS collection
+    ON collection.dataset_id = %(collection)s
+   AND collection.version_ordinal = wanted.ordinal
+   AND collection.revision = wanted.revision
+   AND collection.document_id = ''
+ ORDER BY wanted.ordinal;
+
+-- name: catalog_publish_partitions
+-- Create the partitions for the items of some editions, with their constraints.
+SELECT pgstac.check_partition(%(collection)s, span.begins, span.ends)
+  FROM (
+           SELECT tstzrange(min(item.begin_at), max(item.begin_at), '[]') AS begins,
+                  tstzrange(min(item.end_at), max(item.end_at), '[]') AS ends
+             FROM pgstac.collections
+            CROSS JOIN
+-- use: editions
+-- use: times
+            WHERE collections.id = %(collection)s
+            GROUP BY date_trunc(collections.partition_trunc, item.begin_at AT TIME ZONE 'UTC')
+            ORDER BY 1
+       ) AS span;
+
+-- name: catalog_publish_items
+-- Insert the items of some editions, and replace those with the same ids. Items are stored without what they share with their
+-- collection, and with the number of that base; without a number, the first base of the collection applies.
+WITH given AS MATERIALIZED (
+    SELECT document.document_id AS id,
+           public.ST_GeomFromGeoJSON(document.content -> 'geometry') AS geometry,
+           item.begin_at AS datetime,
+           item.end_at AS end_datetime,
+           dagapp.stac_difference(
+               document.content - '{id,geometry,collection,type,private,pgstac:base_item}'::text[],
+               base.base_item - '{collection,type}'::text[]
+           ) || jsonb_strip_nulls(jsonb_build_object('pgstac:base_item', base.base_item_id)) AS content
+      FROM pgstac.current_base_item(%(collection)s) AS base
+     CROSS JOIN
+-- use: editions
+-- use: times
+     ORDER BY document.document_id
+), replaced AS (
+    UPDATE pgstac.items
+       SET geometry = given.geometry,
+           datetime = given.datetime,
+           end_datetime = given.end_datetime,
+           content = given.content
+      FROM given
+     WHERE items.collection = %(collection)s
+       AND items.id = given.id
+)
+INSERT INTO pgstac.items (id, collection, geometry, datetime, end_datetime, content)
+SELECT given.id, %(collection)s, given.geometry, given.datetime, given.end_datetime, given.content
+  FROM given
+ WHERE NOT EXISTS (
+           SELECT
+             FROM pgstac.items
+            WHERE items.collection = %(collection)s AND items.id = given.id
+       );
+
+-- name: catalog_withdraw_items
+-- Remove the items of a collection that do not belong to these editions.
+DELETE FROM pgstac.items
+ WHERE collection = %(collection)s
+   AND id NOT IN (
+                SELECT document.document_id
+                  FROM
+-- use: editions
+       );
+
+-- name: catalog_empty_collection
+-- What remains of a collection that nothing is published of: its id. Dropping it would lock all searches out.
+UPDATE pgstac.collections
+   SET content = jsonb_build_object(
+           'id', id,
+           'type', 'Collection',
+           'stac_version', '1.1.0',
+           'description', 'Not published',
+           'license', 'other',
+           'links', '[]'::jsonb,
+           'extent', jsonb_build_object(
+               'spatial', jsonb_build_object('bbox', '[[-180, -90, 180, 90]]'::jsonb),
+               'temporal', jsonb_build_object('interval', '[[null, null]]'::jsonb)
+           )
+       )
+ WHERE id = %(collection)s;
+
+-- name: catalog_open_collection
+-- A collection that nothing is published of, unless it exists.
+INSERT INTO pgstac.collections (content)
+SELECT %(content)s::jsonb
+ WHERE NOT EXISTS (SELECT FROM pgstac.collections WHERE id = %(collection)s)
+    ON CONFLICT (id) DO NOTHING
 RETURNING id;

@@ -14,11 +14,21 @@ SELECT job_id, last_sequence
  ORDER BY job_id;
 
 -- name: history_rows_of_jobs
--- Some jobs in this snapshot.
-SELECT job_id, status, definition_hash, last_sequence, epoch, resume_count
-  FROM dagapp.dag_jobs
- WHERE job_id = ANY (%(job_ids)s::uuid[])
- ORDER BY job_id;
+-- Some jobs in this snapshot, and whether they should have ended for longer than the margin: their deadline is over, or all
+-- their nodes have ended.
+SELECT j.job_id, j.status, j.definition_hash, j.last_sequence, j.epoch, j.resume_count,
+       j.status IN ('pending', 'running')
+       AND coalesce(j.deadline_at < dagapp.clock() - make_interval(secs => %(margin)s), false) AS is_overdue,
+       j.status IN ('pending', 'running')
+       AND NOT EXISTS (SELECT 1
+                         FROM dagapp.dag_node_states n
+                        WHERE n.job_id = j.job_id AND n.status IN ('pending', 'ready', 'dispatched', 'running'))
+       AND coalesce((SELECT max(n.completed_at)
+                       FROM dagapp.dag_node_states n
+                      WHERE n.job_id = j.job_id) < dagapp.clock() - make_interval(secs => %(margin)s), false) AS is_unconcluded
+  FROM dagapp.dag_jobs j
+ WHERE j.job_id = ANY (%(job_ids)s::uuid[])
+ ORDER BY j.job_id;
 
 -- name: history_definitions
 -- The definitions that these jobs started with.

@@ -8,18 +8,18 @@ SELECT status
 -- name: rerun
 -- Run a job that has ended again. The named nodes are reset, except for their attempts. All children of a fan_out that reads its
 -- source again become stale; of other fan_outs those that failed or were cancelled run again (if the fan_out is named), and
--- children that are named themselves. Every reset has its event, in one sequence. With is_afresh the checkpoints of these nodes
+-- children that are named themselves. Every reset has its event, in one sequence. With discards_checkpoints the checkpoints of these nodes
 -- are deleted.
 WITH job AS MATERIALIZED (
     SELECT job_id, epoch, last_sequence
       FROM dagapp.dag_jobs
      WHERE job_id = %(job_id)s
 ), asked AS MATERIALIZED (
-    SELECT n.node_id, n.place, n.node_id = ANY (%(anew)s::text[]) AS is_anew
+    SELECT n.node_id, n.place, n.node_id = ANY (%(reexpanded)s::text[]) AS is_reexpanded
       FROM unnest(%(node_ids)s::text[]) WITH ORDINALITY AS n (node_id, place)
 ), child AS MATERIALIZED (
     SELECT c.node_id, c.parent_node_id, c.status,
-           c.parent_node_id = ANY (%(anew)s::text[]) OR c.fan_out_index >= coalesce(p.expanded, 0) AS is_stale,
+           c.parent_node_id = ANY (%(reexpanded)s::text[]) OR c.fan_out_index >= coalesce(p.expanded, 0) AS is_stale,
            row_number() OVER (ORDER BY c.parent_node_id, c.fan_out_index) AS place
       FROM dagapp.dag_node_states c
      CROSS JOIN LATERAL (SELECT f.expanded
@@ -27,7 +27,7 @@ WITH job AS MATERIALIZED (
                           WHERE f.job_id = c.job_id AND f.node_id = c.parent_node_id
                           LIMIT 1) AS p
      WHERE c.job_id = %(job_id)s
-       AND (c.parent_node_id = ANY (%(anew)s::text[])
+       AND (c.parent_node_id = ANY (%(reexpanded)s::text[])
             OR c.parent_node_id = ANY (%(fan_outs)s::text[]) AND c.status IN ('failed', 'cancelled')
             OR c.node_id = ANY (%(children)s::text[]))
 ), family AS MATERIALIZED (
@@ -59,16 +59,16 @@ WITH job AS MATERIALIZED (
            output_ref = CASE WHEN NOT k.is_asked THEN n.output_ref END,
            started_at = CASE WHEN NOT k.is_asked THEN n.started_at END,
            completed_at = CASE WHEN NOT k.is_asked THEN n.completed_at END,
-           total = CASE WHEN NOT k.is_anew THEN n.total END,
-           expanded = CASE WHEN NOT k.is_anew THEN n.expanded END,
-           remaining = CASE WHEN NOT k.is_anew THEN n.remaining + k.idle END,
-           failed_count = CASE WHEN NOT k.is_anew THEN n.failed_count - k.failed END,
-           cancelled_count = CASE WHEN NOT k.is_anew THEN n.cancelled_count - k.cancelled END,
-           idle_count = CASE WHEN k.is_anew THEN NULL WHEN k.idle > 0 THEN k.idle ELSE n.idle_count END,
+           total = CASE WHEN NOT k.is_reexpanded THEN n.total END,
+           expanded = CASE WHEN NOT k.is_reexpanded THEN n.expanded END,
+           remaining = CASE WHEN NOT k.is_reexpanded THEN n.remaining + k.idle END,
+           failed_count = CASE WHEN NOT k.is_reexpanded THEN n.failed_count - k.failed END,
+           cancelled_count = CASE WHEN NOT k.is_reexpanded THEN n.cancelled_count - k.cancelled END,
+           idle_count = CASE WHEN k.is_reexpanded THEN NULL WHEN k.idle > 0 THEN k.idle ELSE n.idle_count END,
            stale_count = CASE WHEN k.stale > 0 THEN k.stale ELSE n.stale_count END,
            version = n.version + 1
       FROM (SELECT coalesce(a.node_id, f.node_id) AS node_id, a.node_id IS NOT NULL AS is_asked,
-                   coalesce(a.is_anew, false) AS is_anew, coalesce(f.idle, 0) AS idle, coalesce(f.stale, 0) AS stale,
+                   coalesce(a.is_reexpanded, false) AS is_reexpanded, coalesce(f.idle, 0) AS idle, coalesce(f.stale, 0) AS stale,
                    coalesce(f.failed, 0) AS failed, coalesce(f.cancelled, 0) AS cancelled
               FROM asked a
               FULL JOIN family f ON f.node_id = a.node_id) AS k
@@ -76,14 +76,14 @@ WITH job AS MATERIALIZED (
 ), deleted_checkpoints AS (
     DELETE FROM dagapp.dag_checkpoints c
      USING (SELECT node_id FROM asked UNION ALL SELECT node_id FROM child) AS n
-     WHERE %(is_afresh)s AND c.job_id = %(job_id)s AND c.node_id = n.node_id
+     WHERE %(discards_checkpoints)s AND c.job_id = %(job_id)s AND c.node_id = n.node_id
 ), recorded AS (
     INSERT INTO dagapp.dag_job_events (job_id, sequence, node_id, event_type, event_status, epoch, event_data)
     SELECT job_id, last_sequence + 1, NULL, 'job_resumed', 'running', epoch, %(facts)s::jsonb
       FROM job
      UNION ALL
     SELECT job_id, last_sequence + 1 + a.place, a.node_id, 'node_reset', 'pending', epoch,
-           CASE WHEN a.is_anew THEN '{"anew": true}'::jsonb END
+           CASE WHEN a.is_reexpanded THEN '{"anew": true}'::jsonb END
       FROM job
      CROSS JOIN asked a
      UNION ALL

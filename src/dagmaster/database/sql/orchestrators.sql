@@ -1,7 +1,7 @@
 -- name: beat_orchestrator
 -- Write the heartbeat of an orchestrator.
-INSERT INTO dagapp.orchestrators AS o (owner_id, host, pid, software_version, stats)
-VALUES (%(owner_id)s, %(host)s, %(pid)s, %(software_version)s, %(stats)s)
+INSERT INTO dagapp.orchestrators AS o (owner_id, host, pid, software_version, stats, handlers, queues)
+VALUES (%(owner_id)s, %(host)s, %(pid)s, %(software_version)s, %(stats)s, %(handlers)s, %(queues)s)
     ON CONFLICT (owner_id) DO UPDATE
    SET heartbeat_at = dagapp.clock(), stats = excluded.stats;
 
@@ -28,7 +28,7 @@ SELECT pg_terminate_backend(a.pid) AS ended
 -- orphans: after an outage that is true of all, and they would claim the same jobs from each other. Materialized, so that LIMIT
 -- is applied exactly once.
 WITH alive AS (
-    SELECT owner_id
+    SELECT owner_id, handlers, queues
       FROM dagapp.orchestrators
      WHERE heartbeat_at > dagapp.clock() - make_interval(secs => %(orphan_after)s)
 ), load AS (
@@ -48,6 +48,13 @@ WITH alive AS (
             OR %(orphans)s
                AND NOT EXISTS (SELECT 1 FROM alive a WHERE a.owner_id = j.owner_id)
                AND EXISTS (SELECT 1 FROM alive a WHERE a.owner_id = %(owner_id)s))
+       -- Deferred work waits for an instance that can route it, as long as one is alive.
+       AND (j.deferred_work IS NULL
+            OR coalesce((SELECT bool_or(a.owner_id = %(owner_id)s)
+                           FROM alive a
+                          CROSS JOIN LATERAL jsonb_path_query(j.deferred_work, '$[*]') AS d
+                          WHERE d ->> 'handler' = ANY (a.handlers)
+                            AND (d ->> 'queue' IS NULL OR d ->> 'queue' = ANY (a.queues))), true))
        AND (share.room > 0 OR j.updated_at < dagapp.clock() - make_interval(secs => %(patience)s))
      ORDER BY j.priority DESC, j.job_id
      LIMIT (SELECT CASE WHEN room > 0 THEN room ELSE %(limit)s END FROM share)
@@ -67,7 +74,9 @@ RETURNING j.job_id, j.claim_token AS token, j.epoch;
 -- name: load_jobs
 -- Jobs by id.
 SELECT job_id, status, definition_hash, input_params, priority, correlation_id, submitted_by, result_data, error_message,
-       last_sequence, stopping, resume_count
+       last_sequence, stopping, resume_count,
+       jsonb_path_query_array(deferred_work, '$[*] ? (exists (@.node_id) && exists (@.handler) && exists (@.known_at))')
+           AS deferred_work
   FROM dagapp.dag_jobs
  WHERE job_id = ANY (%(job_ids)s::uuid[]);
 
@@ -153,6 +162,59 @@ SELECT 'next', NULL, extract(epoch FROM min(not_before) - dagapp.clock())::float
 HAVING count(*) > 0
  UNION ALL
 SELECT 'owned', NULL, NULL, count(*)::int FROM mine;
+
+-- name: review_deferred
+-- Deferred work of an owner's jobs: release the jobs that another live orchestrator can advance, note which work a live process
+-- knows (at most every twentieth of the patience, so that few rows are written), and return which work has been unknown too long.
+WITH alive AS MATERIALIZED (
+    SELECT owner_id, handlers, queues
+      FROM dagapp.orchestrators
+     WHERE heartbeat_at > dagapp.clock() - make_interval(secs => %(alive)s)
+     UNION ALL
+    SELECT NULL, handlers, queues
+      FROM dagapp.workers
+     WHERE heartbeat_at > dagapp.clock() - make_interval(secs => %(alive)s)
+), held AS MATERIALIZED (
+    SELECT j.job_id, j.deferred_work
+      FROM unnest(%(job_ids)s::uuid[], %(tokens)s::uuid[]) AS k (job_id, token)
+      JOIN dagapp.dag_jobs j
+        ON j.job_id = k.job_id AND j.claim_token = k.token
+     WHERE j.deferred_work IS NOT NULL
+     ORDER BY j.job_id
+       FOR NO KEY UPDATE OF j
+), work AS MATERIALIZED (
+    SELECT h.job_id, d.place, d.value ->> 'node_id' AS node_id, d.value ->> 'handler' AS handler,
+           d.value ->> 'queue' AS queue, (d.value ->> 'known_at')::timestamptz AS known_at, k.is_routable, k.is_known
+      FROM held h
+     CROSS JOIN LATERAL jsonb_path_query(h.deferred_work, '$[*]') WITH ORDINALITY AS d (value, place)
+     CROSS JOIN LATERAL (
+           SELECT coalesce(bool_or(a.owner_id IS NOT NULL), false) AS is_routable, count(*) > 0 AS is_known
+             FROM alive a
+            WHERE d.value ->> 'handler' = ANY (a.handlers)
+              AND (d.value ->> 'queue' IS NULL OR d.value ->> 'queue' = ANY (a.queues))) AS k
+), noted AS MATERIALIZED (
+    SELECT job_id, bool_or(is_routable) AS is_routable,
+           bool_or(is_known AND known_at < dagapp.clock() - make_interval(secs => %(patience)s / 20)) AS is_outdated,
+           jsonb_agg(jsonb_build_object('node_id', node_id, 'handler', handler, 'queue', queue,
+                                        'known_at', CASE WHEN is_known THEN dagapp.clock() ELSE known_at END)
+                     ORDER BY place) AS deferred_work
+      FROM work
+     GROUP BY job_id
+), written AS (
+    UPDATE dagapp.dag_jobs j
+       SET deferred_work = n.deferred_work,
+           owner_id = CASE WHEN n.is_routable THEN NULL ELSE j.owner_id END,
+           claim_token = CASE WHEN n.is_routable THEN NULL ELSE j.claim_token END,
+           updated_at = CASE WHEN n.is_routable THEN dagapp.clock() ELSE j.updated_at END,
+           version = j.version + 1
+      FROM noted n
+     WHERE j.job_id = n.job_id AND (n.is_routable OR n.is_outdated)
+)
+SELECT w.job_id, w.handler, w.queue, n.is_routable AS is_released,
+       NOT w.is_known AND w.known_at < dagapp.clock() - make_interval(secs => %(patience)s) AS is_unroutable
+  FROM work w
+  JOIN noted n
+    ON n.job_id = w.job_id;
 
 -- name: release_unknown_jobs
 -- Release the jobs that an owner does not know of: the answer to their claim was lost.

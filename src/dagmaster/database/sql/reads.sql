@@ -2,6 +2,11 @@
 -- Whether the schema is deployed.
 SELECT to_regclass('dagapp.schema_info') IS NOT NULL AS is_deployed;
 
+-- name: deployed_schema
+-- The schema that was deployed last, and by which software.
+SELECT fingerprint, software_version, deployed_at
+  FROM dagapp.schema_info;
+
 -- name: live_instances
 -- Orchestrators and workers with a recent heartbeat.
 SELECT 'orchestrator' AS role, host, pid, heartbeat_at
@@ -29,7 +34,7 @@ SELECT job_id
 
 -- name: watch_job
 -- A job and its own nodes, cheap enough to be read several times a second: children are never listed. Ended children are in
--- the counters of their fan_out, running ones in the index of running tasks.
+-- the counters of their fan_out, running ones in the index of running tasks. A node without a row has no node_id.
 WITH running AS MATERIALIZED (
     SELECT r.parent, count(*)::int AS count
       FROM (SELECT (SELECT n.parent_node_id
@@ -57,8 +62,9 @@ SELECT j.status AS job_status, j.created_at AS job_created_at, j.started_at AS j
           FROM dagapp.dag_tasks t
          WHERE t.job_id = n.job_id AND t.node_id = n.node_id AND t.attempt = n.attempt AND t.status = 'running') AS progress
   FROM dagapp.dag_jobs j
- CROSS JOIN unnest(%(node_ids)s::text[]) WITH ORDINALITY AS k (node_id, place)
-  JOIN dagapp.dag_node_states n
+  LEFT JOIN unnest(%(node_ids)s::text[]) WITH ORDINALITY AS k (node_id, place)
+    ON true
+  LEFT JOIN dagapp.dag_node_states n
     ON n.job_id = %(job_id)s AND n.node_id = k.node_id
  WHERE j.job_id = %(job_id)s
  ORDER BY k.place;
@@ -70,13 +76,13 @@ SELECT n.node_id, n.status, n.parent_node_id, n.fan_out_index, n.label, n.error_
        n.max_retries, n.loss_count, n.not_before, n.total, n.expanded, n.remaining, n.failed_count, n.cancelled_count,
        n.dispatched_at, n.started_at, n.completed_at, 0 AS running_count, 0 AS retrying_count, t.progress
   FROM generate_series(%(after)s::int + 1,
-                       (SELECT least(p.expanded - 1, CASE WHEN %(status)s::text IS NULL THEN %(after)s + %(limit)s END)
+                       (SELECT least(p.expanded - 1, CASE WHEN %(statuses)s::text[] IS NULL THEN %(after)s + %(limit)s END)
                           FROM dagapp.dag_node_states p
                          WHERE p.job_id = %(job_id)s AND p.node_id = %(parent)s)) AS i (index)
  CROSS JOIN LATERAL (SELECT c.*
                        FROM dagapp.dag_node_states c
                       WHERE c.job_id = %(job_id)s AND c.node_id = %(parent)s || '__' || i.index::text
-                        AND (%(status)s::text IS NULL OR c.status = %(status)s)
+                        AND (%(statuses)s::text[] IS NULL OR c.status = ANY (%(statuses)s))
                      OFFSET 0) AS n
   LEFT JOIN LATERAL (SELECT a.progress
                        FROM dagapp.dag_tasks a

@@ -25,9 +25,18 @@ SELECT count(*)::int AS jobs
          LIMIT %(limit)s) AS old;
 
 -- name: retention_keys
--- Idempotency keys of the deleted jobs: before the jobs, because a submission takes its key first.
-DELETE FROM dagapp.dag_idempotency_keys
- WHERE job_id = ANY (%(job_ids)s::uuid[]);
+-- Idempotency keys of the deleted jobs: before the jobs, because a submission takes its key first. They are locked in the
+-- order in which an orchestrator reserves the keys of several messages.
+WITH old AS MATERIALIZED (
+    SELECT submitted_by, idempotency_key
+      FROM dagapp.dag_idempotency_keys
+     WHERE job_id = ANY (%(job_ids)s::uuid[])
+     ORDER BY submitted_by COLLATE "C", idempotency_key COLLATE "C"
+       FOR UPDATE
+)
+DELETE FROM dagapp.dag_idempotency_keys k
+ USING old
+ WHERE k.submitted_by = old.submitted_by AND k.idempotency_key = old.idempotency_key;
 
 -- name: retention_tasks
 -- Tasks: before the results, because a late report locks its task until its transaction ends.
@@ -52,6 +61,11 @@ DELETE FROM dagapp.dag_payloads
 -- Checkpoints of the deleted jobs.
 DELETE FROM dagapp.dag_checkpoints
  WHERE job_id = ANY (%(job_ids)s::uuid[]);
+
+-- name: retention_documents
+-- STAC documents of the deleted jobs that were not submitted as assets. Those of assets belong to their revisions.
+DELETE FROM dagapp.stac_documents
+ WHERE dataset_id = ANY (SELECT 'job-' || job_id::text FROM unnest(%(job_ids)s::uuid[]) AS old (job_id));
 
 -- name: retention_events
 -- Events of the deleted jobs. Their space is freed when the partition of the month is dropped.
@@ -100,6 +114,21 @@ DELETE FROM dagapp.dag_janitor_actions a
  USING old
  WHERE a.action_id = old.action_id
 RETURNING a.action_id;
+
+-- name: retention_callbacks
+-- Callbacks that ended long ago, with the record of their attempts.
+WITH old AS MATERIALIZED (
+    SELECT e.callback_id
+      FROM dagapp.callback_events e
+     WHERE e.ended_at < dagapp.clock() - make_interval(secs => %(age)s)
+     ORDER BY e.ended_at, e.sequence
+     LIMIT %(limit)s
+       FOR UPDATE SKIP LOCKED
+)
+DELETE FROM dagapp.callback_events e
+ USING old
+ WHERE e.callback_id = old.callback_id
+RETURNING e.callback_id;
 
 -- name: retention_definitions
 -- Definitions that no job uses any more.

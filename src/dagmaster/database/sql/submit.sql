@@ -14,13 +14,13 @@ WITH asked AS MATERIALIZED (
       FROM jsonb_to_recordset(%(jobs)s::jsonb)
            AS a (job_id uuid, workflow_id text, workflow_version text, definition_hash text, input_params jsonb,
                  priority int, correlation_id text, submitted_by text, callback_url text, idempotency_key text,
-                 message_id text, timeout_seconds float8, nodes jsonb)
+                 message_id text, asset_id text, version_ordinal bigint, timeout_seconds float8, nodes jsonb)
 ), created AS (
     INSERT INTO dagapp.dag_jobs
            (job_id, workflow_id, workflow_version, definition_hash, status, input_params, priority, correlation_id,
-            submitted_by, callback_url, idempotency_key, message_id, deadline_at, last_sequence)
+            submitted_by, callback_url, idempotency_key, message_id, asset_id, version_ordinal, deadline_at, last_sequence)
     SELECT job_id, workflow_id, workflow_version, definition_hash, 'pending', input_params, priority, correlation_id,
-           submitted_by, callback_url, idempotency_key, message_id,
+           submitted_by, callback_url, idempotency_key, message_id, asset_id, version_ordinal,
            dagapp.clock() + make_interval(secs => timeout_seconds), 2
       FROM asked
      ORDER BY job_id
@@ -73,11 +73,15 @@ SELECT 1
  LIMIT 1;
 
 -- name: take_messages
--- Delete waiting submissions from the queue, in the transaction that turns them into jobs.
+-- Delete waiting submissions from the queue, in the transaction that turns them into jobs. Those of unknown workflows stay for a
+-- while: another orchestrator may know the workflow.
 WITH waiting AS MATERIALIZED (
     SELECT message_id
       FROM dagapp.dag_job_messages
      WHERE queue = %(queue)s
+       AND (coalesce(jsonb_typeof(body -> 'workflow_id'), 'null') <> 'string'
+            OR body ->> 'workflow_id' = ANY (%(workflow_ids)s::text[])
+            OR enqueued_at <= dagapp.clock() - make_interval(secs => %(patience)s))
      ORDER BY enqueued_at
      LIMIT %(limit)s
        FOR UPDATE SKIP LOCKED

@@ -1,7 +1,8 @@
 """Write a COG from a source, measure it, and describe it in a STAC item."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 
@@ -13,25 +14,34 @@ from dagmaster.handlers.context import SyncContext
 from dagmaster.handlers.raster.dataset import About, Json
 from dagmaster.handlers.raster.documents import cog_of, item_of
 from dagmaster.handlers.raster.outputs import GridParams, Tier, in_silver, megabytes, publish
-from dagmaster.handlers.raster.results import CogAsset, CogFootprint, CogResult, TileWindow
-from dagmaster.handlers.raster.sources import SourceParams, find_source
+from dagmaster.handlers.raster.results import CogAsset, CogFootprint, CogResult, TileWindow, ValidAreaResult
+from dagmaster.handlers.raster.sources import SourceParams, find_source, public_name, unchanged
 from dagmaster.raster.analysis import mosaic as mosaics
 from dagmaster.raster.analysis.footprint import Footprint, footprint
 from dagmaster.raster.analysis.statistics import Partials, measure, summarize
 from dagmaster.raster.cog.grid import OutputGrid, output_grid
 from dagmaster.raster.cog.profiles import CogProfile, profile_of
-from dagmaster.raster.cog.write import CogFacts, make_cog
+from dagmaster.raster.cog.stack import bordered
+from dagmaster.raster.cog.write import CogFacts, make_cog, write_cog
 from dagmaster.raster.source.facts import RasterFacts, RasterType, read_facts
 from dagmaster.raster.source.reading import header_bytes
 from dagmaster.raster.source.window import Window
+from dagmaster.raster.validation.findings import Checked, Finding, Severity, Verdict, info, warn
+from dagmaster.raster.validation.pixel_rules import infinite_values
 from dagmaster.stac.item import item_id as stac_item_id
 from dagmaster.stac.values import multihash
 from dagmaster.storage.location import Location
+from dagmaster.storage.sources import SourceFile
 from dagmaster.storage.zones import Storage
+
+MOST_NEIGHBOURS = 64
 
 
 class OutputParams(BaseModel):
-    """How a COG is written, whatever it is made from. `shown_as` are the renders that all COGs of the dataset share."""
+    """How a COG is written, for every kind of source. `shown_as` are the renders that all COGs of the dataset share.
+
+    Without `exact_statistics`, statistics are approximate: from the overview of this level.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -39,7 +49,7 @@ class OutputParams(BaseModel):
     output_tier: Tier = "analysis"
     jpeg_quality: int = Field(85, ge=1, le=100)
     overview_level: int = Field(2, ge=0, le=10)
-    exact_statistics: bool = False
+    exact_statistics: bool = True
     shown_as: Json | None = None
 
 
@@ -48,16 +58,24 @@ class CogParams(OutputParams):
 
 
 class CreateCogParams(CogParams, GridParams):
-    """`part` names one of several files of a dataset; files with the same resolution share a grid."""
+    """`part` names one of several files of a dataset; files with the same resolution share a grid, whose pixels are
+    counted from `origin`, or else from the fixed origin of the CRS.
 
+    Pixels of `neighbours` are used to interpolate at the edges of the file.
+    """
+
+    origin: tuple[float, float] | None = None
     part: str | None = None
+    neighbours: list[SourceParams] = Field([], max_length=MOST_NEIGHBOURS)
 
 
 def create_cog(ctx: SyncContext, params: CreateCogParams) -> CogResult:
     """Write a whole file as one COG."""
     source = find_source(ctx.storage, params.source)
-    facts = read_facts(source.gdal_path, source_crs=params.source.source_crs)
-    writer = _source_writer(ctx, params, single_grid(facts, params))
+    with unchanged(ctx.storage, source, params.source.etag):
+        facts = read_facts(source.gdal_path, source_crs=params.source.source_crs, remote=source.is_remote)
+    grid = single_grid(facts, params, params.origin, is_part=params.part is not None)
+    writer = _bordered_writer(ctx, params, grid) if params.neighbours else _source_writer(ctx, params, grid)
     name = cog_name(params.about, params.part)
     return write_described(ctx, params, writer, raster_type=params.source.raster_type, name=name, part=params.part)
 
@@ -66,7 +84,7 @@ def write_tile(ctx: SyncContext, params: CogParams, grid: OutputGrid, tile: Tile
     return write_described(
         ctx,
         params,
-        _source_writer(ctx, params, grid, Window(*tile.window)),
+        _source_writer(ctx, params, grid, Window(*tile.window), own=tile.own),
         raster_type=params.source.raster_type,
         name=f"{tile.tile_id}.tif",
         part=tile.tile_id,
@@ -74,9 +92,11 @@ def write_tile(ctx: SyncContext, params: CogParams, grid: OutputGrid, tile: Tile
     )
 
 
-def single_grid(facts: RasterFacts, params: GridParams) -> OutputGrid:
-    """The grid of a single COG."""
-    grid = output_grid(facts, params.target_crs, params.resolution)
+def single_grid(
+    facts: RasterFacts, params: GridParams, origin: tuple[float, float] | None = None, *, is_part: bool = False
+) -> OutputGrid:
+    """The grid of a single COG. The COGs of parts are shown as one image: their overviews share pixels too."""
+    grid = output_grid(facts, params.target_crs, params.resolution, origin, has_neighbours=is_part)
     if len(grid.sections) > 1:
         raise UnfitData(
             "the source crosses the antimeridian, which a single COG cannot do",
@@ -94,26 +114,74 @@ def cog_name(about: About, part: str | None) -> str:
 Writer = Callable[[Path, CogProfile, Callable[[float], None]], CogFacts]
 
 
-def _source_writer(ctx: SyncContext, params: CogParams, grid: OutputGrid, window: Window | None = None) -> Writer:
+def _source_writer(
+    ctx: SyncContext,
+    params: CogParams,
+    grid: OutputGrid,
+    window: Window | None = None,
+    *,
+    own: tuple[int, int] | None = None,
+) -> Writer:
     options, source = params.source, find_source(ctx.storage, params.source)
 
     def write(target: Path, profile: CogProfile, on_progress: Callable[[float], None]) -> CogFacts:
-        return make_cog(
-            source.gdal_path,
-            target,
-            grid,
-            window,
-            profile,
-            raster_type=options.kind or RasterType.UNKNOWN,
-            nodata=options.nodata_value,
-            source_crs=options.source_crs,
-            unset_alpha=options.unset_alpha,
-            dtype=options.dtype,
-            remote=source.is_remote,
-            on_progress=on_progress,
-        )
+        with unchanged(ctx.storage, source, options.etag):
+            return make_cog(
+                source.gdal_path,
+                target,
+                grid,
+                window,
+                profile,
+                raster_type=options.kind or RasterType.UNKNOWN,
+                nodata=options.nodata_value,
+                source_crs=options.source_crs,
+                unset_alpha=options.unset_alpha,
+                dtype=options.dtype,
+                remote=source.is_remote,
+                own=own,
+                on_progress=on_progress,
+            )
 
     return write
+
+
+def _bordered_writer(ctx: SyncContext, params: CreateCogParams, grid: OutputGrid) -> Writer:
+    options = params.source
+    source, *neighbours = (find_source(ctx.storage, each) for each in (options, *params.neighbours))
+    kind = options.kind or RasterType.UNKNOWN
+
+    def write(target: Path, profile: CogProfile, on_progress: Callable[[float], None]) -> CogFacts:
+        with (
+            _all_unchanged(ctx, (source, *neighbours), (options, *params.neighbours)),
+            bordered(
+                source.gdal_path,
+                [neighbour.gdal_path for neighbour in neighbours],
+                raster_type=kind,
+                nodata=options.nodata_value,
+                source_crs=options.source_crs,
+                remote=any(each.is_remote for each in (source, *neighbours)),
+            ) as whole,
+        ):
+            return write_cog(
+                whole.pixels,
+                whole.bands,
+                target,
+                grid,
+                core=whole.core,
+                profile=profile,
+                raster_type=kind,
+                on_progress=on_progress,
+            )
+
+    return write
+
+
+@contextmanager
+def _all_unchanged(ctx: SyncContext, sources: Iterable[SourceFile], options: Iterable[SourceParams]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for source, each in zip(sources, options, strict=True):
+            stack.enter_context(unchanged(ctx.storage, source, each.etag))
+        yield
 
 
 def write_described(
@@ -132,8 +200,11 @@ def write_described(
     `part` names the COG among those of the dataset; statistics count only the `own` part of its window; `origin` begins
     the lineage.
     """
-    cog = _write(ctx, params, write, own=own, name=name)
-    about = params.about.model_copy(update={"lineage": origin + _lineage(params, cog.facts)})
+    cog = _write(ctx, params, write, own=own, name=name, is_alone=part is None)
+    provenance = _provenance(ctx, params.source) if isinstance(params, CogParams) else {}
+    if provenance.get("source_name"):
+        origin = f"{provenance['source_name']}{_in_brackets(provenance['source_crs'])} "
+    about = params.about.model_copy(update={"lineage": origin + _lineage(params, cog.facts), **provenance})
     asset = mosaics.mosaic_asset(ctx.storage.gdal_path(cog.location), name=name)
     ground = cog.footprint
     facts = cog.facts
@@ -153,7 +224,10 @@ def write_described(
         data_type=facts.dtype,
         clamped=facts.clamped,
         seconds={step: round(seconds, 3) for step, seconds in facts.seconds.items()},
-        partials=[partial.pack() for partial in cog.partials],
+        partials=[partial.pack() for partial in cog.own_statistics],
+        infinite=cog.infinite,
+        valid_area=ValidAreaResult(**asdict(facts.valid_area)),
+        findings=Checked(Verdict.WARN, findings=cog.findings).to_dict()["findings"],
         asset=CogAsset.of(asset),
         footprint=CogFootprint(geometry=ground.geometry, bbox=ground.bbox) if ground else None,
         stac_item=_store_item(ctx, about, cog, raster_type=raster_type, part=part, shown_as=params.shown_as),
@@ -168,25 +242,66 @@ class _PublishedCog:
     facts: CogFacts
     raster: RasterFacts
     footprint: Footprint | None
-    partials: Partials
+    statistics: Partials  # of the whole COG
+    own_statistics: Partials  # of the part that counts in a mosaic
     header_bytes: int | None
+
+    @property
+    def infinite(self) -> int:
+        return sum(partial.infinite for partial in self.statistics)
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What is only known when every pixel was processed."""
+        infinite = (infinite_values(self.infinite),) if self.infinite else ()
+        return (*_findings(self.facts), *infinite)
+
+
+def _findings(facts: CogFacts) -> Iterator[Finding]:
+    if facts.is_type_unknown:
+        yield info(
+            "raster.treated-as",
+            f"the type of its values is unknown: they look like {facts.treated_as} and are resampled as such",
+            "pass raster_type",
+        )
+    area = facts.valid_area
+    if area.differs:
+        yield warn(
+            "raster.area-differs",
+            f"{area.lost_percent:.1f} % of the valid area of the source is not valid in the COG, and "
+            f"{area.added_percent:.1f} % of the valid area of the COG is not valid in the source",
+            "compare both on a map; another target_crs or resolution may help",
+        )
 
 
 def _write(
-    ctx: SyncContext, params: OutputParams, write: Writer, *, own: tuple[int, int] | None, name: str
+    ctx: SyncContext, params: OutputParams, write: Writer, *, own: tuple[int, int] | None, name: str, is_alone: bool
 ) -> _PublishedCog:
+    """`is_alone`: it is the only COG of the dataset, which needs data."""
     with ctx.storage.scratch(ctx.job_id) as folder:
         path = folder / name
         facts = write(path, profile_of(params.output_tier, params.jpeg_quality), _progress(ctx))
+        if facts.is_empty and is_alone:
+            raise UnfitData(
+                "no pixel of the output has data",
+                code="raster.all-nodata",
+                hint="check the nodata value, or use a finer resolution if the data are single pixels",
+            )
         if facts.clamped:
             ctx.logger.warning("values were clamped to the data type", clamped=facts.clamped, data_type=facts.dtype)
         raster = read_facts(path)
-        counted = (0, 0, *own) if own else None
-        partials = measure(path, counted, exact=params.exact_statistics, overview_level=params.overview_level)
+        whole, counted = facts.statistics, facts.own_statistics
+        if not params.exact_statistics:
+            whole = measure(path, overview_level=params.overview_level)
+            counted = measure(path, (0, 0, *own), overview_level=params.overview_level) if own else whole
         ground = None if facts.is_empty else footprint(path)
         header = header_bytes(path)
         location = publish(ctx.storage, params.about.edition.cog(name), path)
-    return _PublishedCog(location, facts, raster, ground, partials, header)
+    cog = _PublishedCog(location, facts, raster, ground, whole, counted, header)
+    for finding in cog.findings:
+        report = ctx.logger.warning if finding.severity is Severity.WARN else ctx.logger.info
+        report(finding.message, code=finding.code, severity=finding.severity.value)
+    return cog
 
 
 def _progress(ctx: SyncContext) -> Callable[[float], None]:
@@ -212,21 +327,21 @@ def _store_item(
     """The item of a COG with data, also stored as a document, from which it can be registered again."""
     if published.footprint is None:
         return None
-    storage, facts = ctx.storage, published.facts
+    storage, facts, addresses = ctx.storage, published.facts, ctx.addresses.stored()
     cog = cog_of(
         about,
-        ctx.addresses.file(published.location),
+        addresses.file(published.location),
         published.raster,
         facts.size_bytes,
         facts.sha256,
         raster_type=raster_type,
-        statistics=summarize(published.partials),
+        statistics=summarize(published.statistics),
         header_bytes=published.header_bytes,
     )
     item_id = stac_item_id(about.dataset_id, about.version_ordinal, part)
     location = in_silver(storage, about.edition.stac(f"{item_id}.json"))
     created = _created(storage, location, facts.sha256)
-    item = item_of(about, ctx.addresses, cog, published.footprint, tile=part, shown_as=shown_as, created=created)
+    item = item_of(about, addresses, cog, published.footprint, tile=part, shown_as=shown_as, created=created)
     storage.put(location, orjson.dumps(item))
     return item
 
@@ -240,8 +355,23 @@ def _created(storage: Storage, location: Location, sha256: str) -> datetime | No
     return datetime.fromisoformat(stored["properties"]["created"]) if is_same else None
 
 
+def _provenance(ctx: SyncContext, source: SourceParams) -> dict[str, str | None]:
+    """Of the source: its name, CRS and checksum. A name that is not fit for publication is left out."""
+    return {
+        "source_name": public_name(find_source(ctx.storage, source)),
+        "source_crs": source.crs or source.source_crs,
+        "source_sha256": source.sha256,
+    }
+
+
+def _in_brackets(crs: str | None) -> str:
+    return f" ({crs})" if crs and "[" not in crs else ""
+
+
 def _lineage(params: OutputParams, cog: CogFacts) -> str:
     steps = f"to {cog.crs} ({cog.resampling})" if cog.reprojection_performed else f"kept in {cog.crs}"
     if cog.clamped:
         steps += f", {cog.clamped} values clamped to {cog.dtype}"
+    if cog.valid_area.differs:
+        steps += f", {cog.valid_area.lost_percent:.1f} % of the valid area lost"
     return f"{steps}, COG {cog.compression}, tier {cog.tier}; revision {params.about.revision}"

@@ -1,4 +1,4 @@
-"""The dataset that a job makes: its description, and what the catalogue already holds of it.
+"""The dataset that a job makes: its description, and what earlier revisions say of it.
 
 The first task of a job fills in the description; all later tasks are given the same one, under the name `about`.
 """
@@ -6,16 +6,23 @@ The first task of a job fills in the description; all later tasks are given the 
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
+from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from dagmaster import __version__
-from dagmaster.database.catalog.pgstac import CatalogEntry
-from dagmaster.stac.values import Dataset, Processing, Version
+from dagmaster.database.assets.documents import EarlierRevision
+from dagmaster.dataset_ids import JOB_PREFIX
+from dagmaster.stac.values import Dataset, Processing, Provider, Version
 from dagmaster.stac.when import Basis, When, better_of, when_of
 from dagmaster.storage.location import Edition
 
 Json = dict[str, Any]
+
+
+def own_dataset_id(job_id: UUID) -> str:
+    """The dataset of a job that was not submitted as an asset: it is never published, and deleted with the job."""
+    return f"{JOB_PREFIX}{job_id}"
 
 
 class TimeRange(BaseModel):
@@ -51,6 +58,7 @@ class About(BaseModel):
     description: str | None = None
     keywords: list[str] = []
     license: str = "other"
+    providers: list[Provider] = []
     platform_refs: dict[str, str] = {}
     band_names: list[str] = []
     when: TimeRange
@@ -58,13 +66,18 @@ class About(BaseModel):
     processed_at: datetime
     lineage: str = ""
     workflow: str | None = None
+    source_name: str | None = None
+    source_crs: str | None = None
+    source_sha256: str | None = None
+    sources: list[tuple[str | None, str | None]] = []  # name and SHA-256 of each, if there is more than one
 
     @property
     def edition(self) -> Edition:
         return Edition(self.dataset_id, self.version_ordinal, self.revision)
 
     def dataset(self) -> Dataset:
-        return Dataset(self.dataset_id, self.title, self.description, tuple(self.keywords), self.license)
+        texts = self.title, self.description, tuple(self.keywords), self.license
+        return Dataset(self.dataset_id, *texts, tuple(self.providers))
 
     def version(self) -> Version:
         return Version(self.version_ordinal, self.revision, self.version_label)
@@ -73,18 +86,27 @@ class About(BaseModel):
         import rasterio
 
         software = {"dagmaster": __version__, "gdal": rasterio.__gdal_version__, "rasterio": rasterio.__version__}
-        return Processing(self.processed_at, self.lineage, software, self.workflow)
+        return Processing(
+            self.processed_at,
+            self.lineage,
+            software,
+            self.workflow,
+            source_sha256=self.source_sha256,
+            source_name=self.source_name,
+            source_crs=self.source_crs,
+            sources=self.sources,
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Predecessor:
-    """The description that the catalogue holds; `entry` is None for a new dataset.
+    """The description in the documents of an earlier revision; `entry` is None for a new dataset.
 
     A new revision keeps all of it, a new version keeps what belongs to the dataset, unless the submission says
     otherwise.
     """
 
-    entry: CatalogEntry | None
+    entry: EarlierRevision | None
     dataset_id: str
     ordinal: int
 

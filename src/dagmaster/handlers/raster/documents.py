@@ -1,6 +1,7 @@
 """STAC documents of a raster dataset, from what was measured of its files.
 
-Documents hold public URLs below the setting `public_url`, and no other information about where files are.
+Their URLs are paths of the map server, which adds its base in each response. They contain no other information about
+where files are.
 """
 
 from collections.abc import Mapping, Sequence
@@ -101,6 +102,7 @@ def collection_of(
         assets=assets,
         when=about.when.when(),
         platform=about.platform_refs,
+        source_sha256=about.source_sha256,
         created=about.created or about.processed_at,
         updated=about.processed_at,
     )

@@ -9,7 +9,7 @@ from dagmaster.errors import InvalidRequest, NotFound, UnfitData
 from dagmaster.handlers.context import SyncContext
 from dagmaster.handlers.raster.outputs import COLLECTION, in_silver, megabytes
 from dagmaster.handlers.raster.results import DocumentsResult, InventoryResult, ItemDocuments, MountResult
-from dagmaster.handlers.raster.sources import SourceParams, find_source
+from dagmaster.handlers.raster.sources import SourceParams, find_source, unchanged
 from dagmaster.storage.location import Edition, Folder, Zone, intermediate
 
 
@@ -20,7 +20,8 @@ def blob_to_mount(ctx: SyncContext, params: SourceParams) -> MountResult:
     if source.location is None:
         raise UnfitData("only a blob can be copied", code="source.not-a-blob")
     with ctx.storage.scratch(ctx.job_id) as folder:
-        ctx.storage.get_file(source.location, folder / "copy")
+        with unchanged(ctx.storage, source, params.etag):
+            ctx.storage.get_file(source.location, folder / "copy")
         stored = ctx.storage.put_file(target, folder / "copy", move=True)
     return MountResult(
         mounted_container=target.container, mounted_blob=target.blob, size_mb=megabytes(stored.size_bytes)

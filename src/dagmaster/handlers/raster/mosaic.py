@@ -9,13 +9,14 @@ from pydantic import BaseModel, ConfigDict
 from dagmaster.bbox import BBox
 from dagmaster.errors import UnfitData
 from dagmaster.handlers.context import SyncContext
-from dagmaster.handlers.raster.dataset import About, Json
+from dagmaster.handlers.raster.dataset import About, Json, own_dataset_id
 from dagmaster.handlers.raster.documents import cog_of, collection_of
 from dagmaster.handlers.raster.outputs import COLLECTION, in_silver, megabytes, publish
 from dagmaster.handlers.raster.results import DatasetResult, MosaicPart, MosaicResult
 from dagmaster.jobs.states import NodeStatus
 from dagmaster.raster.analysis import mosaic as mosaics
 from dagmaster.raster.analysis.footprint import Footprint, union
+from dagmaster.raster.analysis.overlaps import CountedCog, count_once, covering
 from dagmaster.raster.analysis.statistics import Partial, Partials, combine, summarize
 from dagmaster.raster.source.facts import read_facts
 from dagmaster.storage.location import Location, Zone
@@ -33,14 +34,17 @@ class MosaicParams(BaseModel):
 def create_mosaic(ctx: SyncContext, params: MosaicParams) -> MosaicResult:
     """Write the mosaic of all COGs, compute their common statistics, and describe the dataset in a collection."""
     storage, about = ctx.storage, params.about
-    parts = _gather(ctx)
+    is_tiled = params.tiling_scheme_blob is not None
+    parts = _gather(ctx, is_tiled=is_tiled)
     # Named by the id: a title may change, but a published object does not.
     document = mosaics.mosaic(parts.assets, name=about.dataset_id)
     location = publish(storage, about.edition.mosaic(), mosaics.encode(document))
-    statistics = summarize(parts.partials)
+    # Tiles count only the part that no following tile covers; other COGs may overlap in any way.
+    statistics = summarize(parts.partials if is_tiled else _counted_once(ctx, parts.assets))
+    addresses = ctx.addresses.stored()
     whole = cog_of(
         about,
-        ctx.addresses.file(location),
+        addresses.file(location),
         read_facts(storage.gdal_path(parts.first)),
         0,
         "",
@@ -51,7 +55,7 @@ def create_mosaic(ctx: SyncContext, params: MosaicParams) -> MosaicResult:
     assert ground is not None  # a tiling scheme has at least one tile with data
     scheme = in_silver(storage, params.tiling_scheme_blob) if params.tiling_scheme_blob else None
     collection = collection_of(
-        about, ctx.addresses, ground.bbox, parts.sample_items, mosaic=location, whole=whole, tiling_scheme=scheme
+        about, addresses, ground.bbox, parts.sample_items, mosaic=location, whole=whole, tiling_scheme=scheme
     )
     _store_collection(ctx, about, collection)
     return MosaicResult(
@@ -73,7 +77,7 @@ def create_mosaic(ctx: SyncContext, params: MosaicParams) -> MosaicResult:
 @dataclass(slots=True)
 class _Parts:
     first: Location
-    partials: Partials
+    partials: Partials = ()  # of tiles
     count: int = 0
     size_bytes: int = 0
     assets: list[mosaics.MosaicAsset] = field(default_factory=list)
@@ -81,15 +85,13 @@ class _Parts:
     sample_items: list[Json] = field(default_factory=list)
 
 
-def _gather(ctx: SyncContext) -> _Parts:
+def _gather(ctx: SyncContext, *, is_tiled: bool = True) -> _Parts:
     """Read the results of the tiles page by page, and keep only what is small of each."""
     parts: _Parts | None = None
     for cog in _cogs(ctx):
-        partials = tuple(Partial.unpack(packed) for packed in cog.partials)
-        if parts is None:
-            parts = _Parts(Location(Zone.SILVER, cog.cog_container, cog.cog_blob), partials)
-        else:
-            parts.partials = combine((parts.partials, partials))
+        parts = parts or _Parts(_location(cog))
+        if is_tiled:
+            parts.partials = combine((parts.partials, _partials(cog)))
         parts.count += 1
         parts.size_bytes += cog.size_bytes
         if cog.footprint:  # a tile without data is no part of the mosaic
@@ -100,6 +102,28 @@ def _gather(ctx: SyncContext) -> _Parts:
     if parts is None or not parts.assets:
         raise UnfitData("no COG contains data, so there is no mosaic", code="mosaic.empty")
     return parts
+
+
+def _counted_once(ctx: SyncContext, assets: list[mosaics.MosaicAsset]) -> Partials:
+    """Statistics of COGs that may overlap. Results are read once more: the histograms of all are too large to keep."""
+    above = covering(assets)
+    paths = {cog.asset.name: ctx.storage.gdal_path(_location(cog)) for cog in _cogs(ctx)} if any(above.values()) else {}
+    return count_once(
+        CountedCog(
+            ctx.storage.gdal_path(_location(cog)),
+            _partials(cog),
+            [paths[name] for name in above.get(cog.asset.name, [])],
+        )
+        for cog in _cogs(ctx)
+    )
+
+
+def _location(cog: MosaicPart) -> Location:
+    return Location(Zone.SILVER, cog.cog_container, cog.cog_blob)
+
+
+def _partials(cog: MosaicPart) -> Partials:
+    return tuple(Partial.unpack(packed) for packed in cog.partials)
 
 
 def _cogs(ctx: SyncContext) -> Iterator[MosaicPart]:
@@ -115,6 +139,8 @@ def _store_collection(ctx: SyncContext, about: About, collection: Json) -> None:
 
 def _served_urls(ctx: SyncContext, about: About) -> dict[str, str]:
     dataset_id, ordinal = about.dataset_id, about.version_ordinal
+    if dataset_id == own_dataset_id(ctx.job_id):
+        return {}
     return {
         "tile_server_url": ctx.addresses.tilejson(dataset_id, ordinal),
         "xyz_url": ctx.addresses.xyz(dataset_id, f"version={ordinal}"),
@@ -133,6 +159,6 @@ class DescribeParams(BaseModel):
 
 def describe_dataset(ctx: SyncContext, params: DescribeParams) -> DatasetResult:
     """Describe a dataset that is a single COG in a collection."""
-    collection = collection_of(params.about, ctx.addresses, BBox.of(params.item["bbox"]), [params.item])
+    collection = collection_of(params.about, ctx.addresses.stored(), BBox.of(params.item["bbox"]), [params.item])
     _store_collection(ctx, params.about, collection)
     return DatasetResult(collection=collection, **_served_urls(ctx, params.about))

@@ -8,13 +8,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
+from affine import Affine
 from pydantic import BaseModel, ConfigDict
+from rasterio.enums import Resampling
 
 from dagmaster.errors import DagmasterError, InvalidRequest, UnfitData
 from dagmaster.raster.cog.grid import OutputGrid, auto_tile_size, output_grid
 from dagmaster.raster.cog.profiles import profile_of, require_fit
+from dagmaster.raster.cog.warp import blocks_of
 from dagmaster.raster.source.crs import describe_crs, parse_crs
 from dagmaster.raster.source.facts import RasterFacts, RasterType
+from dagmaster.raster.source.pixels import FileSource, Rules, Validity
 from dagmaster.raster.source.window import BLOCK
 from dagmaster.raster.validation.findings import Finding, info, warn
 from dagmaster.raster.validation.header_rules import Ceilings
@@ -66,6 +70,20 @@ def require_possible(
     if grid is None or problems:
         raise _combined(problems)
     return grid
+
+
+def require_alike(files: list[RasterFacts]) -> None:
+    """Files of one collection are shown on one map, so they need the same bands."""
+    names: dict[str, list[str]] = {}
+    for facts in files:
+        names.setdefault(f"{facts.count} × {facts.dtype}", []).append(facts.name)
+    if len(names) > 1:
+        groups = [f"{bands}: {', '.join(own[:3])}{', …' if len(own) > 3 else ''}" for bands, own in names.items()]
+        raise UnfitData(
+            f"the files differ in their bands ({'; '.join(groups)})",
+            code="collection.mixed",
+            hint="submit files with the same bands together",
+        )
 
 
 @contextmanager
@@ -164,7 +182,24 @@ def _grid(options: Options, facts: RasterFacts) -> OutputGrid:
             code="raster.outside-crs",
             hint="use a CRS for the area of the file, or EPSG:4326",
         )
-    grid = output_grid(facts, options.target_crs, options.resolution)
+    grid = reachable_grid(facts, options.target_crs, options.resolution)
+    if options.tile_above_mb is None and len(grid.sections) > 1:
+        raise UnfitData(
+            "the file crosses the antimeridian in this CRS, which a single COG cannot do",
+            code="raster.antimeridian",
+            hint="use a CRS for the area of the file, or process it in tiles",
+        )
+    return grid
+
+
+def reachable_grid(
+    facts: RasterFacts,
+    target_crs: str,
+    resolution: float | tuple[float, float] | None,
+    origin: tuple[float, float] | None = None,
+) -> OutputGrid:
+    """The grid of the outputs, if it is neither too fine nor too coarse for the file."""
+    grid = output_grid(facts, target_crs, resolution, origin)
     ceilings = Ceilings()
     if max(grid.width, grid.height) > ceilings.side or grid.width * grid.height > ceilings.pixels:
         raise InvalidRequest(
@@ -172,12 +207,16 @@ def _grid(options: Options, facts: RasterFacts) -> OutputGrid:
             code="raster.too-fine",
             hint="use a coarser resolution, in units of target_crs",
         )
-    if options.tile_above_mb is None and len(grid.sections) > 1:
-        raise UnfitData(
-            "the file crosses the antimeridian in this CRS, which a single COG cannot do",
-            code="raster.antimeridian",
-            hint="use a CRS for the area of the file, or process it in tiles",
-        )
+    assert facts.crs is not None
+    assert facts.transform is not None
+    source = FileSource(facts, parse_crs(facts.crs), Affine(*facts.transform), Rules(Validity.ALL))  # never read
+    try:
+        blocks_of(source, grid, Resampling.bilinear)
+    except InvalidRequest as error:
+        if resolution is not None:
+            raise
+        hint = f"{error.hint}; or keep its projection: target_crs={facts.crs if len(facts.crs) < 20 else 'its own CRS'}"
+        raise InvalidRequest(error.message, code=error.code, hint=hint) from None
     return grid
 
 

@@ -39,7 +39,7 @@ def publish(storage: Storage, blob: str, content: Path | bytes) -> Location:
         else:
             storage.put_file(location, content, move=True, create_only=True)
     except Conflict as error:  # a retry would find the same object
-        raise UnfitData(error.message, code=error.code, hint="process it as another revision") from error
+        raise UnfitData(error.message, code=error.code, hint="submit it again: that makes a new revision") from error
     faults.reach("handler.after-publish")
     return location
 

@@ -51,8 +51,7 @@ def why_taken(storage: Storage, edition: Edition, recipe: Recipe) -> str | None:
 def claim(storage: Storage, edition: Edition, recipe: Recipe) -> None:
     """Store the recipe with its edition, unless the edition was made with another one."""
     if reason := why_taken(storage, edition, recipe):
-        hint = f"use revision {edition.revision + 1}, or another dataset_id"
-        raise UnfitData(reason, code="edition.taken", hint=hint)
+        raise UnfitData(reason, code="edition.taken", hint="submit it again: that makes a new revision")
     location, content = _location_of(storage, edition), orjson.dumps(recipe)
     if not storage.exists(location) or storage.get(location) != content:
         storage.put(location, content)

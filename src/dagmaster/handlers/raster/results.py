@@ -18,7 +18,7 @@ class Result(BaseModel):
 
 
 class ValidationResult(Result):
-    """`is_tiled` decides whether the source becomes tiles or a single COG."""
+    """`is_tiled` decides whether the source becomes tiles or a single COG. `content_hash` is its SHA-256."""
 
     file_size_mb: float
     raw_size_mb: float
@@ -36,23 +36,32 @@ class ValidationResult(Result):
     findings: list[Json]
     about: About
     source: SourceParams
+    content_hash: str | None = None
 
 
 class CollectionPart(Result):
-    """One file of a collection."""
+    """One file of a collection. `neighbours` have pixels that are needed to interpolate at its edges."""
 
     source: SourceParams
     part: str
     about: About
+    neighbours: list[SourceParams] = []
 
 
 class CollectionValidationResult(Result):
+    """`resolution` is None if all files keep their pixels; files on the grid of `origin` keep theirs.
+
+    `content_hash` is a SHA-256 over those of all files.
+    """
+
     about: About
     detected_type: str
-    resolution: tuple[float, float]
+    resolution: tuple[float, float] | None
+    origin: tuple[float, float] | None = None
     shown_as: Json
     parts: list[CollectionPart]
     findings: list[Json]
+    content_hash: str | None = None
 
 
 class TileWindow(Result):
@@ -153,8 +162,21 @@ class MosaicPart(Result):
     stac_item: Json | None
 
 
+class ValidAreaResult(Result):
+    """The valid area that the source and the COG should share, from a sample of places away from borders."""
+
+    source_km2: float
+    output_km2: float
+    lost_km2: float
+    added_km2: float
+
+
 class CogResult(MosaicPart):
-    """`tile_id` names the part of the dataset; None for a dataset of one COG."""
+    """`tile_id` names the part of the dataset; None for a dataset of one COG.
+
+    `infinite` values are in the COG, but not in its statistics. `findings` need every pixel, unlike those of the
+    validation.
+    """
 
     tile_id: str | None
     bounds_4326: BBox | None
@@ -168,6 +190,9 @@ class CogResult(MosaicPart):
     data_type: str
     clamped: int
     seconds: dict[str, float]
+    valid_area: ValidAreaResult | None = None
+    infinite: int = 0
+    findings: list[Json] = []
 
 
 class StackResult(CogResult):
@@ -181,13 +206,14 @@ class TileBatchResult(Result):
 
 
 class ServedUrls(Result):
-    """Where a dataset is found once it is in the catalogue."""
+    """Where a dataset is found once it is published; None for the results of a job that was not submitted as an asset,
+    which never are."""
 
-    tile_server_url: str
-    xyz_url: str
-    viewer_url: str
-    stac_url: str
-    preview_url: str
+    tile_server_url: str | None = None
+    xyz_url: str | None = None
+    viewer_url: str | None = None
+    stac_url: str | None = None
+    preview_url: str | None = None
 
 
 class DatasetResult(ServedUrls):

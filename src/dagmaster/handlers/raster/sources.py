@@ -1,19 +1,25 @@
 """The source files of raster handlers: how a workflow names one, and how it is found and read."""
 
+import hashlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from dagmaster.errors import UnfitData
+from dagmaster.errors import NotFound, UnfitData
+from dagmaster.handlers.context import GiveBack
 from dagmaster.handlers.raster.dataset import About, Json
 from dagmaster.handlers.raster.documents import cog_of
 from dagmaster.raster.analysis.statistics import BandStatistics, partial_of, summarize
 from dagmaster.raster.source.facts import RasterFacts, RasterType
 from dagmaster.raster.source.opening import opened
 from dagmaster.raster.source.sample import take_sample
+from dagmaster.stac.public import leak_in
 from dagmaster.stac.renders import renders
 from dagmaster.storage.location import Zone
-from dagmaster.storage.sources import SourceFile
+from dagmaster.storage.sources import SourceFile, SourceOrigin
 from dagmaster.storage.zones import Storage
 
 
@@ -29,6 +35,9 @@ class SourceParams(BaseModel):
     nodata: float | Literal["nan"] | None = None
     unset_alpha: bool = False  # the band that is marked as alpha holds data
     dtype: str | None = None  # integers are stored with this type
+    crs: str | None = None  # the CRS that it is read with, for the provenance
+    sha256: str | None = None  # of the file, for the provenance
+    etag: str | None = None  # of the blob: another one means that its content has changed
 
     @property
     def kind(self) -> RasterType | None:
@@ -42,17 +51,70 @@ class SourceParams(BaseModel):
 def find_source(storage: Storage, params: SourceParams, zone: Zone = Zone.BRONZE) -> SourceFile:
     container = params.container_name or storage.containers[zone]
     source = storage.find_source(params.blob_name, container=container, zone=zone)
-    if source.location is not None and not storage.exists(source.location):
+    _refuse_changed(storage, source, params.etag)
+    return source
+
+
+@contextmanager
+def unchanged(storage: Storage, source: SourceFile, etag: str | None) -> Iterator[None]:
+    """Read a source in this context: a blob whose ETag is another one afterwards was replaced meanwhile, and what was
+    read, or the error that reading it raised, says nothing about it."""
+    try:
+        yield
+    except GiveBack:
+        raise
+    except Exception as error:
+        _refuse_changed(storage, source, etag, cause=error)
+        raise
+    _refuse_changed(storage, source, etag)
+
+
+def _refuse_changed(storage: Storage, source: SourceFile, etag: str | None, cause: Exception | None = None) -> None:
+    """Raise UnfitData if a blob does not exist, or if its ETag is not the given one."""
+    if source.location is None:
+        return
+    try:
+        found = storage.head(source.location).etag
+    except NotFound:
         raise UnfitData(
             f"the blob '{source.location.path}' does not exist",
             code="source.not-found",
             hint="upload it, or correct its name",
-        )
-    return source
+        ) from cause
+    if etag is not None and found != etag:
+        raise UnfitData(
+            f"the blob '{source.location.path}' has changed since it was submitted",
+            code="source.changed",
+            hint="submit it again",
+        ) from cause
+
+
+def etag_of(storage: Storage, source: SourceFile) -> str | None:
+    return storage.head(source.location).etag if source.location is not None else None
 
 
 def size_of(storage: Storage, source: SourceFile) -> int | None:
     return storage.head(source.location).size_bytes if source.location is not None else None
+
+
+def checksum_of(storage: Storage, source: SourceFile) -> str | None:
+    """The SHA-256 of a file that is stored or local; None for an address, whose content may change."""
+    if source.location is not None:
+        return storage.sha256(source.location)
+    if source.kind is SourceOrigin.LOCAL:
+        with Path(source.gdal_path).open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    return None
+
+
+def combined_checksum(checksums: Iterable[str | None]) -> str:
+    """The SHA-256 over the list of the checksums of several files, one in each line."""
+    return hashlib.sha256("".join(f"{checksum or ''}\n" for checksum in checksums).encode()).hexdigest()
+
+
+def public_name(source: SourceFile) -> str | None:
+    """Its name without folders; None if it is not fit for publication."""
+    return None if leak_in(source.name) else source.name
 
 
 def renders_of(source: SourceFile, facts: RasterFacts, about: About, kind: RasterType) -> Json:

@@ -9,9 +9,10 @@ from pydantic import Field
 
 from dagmaster.handlers.context import SyncContext
 from dagmaster.handlers.raster.cogs import OutputParams, cog_name, single_grid, write_described
+from dagmaster.handlers.raster.dataset import Json
 from dagmaster.handlers.raster.outputs import GridParams
 from dagmaster.handlers.raster.results import StackResult
-from dagmaster.handlers.raster.sources import SourceParams, find_source
+from dagmaster.handlers.raster.sources import SourceParams, checksum_of, combined_checksum, find_source, public_name
 from dagmaster.raster.cog.profiles import CogProfile
 from dagmaster.raster.cog.stack import CombinedRaster, merged, stacked
 from dagmaster.raster.cog.write import CogFacts, write_cog
@@ -20,6 +21,7 @@ from dagmaster.storage.location import Zone
 from dagmaster.storage.sources import SourceFile
 
 _LINEAGE_NAMES = 10
+_LISTED_SOURCES = 100
 
 
 class StackParams(OutputParams, GridParams):
@@ -57,7 +59,7 @@ def band_stack(ctx: SyncContext, params: StackParams) -> StackResult:
             remote=any(source.is_remote for source in sources),
         )
 
-    return _write(ctx, params, opened, f"bands of {_names(sources)} stacked, ")
+    return _write(ctx, _with_provenance(ctx, params, sources), opened, f"bands of {_names(sources)} stacked, ")
 
 
 def merge(ctx: SyncContext, params: StackParams) -> StackResult:
@@ -73,13 +75,24 @@ def merge(ctx: SyncContext, params: StackParams) -> StackResult:
             remote=any(source.is_remote for source in sources),
         )
 
-    return _write(ctx, params, opened, f"{_names(sources)} merged, ")
+    return _write(ctx, _with_provenance(ctx, params, sources), opened, f"{_names(sources)} merged, ")
 
 
 def _find(ctx: SyncContext, params: StackParams) -> tuple[list[SourceFile], SourceParams]:
     """The files, and the options that hold for all of them."""
     options = [params.source(blob_name) for blob_name in params.blob_names]
     return [find_source(ctx.storage, each, params.zone) for each in options], options[0]
+
+
+def _with_provenance(ctx: SyncContext, params: StackParams, sources: list[SourceFile]) -> StackParams:
+    """With the name and checksum of each source; of a long list with one checksum, of the list of checksums."""
+    checksums = [checksum_of(ctx.storage, source) for source in sources]
+    if len(sources) <= _LISTED_SOURCES:
+        listed = [(public_name(source), checksum) for source, checksum in zip(sources, checksums, strict=True)]
+        provenance: Json = {"sources": listed, "source_sha256": None}
+    else:
+        provenance = {"source_sha256": combined_checksum(checksums)}
+    return params.model_copy(update={"about": params.about.model_copy(update=provenance)})
 
 
 def _type_of(options: SourceParams) -> RasterType:

@@ -19,7 +19,7 @@ from dagmaster.handlers.raster.results import (
     TileWindow,
     TilingSchemeResult,
 )
-from dagmaster.handlers.raster.sources import SourceParams, find_source, renders_of
+from dagmaster.handlers.raster.sources import SourceParams, find_source, renders_of, unchanged
 from dagmaster.raster.cog.coverage import tiles_with_data
 from dagmaster.raster.cog.grid import Tile, TilingScheme, auto_tile_size, output_grid, scheme_to_geojson, tiles_of
 from dagmaster.raster.source.facts import RasterFacts, RasterType, read_facts
@@ -46,22 +46,24 @@ def generate_tiling_scheme(ctx: SyncContext, params: SchemeParams) -> TilingSche
     options, about = params.source, params.about
     source = find_source(ctx.storage, options)
     kind = options.kind or RasterType.UNKNOWN
-    facts = read_facts(source.gdal_path, source_crs=options.source_crs)
-    grid = output_grid(facts, params.target_crs, params.resolution)
-    size = params.tile_size or auto_tile_size(facts.count, facts.dtype)
-    overlap = _default_overlap(size) if params.overlap is None else params.overlap
-    tiles = tiles_of(grid, size, overlap)
-    ctx.progress(0.3, "looking for data", tiles=len(tiles))
-    with_data = tiles_with_data(
-        source.gdal_path,
-        grid,
-        tiles,
-        raster_type=kind,
-        nodata=options.nodata_value,
-        source_crs=options.source_crs,
-        unset_alpha=options.unset_alpha,
-        remote=source.is_remote,
-    )
+    with unchanged(ctx.storage, source, options.etag):
+        facts = read_facts(source.gdal_path, source_crs=options.source_crs)
+        grid = output_grid(facts, params.target_crs, params.resolution)
+        size = params.tile_size or auto_tile_size(facts.count, facts.dtype)
+        overlap = _default_overlap(size) if params.overlap is None else params.overlap
+        tiles = tiles_of(grid, size, overlap)
+        ctx.progress(0.3, "looking for data", tiles=len(tiles))
+        with_data = tiles_with_data(
+            source.gdal_path,
+            grid,
+            tiles,
+            raster_type=kind,
+            nodata=options.nodata_value,
+            source_crs=options.source_crs,
+            unset_alpha=options.unset_alpha,
+            remote=source.is_remote,
+        )
+        shown_as = renders_of(source, facts, about, kind)
     if not with_data:
         raise UnfitData("no tile would contain data", code="raster.all-nodata", hint="check the nodata value")
     document = scheme_to_geojson(TilingScheme(grid, size, overlap, with_data))
@@ -81,7 +83,7 @@ def generate_tiling_scheme(ctx: SyncContext, params: SchemeParams) -> TilingSche
         overlap=overlap,
         source_crs=facts.crs,
         target_crs=params.target_crs,
-        shown_as=renders_of(source, facts, about, kind),
+        shown_as=shown_as,
         raster_metadata=_metadata(facts),
     )
 

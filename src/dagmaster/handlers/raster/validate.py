@@ -3,31 +3,44 @@
 import itertools
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 
+import numpy as np
 from pydantic import Field
 
-from dagmaster.database.catalog.pgstac import read_entry
+from dagmaster.database.assets.documents import RevisionKey, read_earlier, refuse_other_writer
 from dagmaster.database.connect import translate_errors
-from dagmaster.dataset_ids import dataset_id_from
 from dagmaster.errors import InvalidRequest, UnfitData
 from dagmaster.handlers.context import SyncContext
-from dagmaster.handlers.raster.dataset import About, Json, Predecessor, TimeRange, now
+from dagmaster.handlers.raster.cogs import MOST_NEIGHBOURS
+from dagmaster.handlers.raster.collection import CollectionLayout, layout_of
+from dagmaster.handlers.raster.dataset import About, Json, Predecessor, TimeRange, now, own_dataset_id
 from dagmaster.handlers.raster.options import Options, advice_on, require_possible
 from dagmaster.handlers.raster.outputs import megabytes
 from dagmaster.handlers.raster.recipe import claim, recipe_of
 from dagmaster.handlers.raster.results import CollectionPart, CollectionValidationResult, ValidationResult
-from dagmaster.handlers.raster.sources import SourceParams, find_source, renders_of, size_of
+from dagmaster.handlers.raster.sources import (
+    SourceParams,
+    checksum_of,
+    combined_checksum,
+    etag_of,
+    find_source,
+    renders_of,
+    size_of,
+    unchanged,
+)
 from dagmaster.raster.cog.grid import OutputGrid
+from dagmaster.raster.cog.stack import GridGroup, neighbours_of
 from dagmaster.raster.source.facts import RasterFacts, RasterType
 from dagmaster.raster.validation.check import check
 from dagmaster.raster.validation.findings import Checked, Fixes, Verdict, verdict_of
 from dagmaster.stac.item import item_id, platform_fields
 from dagmaster.stac.public import leak_in
-from dagmaster.stac.validate import is_license
+from dagmaster.stac.validate import is_license, require_providers
+from dagmaster.stac.values import Provider
 from dagmaster.stac.when import choose_when
 from dagmaster.storage.location import Edition
 from dagmaster.storage.sources import SourceFile, SourceOrigin
@@ -46,6 +59,7 @@ class ValidateParams(SourceParams):
     description: str | None = None
     keywords: list[str] | None = None
     license: str | None = None
+    providers: list[Provider] | None = None
     datetime: str | None = None
     platform_refs: dict[str, str] | None = None
     workflow: str | None = None
@@ -58,7 +72,8 @@ def validate(ctx: SyncContext, params: ValidateParams) -> ValidationResult:
     A file that is rejected fails the job with every reason, before any output is written."""
     valid = _validate(ctx, params)
     options, facts, source = params.options, valid.facts, valid.source
-    about = _about(params, valid, _predecessor(ctx, params, source))
+    title = PurePosixPath(source.name).stem
+    about = _about(params, valid, _predecessor(ctx, params), title=title, content_hash=valid.sha256)
     claim(ctx.storage, about.edition, recipe_of(options, [facts], valid.kind, valid.source_crs))
     return ValidationResult(
         file_size_mb=megabytes(facts.size_bytes),
@@ -77,6 +92,7 @@ def validate(ctx: SyncContext, params: ValidateParams) -> ValidationResult:
         findings=valid.findings,
         about=about,
         source=valid.source_params(params),
+        content_hash=valid.sha256,
     )
 
 
@@ -93,6 +109,8 @@ class _ValidFile:
     supplied_at: datetime
     source_crs: str | None
     grid: OutputGrid
+    sha256: str | None
+    etag: str | None
 
     def source_params(self, params: SourceParams) -> SourceParams:
         """How later tasks read the file, with what validation has corrected."""
@@ -105,23 +123,30 @@ class _ValidFile:
             unset_alpha=self.fixes.unset_alpha,
             dtype=self.fixes.dtype,
             nodata="nan" if nodata is not None and math.isnan(nodata) else nodata,
+            crs=self.facts.crs,
+            sha256=self.sha256,
+            etag=self.etag,
         )
 
 
 def _validate(ctx: SyncContext, params: ValidateParams) -> _ValidFile:
     source = find_source(ctx.storage, params)
-    checked = check(
-        source.gdal_path,
-        source_crs=params.source_crs,
-        raster_type=params.kind,
-        remote=source.is_remote,
-        size_bytes=size_of(ctx.storage, source),
-    )
+    etag = params.etag or etag_of(ctx.storage, source)
+    with unchanged(ctx.storage, source, etag):
+        checked = check(
+            source.gdal_path,
+            source_crs=params.source_crs,
+            raster_type=params.kind,
+            remote=source.is_remote,
+            size_bytes=size_of(ctx.storage, source),
+        )
     facts = _require_accepted(checked, source.name)
     grid = require_possible(params.options, facts, checked.raster_type, unset_alpha=checked.fixes.unset_alpha)
     findings = (*checked.findings, *advice_on(params.options, facts, grid))
     for finding in findings:
         ctx.logger.info(finding.message, code=finding.code, severity=finding.severity.value)
+    with unchanged(ctx.storage, source, etag):
+        sha256 = checksum_of(ctx.storage, source)
     return _ValidFile(
         source=source,
         facts=facts,
@@ -132,6 +157,8 @@ def _validate(ctx: SyncContext, params: ValidateParams) -> _ValidFile:
         supplied_at=_supplied_at(ctx.storage, source),
         source_crs=checked.fixes.source_crs or params.source_crs,
         grid=grid,
+        sha256=sha256,
+        etag=etag,
     )
 
 
@@ -143,50 +170,54 @@ def _require_accepted(checked: Checked, name: str) -> RasterFacts:
     return checked.facts
 
 
-def _predecessor(ctx: SyncContext, params: ValidateParams, source: SourceFile) -> Predecessor:
-    """What the catalogue holds of the dataset. A revision older than the one in the catalogue is refused."""
-    dataset_id, ordinal = _dataset_id(params, source), params.version_ordinal
+def _predecessor(ctx: SyncContext, params: ValidateParams) -> Predecessor:
+    """What earlier revisions say of the dataset. A revision that has been superseded is refused."""
+    edition = Edition(_dataset_id(ctx, params), params.version_ordinal, params.revision)
+    key = RevisionKey(edition.dataset, edition.ordinal, edition.revision)
     with translate_errors(), ctx.connect() as connection:
-        entry = read_entry(connection, dataset_id, ordinal)
-    if entry is not None and entry.revision is not None and entry.revision > params.revision:
+        refuse_other_writer(connection, key, ctx.job_id)
+        entry = read_earlier(connection, key)
+    if entry is not None and entry.newest is not None and entry.newest > key.revision:
         raise UnfitData(
-            f"the catalogue already has revision {entry.revision} of version {ordinal} of dataset '{dataset_id}'",
+            f"dataset '{key.dataset_id}' already has revision {entry.newest} of version {key.ordinal}",
             code="edition.superseded",
-            hint=f"use revision {entry.revision + 1}",
+            hint="submit it again: that makes a new revision",
         )
-    return Predecessor(entry, dataset_id, ordinal)
+    return Predecessor(entry, key.dataset_id, key.ordinal)
 
 
-def _dataset_id(params: ValidateParams, source: SourceFile) -> str:
+def _dataset_id(ctx: SyncContext, params: ValidateParams) -> str:
     if params.collection_id and params.dataset_id and params.collection_id != params.dataset_id:
         raise InvalidRequest(
             "collection_id and dataset_id differ",
             code="stac.one-collection",
             hint="a dataset is a collection: pass only one of them",
         )
-    stem = PurePosixPath(source.name).stem
-    dataset_id = params.collection_id or params.dataset_id or dataset_id_from(stem) or stem
-    return Edition(dataset_id, params.version_ordinal, params.revision).dataset
+    return params.collection_id or params.dataset_id or own_dataset_id(ctx.job_id)
 
 
-def _about(params: ValidateParams, valid: _ValidFile, before: Predecessor) -> About:
-    """The description: what was submitted, else what the catalogue holds, else what the file says."""
+def _about(
+    params: ValidateParams, valid: _ValidFile, before: Predecessor, *, title: str, content_hash: str | None
+) -> About:
+    """The description: what was submitted, else what an earlier revision says, else what the file says, and `title`."""
     when = choose_when(given=params.datetime, tags=valid.facts.tags, supplied_at=valid.supplied_at)
     about = About(
         dataset_id=before.dataset_id,
         version_ordinal=params.version_ordinal,
         revision=params.revision,
         version_label=params.version_label or before.version_label,
-        title=params.title or before.title or PurePosixPath(valid.source.name).stem,
+        title=params.title or before.title or title,
         description=params.description or before.stored("description"),
         keywords=params.keywords or before.stored("keywords") or [],
         license=params.license or before.stored("license") or "other",
+        providers=params.providers or before.stored("providers") or [],
         platform_refs=params.platform_refs or before.platform_refs,
         band_names=params.options.band_names or [],
         when=TimeRange.of(before.when(when)),
         created=before.created,
         processed_at=now(),
         workflow=params.workflow,
+        source_sha256=content_hash,
     )
     _require_publishable(about)
     return about
@@ -201,7 +232,9 @@ def _require_publishable(about: About) -> None:
             code="stac.license",
             hint="use one such as CC-BY-4.0, or `other`",
         )
-    for text in (about.title, about.description, about.version_label, *about.keywords):
+    require_providers(about.providers)
+    names = [provider.name for provider in about.providers]
+    for text in (about.title, about.description, about.version_label, *about.keywords, *names):
         if leak := leak_in(text or ""):
             raise InvalidRequest(
                 f"a text of the dataset contains {leak}", code="stac.text-not-public", hint="remove it from the text"
@@ -217,62 +250,97 @@ def _supplied_at(storage: Storage, source: SourceFile) -> datetime:
 
 
 class CollectionParams(ValidateParams):
-    """`blob_names` replaces `blob_name`."""
+    """`blob_names` replaces `blob_name`, and `etags`, one for each of them, replaces `etag`."""
 
     blob_name: str = "-"
     blob_names: list[str] = Field(min_length=1)
+    etags: list[str] | None = None
+
+    def each(self) -> Iterator[ValidateParams]:
+        """The params of each file."""
+        etags: Sequence[str | None] = self.etags or [None] * len(self.blob_names)
+        if len(etags) != len(self.blob_names):
+            raise InvalidRequest("there must be one ETag for each file", code="source.invalid", hint="pass all or none")
+        for blob, etag in zip(self.blob_names, etags, strict=True):
+            yield self.model_copy(update={"blob_name": blob, "etag": etag})
 
 
 def validate_collection(ctx: SyncContext, params: CollectionParams) -> CollectionValidationResult:
     """Validate every file of a collection and the options of the outputs. All files that are rejected are reported."""
     valid = _validate_all(ctx, params)
     first = valid[0]
-    before = _predecessor(ctx, params, first.source)
-    about = _about(params, first, before)
-    _require_alike(valid)
+    before = _predecessor(ctx, params)
+    checksums = [file.sha256 for file in valid]
+    content_hash = None if None in checksums else combined_checksum(checksums)
+    title = before.dataset_id if params.dataset_id or params.collection_id else PurePosixPath(first.source.name).stem
+    about = _about(params, first, before, title=title, content_hash=content_hash)
     facts = [file.facts for file in valid]
+    layout = layout_of(facts, params.options, first.grid.resolution)
     claim(ctx.storage, about.edition, recipe_of(params.options, facts, first.kind, first.source_crs))
+    for finding in layout.findings:
+        ctx.logger.warning(finding.message, code=finding.code, severity=finding.severity.value)
+    sources = [file.source_params(each) for each, file in zip(params.each(), valid, strict=True)]
+    with unchanged(ctx.storage, first.source, first.etag):
+        shown_as = renders_of(first.source, first.facts, about, first.kind)
+    neighbours = _neighbours(layout, sources)
     return CollectionValidationResult(
         about=about,
         detected_type=first.kind.value,
-        resolution=first.grid.resolution,
-        shown_as=renders_of(first.source, first.facts, about, first.kind),
+        resolution=layout.resolution,
+        origin=layout.origin,
+        shown_as=shown_as,
         parts=[
             CollectionPart(
-                source=file.source_params(params.model_copy(update={"blob_name": blob})),
+                source=sources[at],
                 part=part,
-                about=_part_about(about, params, file, before, part),
+                about=_part_about(about, params, valid[at], before, part),
+                neighbours=neighbours.get(at, []),
             )
-            for (blob, part), file in zip(_part_names(params.blob_names), valid, strict=True)
+            for at, (_, part) in enumerate(_part_names(params.blob_names))
         ],
-        findings=[finding for file in valid for finding in file.findings],
+        findings=[
+            *(finding for file in valid for finding in file.findings),
+            *Checked(Verdict.WARN, findings=tuple(layout.findings)).to_dict()["findings"],
+        ],
+        content_hash=content_hash,
     )
+
+
+def _neighbours(layout: CollectionLayout, sources: list[SourceParams]) -> dict[int, list[SourceParams]]:
+    """For each file that is resampled, the others of its grid that it is interpolated with."""
+    groups = [group for group in layout.groups if group is not layout.kept]
+    return {at: near for group in groups for at, near in _neighbours_in(group, sources).items()}
+
+
+def _neighbours_in(group: GridGroup, sources: list[SourceParams]) -> dict[int, list[SourceParams]]:
+    """None if files differ, or cover the same pixels: those are of different times or bands, and a neighbour could be
+    of another one."""
+    own = [sources[at] for at in group.members]
+    of_one_file: Json = {"blob_name": "", "sha256": None, "etag": None}
+    options = {source.model_copy(update=of_one_file).model_dump_json() for source in own}
+    has_fixes = own[0].unset_alpha or own[0].dtype is not None
+    if len(options) > 1 or has_fixes or len(np.unique(group.places, axis=0)) < len(group.places):
+        return {}
+    neighbours = neighbours_of(group.places)
+    if max(map(len, neighbours)) > MOST_NEIGHBOURS:
+        return {}
+    return {at: [own[other] for other in near] for at, near in zip(group.members, neighbours, strict=True)}
 
 
 def _validate_all(ctx: SyncContext, params: CollectionParams) -> list[_ValidFile]:
     valid: list[_ValidFile] = []
     rejections: list[str] = []
-    for number, blob in enumerate(params.blob_names, start=1):
+    for number, each in enumerate(params.each(), start=1):
         try:
-            valid.append(_validate(ctx, params.model_copy(update={"blob_name": blob})))
+            valid.append(_validate(ctx, each))
         except UnfitData as error:
+            if error.code == "source.changed":
+                raise
             rejections.append(error.message)
-        ctx.progress(number / len(params.blob_names), blob, files=number)
+        ctx.progress(number / len(params.blob_names), each.blob_name, files=number)
     if rejections:
         raise UnfitData("; ".join(rejections), code="raster.rejected", hint="leave these files out, or repair them")
     return valid
-
-
-def _require_alike(valid: list[_ValidFile]) -> None:
-    """Files of one collection are shown on one map, so they need the same bands."""
-    kinds = {(file.facts.count, file.facts.dtype) for file in valid}
-    if len(kinds) > 1:
-        shown = ", ".join(f"{count} × {dtype}" for count, dtype in sorted(kinds))
-        raise UnfitData(
-            f"the files differ in their bands: {shown}",
-            code="collection.mixed",
-            hint="submit files with the same bands together",
-        )
 
 
 def _part_about(about: About, params: ValidateParams, file: _ValidFile, before: Predecessor, part: str) -> About:

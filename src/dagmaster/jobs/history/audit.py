@@ -128,7 +128,7 @@ class Audit(Replay):
             message = f"accepted result '{row.status}' of attempt {row.attempt}, which {state} by its events"
             self._report(FindingCode.RESULT, message, row.node_id)
         else:
-            node.results += end != AttemptState.WITHDRAWN
+            node.results += end not in (AttemptState.WITHDRAWN, AttemptState.IGNORED)
             if row.is_other_output:
                 self._report(FindingCode.RESULT_OUTPUT, f"its output is not that of attempt {row.attempt}", row.node_id)
 
@@ -160,6 +160,10 @@ class Audit(Replay):
         for name, value in expected.items():
             if (stored := getattr(job, name)) != value:
                 self._report(FindingCode.JOB_ROW, f"{name} is {stored} in its row and {value} by its events")
+        if job.is_overdue:
+            self._report(FindingCode.OVERDUE, f"is {job.status}, though its deadline is over")
+        if job.is_unconcluded:
+            self._report(FindingCode.UNCONCLUDED, f"is {job.status}, though all its nodes have ended")
         if self._definition not in (None, job.definition_hash):
             self._report(FindingCode.DEFINITION, "its row names another definition than the one it started with")
         if job.epoch < self._epoch:

@@ -36,6 +36,8 @@ class FindingCode(StrEnum):
     RESULT_UNPROCESSED = "result-unprocessed"  # an accepted result was never processed
     PAYLOAD = "payload"  # a payload is missing, or differs from what was stored
     UNENDED = "unended"  # the job has ended, this node or attempt has not
+    OVERDUE = "overdue"  # the job has not ended, although its deadline is over
+    UNCONCLUDED = "unconcluded"  # the job has not ended, although all its nodes have
     OUTCOME = "outcome"  # the outcome of the job does not follow from its nodes
     DEFINITION = "definition"  # the definition is missing, unreadable or another one
     ORPHAN = "orphan"  # rows of a job that does not exist

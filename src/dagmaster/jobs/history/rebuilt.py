@@ -19,6 +19,7 @@ class AttemptState(StrEnum):
     LOST = "l"
     RETURNED = "b"
     WITHDRAWN = "w"
+    IGNORED = "i"  # its job could not be advanced, and was failed whatever the worker reported
 
 
 # Which statuses the task (and the result) of an attempt may have, by the state of the attempt.
@@ -38,12 +39,14 @@ TASK_STATUSES: dict[str, frozenset[str]] = {
     AttemptState.RETURNED.value: frozenset({_T.RETURNED.value}),
     # Returned to, or lost by, a job that is failing or stopping: it is not retried.
     AttemptState.WITHDRAWN.value: frozenset({_T.CANCELLED.value, _T.RETURNED.value, _T.LOST.value}),
+    AttemptState.IGNORED.value: ENDED_BY_WORKER,
 }
 RESULT_STATUSES: dict[str, frozenset[str]] = {
     AttemptState.SUCCEEDED.value: frozenset({_T.SUCCEEDED.value}),
     AttemptState.FAILED.value: frozenset({_T.FAILED.value}),
     AttemptState.RETURNED.value: frozenset({_T.RETURNED.value}),
     AttemptState.WITHDRAWN.value: frozenset({_T.RETURNED.value, _T.CANCELLED.value}),
+    AttemptState.IGNORED.value: ENDED_BY_WORKER,
 }
 
 

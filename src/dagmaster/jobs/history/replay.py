@@ -153,7 +153,8 @@ class Replay:
             case NodeStatus.FAILED:
                 self._failed(event, node_id, node)
             case NodeStatus.CANCELLED if node.is_live:
-                self._ends(event, node_id, node, AttemptState.WITHDRAWN)
+                is_ignored = (event.event_data or {}).get("reason") == states.NOT_ADVANCED
+                self._ends(event, node_id, node, AttemptState.IGNORED if is_ignored else AttemptState.WITHDRAWN)
             case NodeStatus.SKIPPED:
                 self._skipped(event, node_id, node)
         self._note_failure(node_id, node)

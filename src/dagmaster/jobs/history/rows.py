@@ -27,6 +27,8 @@ class JobRow(NamedTuple):
     last_sequence: int
     epoch: int
     resume_count: int
+    is_overdue: bool = False  # its deadline is over, and it has not ended
+    is_unconcluded: bool = False  # all its nodes have ended, and it has not
 
 
 class NodeRow(NamedTuple):

@@ -33,8 +33,9 @@ from dagmaster.raster.source.reading import data_bands, is_all_valid, open_raste
 
 MASK_PIXELS = 1_048_576
 MOST_EDGES = 60_000  # sides of pixels between valid and nodata pixels that are traced
-MOST_VERTICES = 1_000
+MOST_VERTICES = 8_000
 DECIMALS = 7
+_STEPS_PER_EDGE = 4
 _NO_CORNER = 0.25  # pixels; a smaller bend is not a corner
 _STRAIGHT = 0.03  # pixels by which an edge in degrees may differ from the true one
 _NEAR_A_POLE = 0.02  # pixels
@@ -156,22 +157,34 @@ def _polygons(mask: NDArray[np.bool_], grid: _Grid, factor: int = 1) -> tuple[Po
         across = down = float(factor)  # the last ones may extend beyond the grid
     else:
         across, down = grid.width / columns, grid.height / rows
-    while (traced := _traced(mask, swelling=(factor - 1) / 2 / across)) is None:
-        mask, factor, across, down = _coarser(mask), 2 * factor, 2 * across, 2 * down
+    swelling: float | None = (factor - 1) / 2 / across
+    while (traced := _traced(mask, swelling)) is None:
+        # The edges of an irregular outline are not straightened, which would lose pixels with data.
+        mask, swelling, across, down = _coarser(mask), None, 2 * across, 2 * down
     scaled = shapely.transform(traced, lambda xy: xy * (across, down)).intersection(box(0, 0, grid.width, grid.height))
     pixel = min(across, down)
     return _only_polygons(shapely.simplify(scaled, _NO_CORNER * pixel)), pixel
 
 
-def _traced(mask: NDArray[np.bool_], swelling: float) -> Polygons | None:
-    """None if the outline is too long or has too many corners."""
+def _traced(mask: NDArray[np.bool_], swelling: float | None) -> Polygons | None:
+    """None if the outline is too long or has too many corners. Without a `swelling`, edges are not straightened."""
     if min(mask.shape) > 8 and _edges(mask) > MOST_EDGES:
         return None
     mask = _unpinched(mask)
-    parts = [straightened(shape(geometry), swelling) for geometry, _ in shapes(mask.astype(np.uint8), mask=mask)]
+    parts = [shape(geometry) for geometry, _ in shapes(mask.astype(np.uint8), mask=mask)]
+    if swelling is not None:
+        parts = [_straight_if_regular(part, swelling) for part in parts]
     polygons = shapely.unary_union(shapely.make_valid(parts))
     too_many = shapely.get_num_coordinates(polygons) > MOST_VERTICES
     return None if too_many and min(mask.shape) > 8 else _only_polygons(polygons)
+
+
+def _straight_if_regular(outline_: Polygon, swelling: float) -> Polygon:
+    """With straight edges if these replace many steps, as those of a rotated scene do. An irregular outline, such as a
+    coast, is kept: lines through the middles of its steps would cut off pixels with data."""
+    straight = straightened(outline_, swelling)
+    is_regular = shapely.get_num_coordinates(straight) * _STEPS_PER_EDGE <= shapely.get_num_coordinates(outline_)
+    return straight if is_regular else outline_
 
 
 def _unpinched(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:

@@ -26,6 +26,7 @@ from rasterio.warp import calculate_default_transform
 
 from dagmaster.bbox import BBox
 from dagmaster.errors import InvalidRequest, UnfitData
+from dagmaster.raster.cog.pyramid import sizes as pyramid_sizes
 from dagmaster.raster.source.crs import name_crs, parse_crs
 from dagmaster.raster.source.extent import Bounds, geographic_bounds
 from dagmaster.raster.source.facts import RasterFacts
@@ -33,6 +34,7 @@ from dagmaster.raster.source.points import Points, apply_affine, project
 from dagmaster.raster.source.window import BLOCK, Window
 
 _SLACK = 1e-6  # of a pixel: for rounding errors of a transform
+SAME_PIXELS = 0.01  # of a pixel, by which grids may differ over their whole length
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,19 +113,33 @@ class TilingScheme:
 
 
 def output_grid(
-    facts: RasterFacts, target_crs: str = "EPSG:4326", resolution: float | tuple[float, float] | None = None
+    facts: RasterFacts,
+    target_crs: str = "EPSG:4326",
+    resolution: float | tuple[float, float] | None = None,
+    origin: tuple[float, float] | None = None,
+    *,
+    has_neighbours: bool = False,
 ) -> OutputGrid:
     """The output grid of a file: its own grid if it is north-up in the target CRS and no resolution is requested.
 
     Otherwise the default resolution is that of gdalwarp, and pixels are counted from the fixed origin of the CRS: pass
-    the same resolution for files that shall share one grid.
+    the same resolution for files that shall share one grid. With an `origin` they are counted from there, and a file
+    whose pixels are on that grid already keeps its own. If it `has_neighbours`, the grid is extended so that the pixels
+    of its overviews coincide with theirs.
     """
     source, target = _crs(facts), parse_crs(target_crs)
-    if resolution is None and source == target and _is_north_up(facts):
+    if is_north_up_in(facts, target_crs) and (resolution is None or _is_on_grid(facts, resolution, origin)):
         return _own_grid(facts, target_crs)
     extent = _Extent.of(facts, source, target)
     size = _pair(resolution) if resolution is not None else extent.resolution
-    return _snapped(target_crs, target, extent.bounds, size)
+    lattice = _Lattice.of(target_crs, target, size, origin)
+    cells = lattice.around(extent.bounds)
+    return lattice.grid(lattice.with_whole_overviews(cells) if has_neighbours else cells)
+
+
+def is_north_up_in(facts: RasterFacts, target_crs: str) -> bool:
+    """Whether its pixels can be copied to a grid of the CRS."""
+    return _crs(facts) == parse_crs(target_crs) and _is_north_up(facts)
 
 
 def auto_tile_size(band_count: int, dtype: str) -> int:
@@ -257,23 +273,103 @@ def _own_grid(facts: RasterFacts, crs: str) -> OutputGrid:
     return OutputGrid(crs, (c, f), (a, -e), facts.width, facts.height)
 
 
-def _snapped(crs: str, target: CRS, bounds: Bounds, resolution: tuple[float, float]) -> OutputGrid:
-    """The smallest grid around the bounds whose edges are whole pixels away from the fixed origin of the CRS.
+def _is_on_grid(
+    facts: RasterFacts, resolution: float | tuple[float, float], origin: tuple[float, float] | None
+) -> bool:
+    """Whether the pixels of a north-up file are those of the grid, up to a hundredth of a pixel."""
+    if origin is None:
+        return False
+    (dx, dy), (west, north) = _pair(resolution), origin
+    a, _, c, _, e, f = _affine(facts)[:6]
+    drift = max(abs(a / dx - 1) * facts.width, abs(-e / dy - 1) * facts.height)
+    cols, rows = (c - west) / dx, (north - f) / dy
+    return bool(max(drift, abs(cols - round(cols)), abs(rows - round(rows))) <= SAME_PIXELS)
 
-    If the CRS has an antimeridian, columns are counted from it, so that it is always an edge; rows in degrees are
+
+@dataclass(frozen=True, slots=True)
+class _Cells:
+    """First column and row, and end column and row, counted from the origin of a lattice."""
+
+    left: int
+    top: int
+    right: int
+    bottom: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Lattice:
+    """All pixels of a CRS: of one size, and counted from one origin.
+
+    The fixed origin of a CRS that has an antimeridian is there, so that it is always an edge; rows in degrees are
     counted from the north pole.
     """
-    dx, dy = resolution
-    turn = _turn(crs)
-    x0, y0 = 0.0 if turn is None else turn / 2, 90.0 if target.is_geographic else 0.0
-    west, south, east, north = bounds
-    left, right = math.floor((west - x0) / dx + _SLACK), math.ceil((east - x0) / dx - _SLACK)
-    top, bottom = math.floor((y0 - north) / dy + _SLACK), math.ceil((y0 - south) / dy - _SLACK)
-    if turn is not None:
-        left = max(left, right - math.floor(turn / dx + _SLACK))  # no pixel twice around the Earth
-    if target.is_geographic:
-        top, bottom = max(top, 0), min(bottom, round(180 / dy))  # and none beyond a pole
-    return OutputGrid(crs, (x0 + left * dx, y0 - top * dy), (dx, dy), max(1, right - left), max(1, bottom - top))
+
+    crs: str
+    is_geographic: bool
+    origin: tuple[float, float]
+    size: tuple[float, float]
+
+    @staticmethod
+    def of(crs: str, target: CRS, size: tuple[float, float], origin: tuple[float, float] | None) -> "_Lattice":
+        turn = _turn(crs)
+        fixed = 0.0 if turn is None else turn / 2, 90.0 if target.is_geographic else 0.0
+        return _Lattice(crs, target.is_geographic, origin or fixed, size)
+
+    def around(self, bounds: Bounds) -> _Cells:
+        """The smallest rectangle around the bounds."""
+        (x0, y0), (dx, dy) = self.origin, self.size
+        west, south, east, north = bounds
+        left, right = math.floor((west - x0) / dx + _SLACK), math.ceil((east - x0) / dx - _SLACK)
+        top, bottom = math.floor((y0 - north) / dy + _SLACK), math.ceil((y0 - south) / dy - _SLACK)
+        return self._on_earth(_Cells(left, top, right, bottom))
+
+    def with_whole_overviews(self, cells: _Cells) -> _Cells:
+        """Extended to whole pixels of the coarsest overview, on all sides where the Earth does not end.
+
+        Otherwise each COG would have overview pixels of its own size: GDAL stretches an overview to the extent of its
+        COG. Where data end inside the COG, as warped ones do, it would end too early, and there would be gaps between
+        neighbours.
+        """
+        for _ in range(3):  # with its size the number of its overviews may grow
+            step = 2 ** (len(pyramid_sizes(cells.right - cells.left, cells.bottom - cells.top)) - 1)
+            extended = _Cells(
+                cells.left // step * step,
+                cells.top // step * step,
+                -(-cells.right // step) * step,
+                -(-cells.bottom // step) * step,
+            )
+            cells = self._within_edges(extended, cells)
+        return cells
+
+    def grid(self, cells: _Cells) -> OutputGrid:
+        (x0, y0), (dx, dy) = self.origin, self.size
+        corner = (x0 + cells.left * dx, y0 - cells.top * dy)
+        width, height = max(1, cells.right - cells.left), max(1, cells.bottom - cells.top)
+        return OutputGrid(self.crs, corner, self.size, width, height)
+
+    def _on_earth(self, cells: _Cells) -> _Cells:
+        """No pixel twice around the Earth, and no centre of a pixel beyond a pole."""
+        left, top, bottom = cells.left, cells.top, cells.bottom
+        turn = _turn(self.crs)
+        if turn is not None:
+            left = max(left, cells.right - math.floor(turn / self.size[0] + _SLACK))
+        if self.is_geographic:
+            y0, dy = self.origin[1], self.size[1]
+            bottom = min(bottom, round((y0 + 90) / dy))
+            top = min(max(top, round((y0 - 90) / dy)), bottom - 1)
+        return _Cells(left, top, cells.right, bottom)
+
+    def _within_edges(self, extended: _Cells, cells: _Cells) -> _Cells:
+        """Without an extension across the antimeridian or beyond a pole."""
+        turn = _turn(self.crs)
+        left, right = extended.left, extended.right
+        if turn is not None:
+            edges = [(edge - self.origin[0]) / self.size[0] for edge in (-turn / 2, turn / 2)]
+            if any(left < edge - _SLACK and edge <= cells.left + 1 for edge in edges):
+                left = cells.left
+            if any(right > edge + _SLACK and edge >= cells.right - 1 for edge in edges):
+                right = cells.right
+        return self._on_earth(_Cells(left, extended.top, right, extended.bottom))
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,7 +386,11 @@ class _Extent:
         x = np.mod(points.x, _turn(name_crs(target)) or math.inf) if crosses else points.x
         bounds = float(x.min()), float(points.y.min()), float(x.max()), float(points.y.max())
         bounds = _with_poles(facts, source, target, bounds)
-        return _Extent(bounds, _default_resolution(facts, source, _turned(target) if crosses else target))
+        dx, dy = _default_resolution(facts, source, _turned(target) if crosses else target)
+        if target.is_geographic and bounds[1] <= -90:
+            # Rows are counted from the north pole: the last one ends at the south pole, not before or beyond it.
+            dy = 180 / math.ceil(180 / dy - _SLACK)
+        return _Extent(bounds, (dx, dy))
 
 
 def _outer_points(facts: RasterFacts, source: CRS, target: CRS) -> Points:

@@ -104,21 +104,17 @@ def require_fit(profile: CogProfile, dtype: str, colors: Sequence[str]) -> None:
     )
 
 
-def resampling_for(raster_type: RasterType, dtype: str, has_palette: bool = False) -> Resampling:
-    """How pixels are resampled to another grid: classes by nearest neighbour, other values by interpolation.
-
-    Integers of unknown type may be classes, for which interpolation would produce classes that do not exist.
-    """
-    return Resampling.nearest if _are_classes(raster_type, dtype, has_palette) else Resampling.bilinear
+def resampling_for(raster_type: RasterType, has_palette: bool = False) -> Resampling:
+    """How pixels are resampled to another grid: classes by nearest neighbour, other values by interpolation."""
+    return Resampling.nearest if _are_classes(raster_type, has_palette) else Resampling.bilinear
 
 
-def overview_resampling_for(raster_type: RasterType, dtype: str, has_palette: bool = False) -> Resampling:
-    return Resampling.mode if _are_classes(raster_type, dtype, has_palette) else Resampling.average
+def overview_resampling_for(raster_type: RasterType, has_palette: bool = False) -> Resampling:
+    return Resampling.mode if _are_classes(raster_type, has_palette) else Resampling.average
 
 
-def _are_classes(raster_type: RasterType, dtype: str, has_palette: bool) -> bool:
-    is_float = dtype.startswith("float")
-    return has_palette or raster_type is RasterType.CATEGORICAL or (raster_type is RasterType.UNKNOWN and not is_float)
+def _are_classes(raster_type: RasterType, has_palette: bool) -> bool:
+    return has_palette or raster_type is RasterType.CATEGORICAL
 
 
 def _is_byte(dtype: str) -> bool:

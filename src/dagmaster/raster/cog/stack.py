@@ -26,6 +26,7 @@ from rasterio.crs import CRS
 from rasterio.enums import ColorInterp
 
 from dagmaster.errors import InvalidRequest, UnfitData
+from dagmaster.raster.cog.grid import SAME_PIXELS
 from dagmaster.raster.source.bands import Bands
 from dagmaster.raster.source.crs import parse_crs
 from dagmaster.raster.source.extent import Affine6, geographic_bounds, native_bounds
@@ -45,20 +46,24 @@ from dagmaster.raster.source.pixels import (
 from dagmaster.raster.source.window import Window
 from dagmaster.raster.validation.header_rules import Ceilings
 
+BORDER = 40  # pixels of neighbours around a file: more than a kernel reaches at the coarsest resolution
 _MOST_OPEN = 64
 _MOST_BANDS = 256  # all bands of a block are in memory
 _RGB = (ColorInterp.red, ColorInterp.green, ColorInterp.blue)
-_OFF = 0.01  # of a pixel, by which grids may differ over their whole length
 _CACHE_BYTES = 256 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class CombinedRaster:
-    """`facts` describe the combined raster, for its grid; `pixels` and `bands` become the COG."""
+    """`facts` describe the combined raster, for its grid; `pixels` and `bands` become the COG.
+
+    `core` is the part of the pixels that becomes valid; those around it are only for interpolation. None means all.
+    """
 
     facts: RasterFacts
     pixels: Pixels
     bands: Bands
+    core: Window | None = None
 
 
 @contextlib.contextmanager
@@ -107,7 +112,7 @@ def merged(
     with _opened(paths, raster_type, nodata=nodata, source_crs=source_crs, remote=remote) as files:
         _require_alike(files.parts, _SAME_BANDS)
         first = files.parts[0]
-        places = np.array([_place_of(part, first) for part in files.parts])
+        places = np.array([_place_of(part.facts, first.facts) for part in files.parts])
         left, top = places[:, :2].min(axis=0)
         width, height = places[:, 2:].max(axis=0) - (left, top)
         transform = first.transform @ Affine.translation(int(left), int(top))
@@ -117,6 +122,92 @@ def merged(
             files, rules, first.crs, transform, facts.width, facts.height, places - (left, top, left, top), first.bands
         )
         yield CombinedRaster(facts, pixels, first.bands)
+
+
+@contextlib.contextmanager
+def bordered(
+    path: str | Path,
+    neighbours: Sequence[str | Path],
+    *,
+    raster_type: RasterType,
+    nodata: float | None = None,
+    source_crs: str | None = None,
+    remote: bool = False,
+) -> Iterator[CombinedRaster]:
+    """A file with a border of its neighbours' pixels, so that it is interpolated at its edges as in one raster.
+
+    Neighbours with other bands or another nodata value are not used.
+    """
+    with _opened([path, *neighbours], raster_type, nodata=nodata, source_crs=source_crs, remote=remote) as files:
+        own, *others = files.parts
+        files.parts = [*(part for part in others if _first_difference(part, own, _SAME_BANDS) is None), own]
+        places = np.array([_place_of(part.facts, own.facts) for part in files.parts]) + BORDER
+        rules = own.rules if own.rules.validity in (Validity.NODATA, Validity.ALPHA) else Rules(Validity.MASK)
+        width, height = own.facts.width, own.facts.height
+        pixels = _Merged(
+            files,
+            rules,
+            own.crs,
+            own.transform @ Affine.translation(-BORDER, -BORDER),
+            width + 2 * BORDER,
+            height + 2 * BORDER,
+            places,
+            own.bands,
+            opaque=len(files.parts) - 1,
+        )
+        yield CombinedRaster(own.facts, pixels, own.bands, Window(BORDER, BORDER, width, height))
+
+
+@dataclass(frozen=True, slots=True)
+class GridGroup:
+    """Files on one pixel grid: their numbers, and the first column and row and end column and row of each, in pixels of
+    the first one."""
+
+    members: list[int]
+    places: NDArray[np.int64]
+
+
+def grid_groups(files: Sequence[RasterFacts]) -> list[GridGroup]:
+    """The files by their pixel grids, in the order of their first file. All have a CRS and a transform."""
+    crss = [parse_crs(each.crs or "") for each in files]
+    transforms = np.array([each.transform for each in files], dtype=np.float64)
+    sizes = np.array([(each.width, each.height) for each in files])
+    groups, pending = [], list(range(len(files)))
+    while pending:
+        first = pending[0]
+        corners, is_aligned = _corners_in_pixels(transforms[pending], sizes[pending], Affine(*transforms[first]))
+        is_member = [aligned and crss[at] == crss[first] for at, aligned in zip(pending, is_aligned, strict=True)]
+        members = [at for at, is_one in zip(pending, is_member, strict=True) if is_one]
+        starts = corners[is_member]
+        groups.append(GridGroup(members, np.hstack([starts, starts + sizes[members]])))
+        pending = [at for at, is_one in zip(pending, is_member, strict=True) if not is_one]
+    return groups
+
+
+def _corners_in_pixels(
+    transforms: NDArray[np.float64], sizes: NDArray[np.int64], first: Affine
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Column and row of each file's corner in pixels of the first file, and whether their pixels coincide."""
+    a, b, c, d, e, f = transforms.T
+    inverse = ~first
+    along = np.abs(np.stack([inverse.a * a + inverse.b * d - 1, inverse.d * a + inverse.e * d])) * sizes[:, 0]
+    down = np.abs(np.stack([inverse.a * b + inverse.b * e, inverse.d * b + inverse.e * e - 1])) * sizes[:, 1]
+    corners = np.stack([inverse.a * c + inverse.b * f + inverse.c, inverse.d * c + inverse.e * f + inverse.f], axis=1)
+    whole = np.round(corners)
+    off = np.max([*along, *down, *np.abs(corners - whole).T], axis=0)
+    return whole.astype(np.int64), off <= SAME_PIXELS
+
+
+def neighbours_of(places: NDArray[np.int64]) -> list[list[int]]:
+    """For each file the others that have pixels within its border."""
+    left, top, right, bottom = places.T
+    result = []
+    for at, (west, north, east, south) in enumerate(places.tolist()):
+        near = (left < east + BORDER) & (right > west - BORDER) & (top < south + BORDER) & (bottom > north - BORDER)
+        near &= (left < west) | (right > east) | (top < north) | (bottom > south)
+        near[at] = False
+        result.append(np.flatnonzero(near).tolist())
+    return result
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +289,8 @@ class _Stack:
 
 @dataclass(frozen=True, slots=True)
 class _Merged:
-    """`places`: first column and row and end column and row of each file."""
+    """`places`: first column and row and end column and row of each file. Through nodata of a file, those below it are
+    visible, except for the file `opaque`."""
 
     files: _Files
     rules: Rules
@@ -208,6 +300,7 @@ class _Merged:
     height: int
     places: NDArray[np.int64]
     bands: Bands
+    opaque: int | None = None
     clamped: int = 0
 
     def read(self, window: Window) -> Block:
@@ -233,9 +326,9 @@ class _Merged:
         part = Window(first_col - left, first_row - top, last_col - first_col, last_row - first_row)
         block = self.files.read(self.files.parts[at], part)
         area = np.s_[:, first_row - window.row : last_row - window.row, first_col - window.col : last_col - window.col]
-        if block.valid is None:
+        if block.valid is None or at == self.opaque:
             values[area] = block.values
-            covered[area] = True
+            covered[area] = True if block.valid is None else block.valid.any(axis=0)
         else:
             np.copyto(values[area], block.values, where=block.valid)
             covered[area] |= block.valid.any(axis=0)
@@ -298,14 +391,17 @@ _SAME_BANDS = (
 
 def _require_alike(parts: Sequence[_SourceFile], demands: Sequence[_Demand]) -> None:
     first, *others = parts
-    for part, demand in itertools.product(others, demands):
-        value, expected = demand.of(part), demand.of(first)
-        if value != expected:
+    for part in others:
+        if demand := _first_difference(part, first, demands):
             raise UnfitData(
-                f"'{part.name}' {demand.verb} {_short(value)}, '{first.name}' {_short(expected)}",
+                f"'{part.name}' {demand.verb} {_short(demand.of(part))}, '{first.name}' {_short(demand.of(first))}",
                 code=demand.code,
                 hint=demand.hint,
             )
+
+
+def _first_difference(part: _SourceFile, first: _SourceFile, demands: Sequence[_Demand]) -> _Demand | None:
+    return next((demand for demand in demands if demand.of(part) != demand.of(first)), None)
 
 
 def _require_stackable(part: _SourceFile) -> None:
@@ -325,15 +421,15 @@ def _require_stackable(part: _SourceFile) -> None:
         )
 
 
-def _place_of(part: _SourceFile, first: _SourceFile) -> tuple[int, int, int, int]:
+def _place_of(part: RasterFacts, first: RasterFacts) -> tuple[int, int, int, int]:
     """First column and row, and end column and row, of a file in pixels of the first file."""
-    width, height = part.facts.width, part.facts.height
-    steps = ~first.transform @ part.transform
+    assert part.transform is not None
+    assert first.transform is not None
+    width, height = part.width, part.height
+    steps = ~Affine(*first.transform) @ Affine(*part.transform)
     drift = max(abs(steps.a - 1) * width, abs(steps.d) * width, abs(steps.e - 1) * height, abs(steps.b) * height)
-    if drift > _OFF:
-        size, first_size = (
-            " × ".join(f"{side:.10g}" for side in each.facts.resolution or ()) for each in (part, first)
-        )
+    if drift > SAME_PIXELS:
+        size, first_size = (" × ".join(f"{side:.10g}" for side in each.resolution or ()) for each in (part, first))
         turned = "" if size != first_size else " with another rotation"
         raise UnfitData(
             f"the pixels of '{part.name}' are {size}{turned}, those of '{first.name}' {first_size}",
@@ -342,7 +438,7 @@ def _place_of(part: _SourceFile, first: _SourceFile) -> tuple[int, int, int, int
         )
     col, row = round(steps.c), round(steps.f)
     shift = max(abs(steps.c - col), abs(steps.f - row))
-    if shift > _OFF:
+    if shift > SAME_PIXELS:
         raise UnfitData(
             f"the pixels of '{part.name}' are {shift:.2g} pixels away from those of '{first.name}'",
             code="raster.grids-differ",
@@ -352,7 +448,7 @@ def _place_of(part: _SourceFile, first: _SourceFile) -> tuple[int, int, int, int
 
 
 def _require_same_ground(part: _SourceFile, first: _SourceFile) -> None:
-    if _place_of(part, first) != (0, 0, first.facts.width, first.facts.height):
+    if _place_of(part.facts, first.facts) != (0, 0, first.facts.width, first.facts.height):
         raise UnfitData(
             f"'{part.name}' has another extent than '{first.name}'",
             code="raster.grids-differ",

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 from affine import Affine
+from rasterio.crs import CRS
 from rasterio.enums import Resampling
 from rasterio.warp import reproject
 
@@ -33,9 +34,12 @@ _RADIUS = {
     Resampling.lanczos: 3,
 }
 _MOST_REDUCTION = 32
+_TILT = 0.1  # of rows and columns of the grid against those of the source
+AVERAGED_FROM = 1.5  # source pixels per pixel, in the coarser direction
 _OPAQUE = 100  # the value of valid pixels in a mask that is warped as a band; it fits every type
 _WORLD = 360.0
 _EXACT = 2e-5  # pixels; the share of pixels for which another one is the nearest
+_ON_EDGE = 1e-3  # pixels; a pixel on the edge of two files is in both, so that it is in none never
 _CLOSE = 4e-3  # pixels; an error that interpolated values hardly show
 
 
@@ -52,10 +56,13 @@ class Blocks(Protocol):
         """The parts of the source that a block is computed from."""
 
 
-def blocks_of(source: Pixels, grid: OutputGrid, resampling: Resampling) -> Blocks:
-    """The source on the grid: copied if their pixels coincide, else warped."""
-    offset = _whole_offset(source, grid)
-    return Copy(source, grid, *offset) if offset else Warp(source, grid, resampling)
+def blocks_of(source: Pixels, grid: OutputGrid, resampling: Resampling, core: Window | None = None) -> Blocks:
+    """The source on the grid: copied if their pixels coincide, else warped.
+
+    Only pixels whose centre is in the `core` of the source become valid; those around it are for interpolation.
+    """
+    offset = None if core else _whole_offset(source, grid)
+    return Copy(source, grid, *offset) if offset else Warp(source, grid, resampling, core)
 
 
 class Copy:
@@ -121,13 +128,16 @@ class Warp:
 
     reprojects = True
 
-    def __init__(self, source: Pixels, grid: OutputGrid, resampling: Resampling) -> None:
+    def __init__(self, source: Pixels, grid: OutputGrid, resampling: Resampling, core: Window | None = None) -> None:
         self.source = source
+        # Averages reach beyond the source: a pixel belongs to it if its centre does, as with other kernels.
+        is_averaged = resampling is Resampling.average
+        self._core = core or (Window(0, 0, source.width, source.height) if is_averaged else None)
         self._rules = source.rules
         self._grid = grid
         self._crs = parse_crs(grid.crs)
         self._resampling = resampling
-        self._reduction = self._source_pixels_per_pixel()
+        self._reduction = source_pixels_per_pixel(source, grid)
         if max(self._reduction) > _MOST_REDUCTION:
             # All source pixels of a block are read at once.
             raise InvalidRequest(
@@ -142,18 +152,35 @@ class Warp:
 
     def block(self, col: int, row: int) -> Block | None:
         compute = self._nearest if self._resampling is Resampling.nearest else self._interpolated
-        blocks = [block for part in self._parts(col, row) if (block := compute(col, row, part)) is not None]
-        return _merged(blocks) if blocks else None
+        computed = ((part, compute(col, row, part)) for part in self._parts(col, row))
+        blocks = [self._in_core(col, row, part, block) for part, block in computed if block is not None]
+        return _merged(kept) if (kept := [block for block in blocks if block is not None]) else None
+
+    def _in_core(self, col: int, row: int, part: _SourcePart, block: Block) -> Block | None:
+        """The block without pixels whose centre is outside the core of the source."""
+        core, window = self._core, part.window
+        if core is None or (part.is_inside and _clip(window, core) == window):
+            return block
+        pixels = self._pixel_centres(col, row, part)
+        with np.errstate(invalid="ignore"):
+            inside = (pixels.x >= core.col - _ON_EDGE) & (pixels.x <= core.col + core.width + _ON_EDGE)
+            inside &= (pixels.y >= core.row - _ON_EDGE) & (pixels.y <= core.row + core.height + _ON_EDGE)
+        if inside.all():
+            return block
+        valid = np.broadcast_to(inside, (1, *inside.shape)) if block.valid is None else block.valid & inside
+        return self._settled(block.values, valid)
 
     def _parts(self, col: int, row: int) -> Iterator[_SourcePart]:
         """One for each turn around the Earth that reaches the source; nearly always one."""
         lattice = self._lattice(col, row, 32)
-        for turn in self._turns(lattice.x):
-            pixels = self._in_source(lattice, turn)
-            finite = pixels.finite()
+        # Where the source's CRS ends, a coarse lattice would miss what lies between its points.
+        outer = lattice if lattice.are_finite else self._lattice(col, row, 4)
+        for turn in self._turns(outer.x):
+            pixels, extent = self._in_source(lattice, turn), self._in_source(outer, turn)
+            finite = extent.finite()
             if finite.x.size == 0:
                 continue
-            pad_x, pad_y = self._padding(pixels)
+            pad_x, pad_y = self._padding(extent)
             left, right = math.floor(finite.x.min() - pad_x), math.ceil(finite.x.max() + pad_x)
             top, bottom = math.floor(finite.y.min() - pad_y), math.ceil(finite.y.max() + pad_y)
             needed = Window(left, top, right - left, bottom - top)
@@ -170,8 +197,7 @@ class Warp:
         return self._projected(col, row, *np.meshgrid(across, down))
 
     def _projected(self, col: int, row: int, u: Floats, v: Floats) -> Points:
-        x, y = apply_affine(self._place(col, row), u.ravel(), v.ravel())
-        points = project(self._crs, self.source.crs, x, y)
+        points = _projected(self._crs, self.source.crs, *apply_affine(self._place(col, row), u.ravel(), v.ravel()))
         return Points(points.x.reshape(u.shape), points.y.reshape(u.shape))
 
     def _place(self, col: int, row: int) -> Affine:
@@ -190,7 +216,7 @@ class Warp:
 
     def _padding(self, pixels: Points) -> tuple[float, float]:
         """The radius of the kernel, and how far the block may extend between or beyond the points of the lattice."""
-        radius = _RADIUS.get(self._resampling, 1)
+        radius = kernel_radius(self._resampling)
         reach = [radius * max(1.0, reduction) + 2 for reduction in self._reduction]
         more = [_bulge(axis) if pixels.are_finite else _stride(axis) for axis in (pixels.x, pixels.y)]
         return reach[0] + more[0], reach[1] + more[1]
@@ -258,13 +284,14 @@ class Warp:
         if block.valid is not None and block.values.dtype.kind == "f":
             # NaN in addition to a nodata value: the kernel accepts only one.
             np.copyto(block.values, self._rules.nodata, where=np.isnan(block.values))
-        values = self._kernel(
-            block.values,
-            src_nodata=self._rules.nodata,
-            dst_nodata=self._rules.nodata,
-            UNIFIED_SRC_NODATA="YES" if self._rules.together else "NO",
-            **geometry,
-        )
+        # GDAL drops a pixel whose nearest source pixel is invalid only if all bands of a call share their valid pixels.
+        # Otherwise it accepts any valid neighbour, and the data would grow by one source pixel.
+        together = self._rules.together
+        is_shared = together or block.valid is None or bool((block.valid == block.valid[:1]).all())
+        options = geometry | {"src_nodata": self._rules.nodata, "dst_nodata": self._rules.nodata}
+        options["UNIFIED_SRC_NODATA"] = "YES" if together else "PARTIAL"
+        calls = [block.values] if is_shared else np.split(block.values, len(block.values))
+        values = np.concatenate([self._kernel(bands, **options) for bands in calls])
         return self._settled(values, self._rules.valid_of(values))
 
     def _with_mask(self, block: Block, geometry: dict[str, Any]) -> Block | None:
@@ -319,22 +346,52 @@ class Warp:
         np.copyto(values, values.dtype.type(self._rules.fill), where=~valid)
         return Block(values, valid)
 
-    def _source_pixels_per_pixel(self) -> tuple[float, float]:
-        """The median number of source columns and rows per pixel of the grid: above one if the output is coarser."""
-        u, v = (
-            axis.ravel()
-            for axis in np.meshgrid(*(size * np.arange(1, 8) / 8 for size in (self._grid.width, self._grid.height)))
-        )
-        places = [apply_affine(self._grid.transform, u + du, v + dv) for du, dv in ((0, 0), (1, 0), (0, 1))]
-        origin, right, down = (self._in_source(project(self._crs, self.source.crs, *place), 0) for place in places)
-        with np.errstate(invalid="ignore"):
-            cols, rows = (
-                np.hypot(right.x - origin.x, down.x - origin.x),
-                np.hypot(right.y - origin.y, down.y - origin.y),
-            )
-        if not (finite := np.isfinite(cols) & np.isfinite(rows)).any():
-            return 1.0, 1.0
-        return float(np.median(cols[finite])), float(np.median(rows[finite]))
+
+def source_pixels_per_pixel(source: Pixels, grid: OutputGrid) -> tuple[float, float]:
+    """The median number of source columns and rows per pixel of the grid: above one if the output is coarser."""
+    right, down = _steps(source, grid)
+    if right.x.size == 0:
+        return 1.0, 1.0
+    return float(np.median(np.hypot(right.x, down.x))), float(np.median(np.hypot(right.y, down.y)))
+
+
+def interpolation_for(source: Pixels, grid: OutputGrid) -> Resampling:
+    """How measurements are resampled: by the average of a pixel's area if it is clearly coarser, else bilinear.
+
+    docs/raster/resampling.md has the measurements that the limit is chosen by. GDAL averages a box of rows and columns,
+    so that the grid must not be rotated against the source, ignores partial transparency, and shows the edges of source
+    pixels where the grid is finer in one direction.
+    """
+    finer, coarser = sorted(source_pixels_per_pixel(source, grid))
+    right, down = _steps(source, grid)
+    tilted = (np.abs(right.y) > _TILT * np.abs(right.x)) | (np.abs(down.x) > _TILT * np.abs(down.y))
+    is_averaged = (
+        coarser >= AVERAGED_FROM and finer >= 1 and source.rules.validity is not Validity.ALPHA and not tilted.any()
+    )
+    return Resampling.average if is_averaged else Resampling.bilinear
+
+
+def _steps(source: Pixels, grid: OutputGrid) -> tuple[Points, Points]:
+    """How far apart in the source, in pixels, are neighbours of the grid: in its rows and in its columns."""
+    u, v = (axis.ravel() for axis in np.meshgrid(*(size * np.arange(1, 8) / 8 for size in (grid.width, grid.height))))
+    corner, crs = grid.transform_of(grid.window), parse_crs(grid.crs)
+    places = (_projected(crs, source.crs, *apply_affine(corner, u + x, v + y)) for x, y in ((0, 0), (1, 0), (0, 1)))
+    origin, right, down = (Points(*apply_affine(~source.transform, place.x, place.y)) for place in places)
+    with np.errstate(invalid="ignore"):
+        steps = [(end.x - origin.x, end.y - origin.y) for end in (right, down)]
+    finite = np.isfinite(steps).all(axis=(0, 1))
+    across, along = (Points(x[finite], y[finite]) for x, y in steps)
+    return across, along
+
+
+def _projected(crs: CRS, source_crs: CRS, x: Floats, y: Floats) -> Points:
+    # The edge of the last row may be up to half a pixel beyond the pole, where there is no point.
+    return project(crs, source_crs, x, np.clip(y, -90, 90) if crs.is_geographic else y)
+
+
+def kernel_radius(resampling: Resampling) -> int:
+    """In pixels of the source, or of the grid if they are larger."""
+    return _RADIUS.get(resampling, 1)
 
 
 def _whole_offset(source: Pixels, grid: OutputGrid) -> tuple[int, int] | None:
@@ -351,8 +408,13 @@ def _whole_offset(source: Pixels, grid: OutputGrid) -> tuple[int, int] | None:
 
 
 def _clipped(window: Window, source: Pixels) -> Window | None:
-    left, top = max(0, window.col), max(0, window.row)
-    right, bottom = min(source.width, window.col + window.width), min(source.height, window.row + window.height)
+    return _clip(window, Window(0, 0, source.width, source.height))
+
+
+def _clip(window: Window, bounds: Window) -> Window | None:
+    left, top = max(bounds.col, window.col), max(bounds.row, window.row)
+    right = min(bounds.col + bounds.width, window.col + window.width)
+    bottom = min(bounds.row + bounds.height, window.row + window.height)
     return Window(left, top, right - left, bottom - top) if left < right and top < bottom else None
 
 
@@ -386,13 +448,17 @@ def _largest_difference(lattice: Floats, order: int) -> float:
 
 
 def _mesh(size: int, step: int) -> Floats:
-    """Points from 0 to at least `size`; three or more, because two show no curvature."""
-    return np.arange(max(2, -(-size // step)) + 1, dtype=np.float64) * step
+    """Points from 0 to `size`, at most `step` apart; three or more, because two show no curvature.
+
+    None is beyond the block: behind the last row there may be a pole, and then there are no points to go by.
+    """
+    return np.linspace(0, size, max(2, -(-size // step)) + 1)
 
 
 def _between(size: int, step: int) -> Floats:
     """Weights of the mesh's points for each pixel centre."""
-    weights: Floats = np.clip(1 - np.abs(_mesh(size, step)[:, np.newaxis] - (np.arange(size) + 0.5)) / step, 0, None)
+    mesh = _mesh(size, step)
+    weights: Floats = np.clip(1 - np.abs(mesh[:, np.newaxis] - (np.arange(size) + 0.5)) / mesh[1], 0, None)
     return weights
 
 

@@ -1,8 +1,8 @@
 """Write a window of the grid as a cloud-optimised GeoTIFF, directly from the source.
 
-One pass: each block of 512 × 512 is read, warped, encoded and halved for the overviews. Only one row of blocks per
-overview is in memory, and no uncompressed copy is written. The COG is written to a hidden folder next to the target and
-renamed when it is complete: a reader sees the finished COG or none.
+One pass: each block of 512 × 512 is read, warped, counted, encoded and halved for the overviews. Only one row of blocks
+per overview is in memory, and no uncompressed copy is written. The COG is written to a hidden folder next to the target
+and renamed when it is complete: a reader sees the finished COG or none.
 
     grid = output_grid(read_facts("scene.tif"))
     cog = make_cog("scene.tif", Path("scene_cog.tif"), grid, raster_type=RasterType.RGB)
@@ -26,12 +26,15 @@ from rasterio.errors import NotGeoreferencedWarning, RasterioError
 
 from dagmaster.bbox import BBox
 from dagmaster.errors import Unavailable
+from dagmaster.raster.analysis.statistics import Partials, Tally
+from dagmaster.raster.cog.area import AreaCheck, ValidArea
 from dagmaster.raster.cog.grid import OutputGrid, require_aligned
 from dagmaster.raster.cog.profiles import ANALYSIS, CogProfile, overview_resampling_for, require_fit, resampling_for
 from dagmaster.raster.cog.pyramid import PyramidLevel, halving, sizes
 from dagmaster.raster.cog.tiff import Image, Joined, join
-from dagmaster.raster.cog.warp import Blocks, blocks_of
+from dagmaster.raster.cog.warp import Blocks, interpolation_for
 from dagmaster.raster.source.bands import Bands
+from dagmaster.raster.source.classes import holds_classes
 from dagmaster.raster.source.crs import parse_crs
 from dagmaster.raster.source.extent import Bounds
 from dagmaster.raster.source.facts import RasterType
@@ -64,9 +67,14 @@ class CogFacts:
     resampling: str
     reprojection_performed: bool
     overviews: tuple[int, ...]  # factors
+    treated_as: str  # "classes" or "measurements"
+    is_type_unknown: bool  # that was decided by the values
     is_empty: bool  # no pixel is valid
+    valid_area: ValidArea  # compared with that of the source
     clamped: int  # values that did not fit its type and became the nearest that fits
-    seconds: dict[str, float]  # by step: read_and_warp, overviews, encode, join
+    seconds: dict[str, float]  # by step: read_and_warp, statistics, overviews, encode, join
+    statistics: Partials  # exact, per band; of the pixels before lossy compression
+    own_statistics: Partials  # of the part that counts in a mosaic
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +88,7 @@ class _Plan:
     rules: Rules
     resampling: Resampling
     overview_resampling: Resampling
+    is_type_unknown: bool
 
     @property
     def written_bands(self) -> list[int]:
@@ -126,6 +135,7 @@ def make_cog(
     unset_alpha: bool = False,
     dtype: str | None = None,
     remote: bool = False,
+    own: tuple[int, int] | None = None,
     on_progress: Callable[[float], None] | None = None,
 ) -> CogFacts:
     """Write the window of the grid (all of it by default) as a COG.
@@ -133,6 +143,7 @@ def make_cog(
     `nodata` replaces the nodata value of a source that has no mask and no alpha.
     `unset_alpha`: the band that is marked as alpha holds data.
     `dtype` converts integers; a value that does not fit becomes the nearest that fits, and is counted in `clamped`.
+    `own` (width, height) is the part of the window that no following tile covers; it counts in a mosaic.
     `on_progress` is called with the finished share, from 0 to 1; if it raises, no target is left.
     """
     with opened(source, remote=remote) as dataset:
@@ -150,6 +161,7 @@ def make_cog(
                 profile=profile,
                 raster_type=raster_type,
                 resampling=resampling,
+                own=own,
                 on_progress=on_progress,
             )
 
@@ -161,35 +173,60 @@ def write_cog(
     grid: OutputGrid,
     *,
     window: Window | None = None,
+    core: Window | None = None,
     profile: CogProfile = ANALYSIS,
     raster_type: RasterType,
     resampling: Resampling | None = None,
+    own: tuple[int, int] | None = None,
     on_progress: Callable[[float], None] | None = None,
 ) -> CogFacts:
-    """As `make_cog`, for a source that is open already and may consist of more than one file (see `cog.stack`)."""
+    """As `make_cog`, for a source that is open already and may consist of more than one file (see `cog.stack`).
+
+    `core` is the part of the source that becomes valid, if pixels around it are only for interpolation.
+    """
     window = window or grid.window
     require_aligned(grid, window)
     require_fit(profile, bands.dtype, [color.name for color in bands.colors])
-    kind = raster_type, bands.dtype, bands.palette is not None
+    is_unknown = raster_type is RasterType.UNKNOWN and bands.palette is None and not bands.dtype.startswith("float")
+    if is_unknown and holds_classes(source):
+        raster_type = RasterType.CATEGORICAL
+    kind = raster_type, bands.palette is not None
     plan = _Plan(
         grid=grid,
         window=window,
         profile=profile,
         bands=bands,
         rules=source.rules,
-        resampling=resampling if resampling is not None else resampling_for(*kind),
+        resampling=resampling if resampling is not None else _resampling(source, grid, *kind),
         overview_resampling=overview_resampling_for(*kind),
+        is_type_unknown=is_unknown,
     )
-    blocks = blocks_of(source, grid, plan.resampling)
+    area = AreaCheck(source, grid, window, plan.resampling, core)
+    blocks = area.blocks()
     watch = _Watch()
+    tally = Tally(plan.written_bands, bands.dtype, plan.rules, own, before_compression=profile.is_lossy)
     with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as scratch:
-        images = _Scratch(Path(scratch), plan, watch)
+        images = _Scratch(Path(scratch), plan, watch, tally)
         with images:
             _fill(images, blocks, plan, watch, on_progress)
         with watch("join"):
             joined = join(images.images(), Path(scratch) / "joined")
             (Path(scratch) / "joined").replace(target)
-    return _facts(target, plan, images, joined, blocks, seconds=watch.seconds)
+    return _facts(
+        target,
+        plan,
+        images,
+        joined,
+        blocks,
+        valid_area=area.valid_area(),
+        seconds=watch.seconds,
+        statistics=(tally.whole(window.width, window.height), tally.own(window.width, window.height)),
+    )
+
+
+def _resampling(source: Pixels, grid: OutputGrid, raster_type: RasterType, has_palette: bool) -> Resampling:
+    by_type = resampling_for(raster_type, has_palette)
+    return interpolation_for(source, grid) if by_type is Resampling.bilinear else by_type
 
 
 def _cache_bytes(dataset: Any, window: Window) -> int:
@@ -216,10 +253,11 @@ def _fill(
 class _Scratch:
     """The images of the pyramid, each in a separate TIFF that GDAL encodes."""
 
-    def __init__(self, folder: Path, plan: _Plan, watch: _Watch) -> None:
+    def __init__(self, folder: Path, plan: _Plan, watch: _Watch, tally: Tally) -> None:
         self._watch = watch
         shapes = sizes(plan.window.width, plan.window.height)
         self._sinks = [_Sink(folder, plan, level, shape, watch) for level, shape in enumerate(shapes)]
+        self._sinks[0].tally = tally
         halve = halving(plan.overview_resampling, plan.rules)
         above: PyramidLevel | None = None
         for sink in reversed(self._sinks):
@@ -267,6 +305,7 @@ class _Sink:
     def __init__(self, folder: Path, plan: _Plan, level: int, size: tuple[int, int], watch: _Watch) -> None:
         width, height = self.width, self.height = size
         self.blocks = 0  # with data
+        self.tally: Tally | None = None
         self._not_blank = 0  # blocks that must be stored in the file
         self._complete = 0
         self._plan, self._level, self._watch = plan, level, watch
@@ -281,6 +320,9 @@ class _Sink:
         return self._mask is not None and self._complete < rows * cols
 
     def write(self, window: Window, block: Block) -> None:
+        if self.tally is not None:
+            with self._watch("statistics"):
+                self.tally.add(window.col, window.row, block)
         with self._watch("encode"):
             area = rasterio.windows.Window(window.col, window.row, window.width, window.height)
             values = (
@@ -372,7 +414,15 @@ def _new(path: Path, width: int, height: int, **options: Any) -> Any:
 
 
 def _facts(
-    target: Path, plan: _Plan, images: _Scratch, joined: Joined, blocks: Blocks, *, seconds: dict[str, float]
+    target: Path,
+    plan: _Plan,
+    images: _Scratch,
+    joined: Joined,
+    blocks: Blocks,
+    *,
+    valid_area: ValidArea,
+    seconds: dict[str, float],
+    statistics: tuple[Partials, Partials],
 ) -> CogFacts:
     grid, window = plan.grid, plan.window
     validity = plan.rules.validity
@@ -397,7 +447,12 @@ def _facts(
         resampling=plan.resampling.name if blocks.reprojects else "none",
         reprojection_performed=blocks.reprojects,
         overviews=images.overviews,
+        treated_as="classes" if plan.overview_resampling is Resampling.mode else "measurements",
+        is_type_unknown=plan.is_type_unknown,
         is_empty=images.is_empty,
+        valid_area=valid_area,
         clamped=blocks.source.clamped,
         seconds={step: round(spent, 3) for step, spent in seconds.items()},
+        statistics=statistics[0],
+        own_statistics=statistics[1],
     )

@@ -1,7 +1,11 @@
-"""Pixels of a source, and the rules for which of them are valid.
+"""Pixels of a source, and the rule for which of them are valid.
 
 A source is one file, or several combined (`cog.stack`). It is read in windows, and each block has the mask of its valid
 pixels. `Validity` is how the source marks nodata: by a value, alpha, a mask, or not at all.
+
+There is one rule, and every reader uses it (this module, `reading`, `sample`): alpha decides, else a mask, else the
+nodata value; NaN is never valid. Infinity is data unless it is the declared nodata value: COGs keep it, and statistics
+leave it out and count it.
 """
 
 import contextlib
@@ -24,6 +28,8 @@ from dagmaster.raster.source.crs import parse_crs, split_crs
 from dagmaster.raster.source.facts import RasterType
 from dagmaster.raster.source.opening import read_bands, reason, short_name
 from dagmaster.raster.source.window import Window
+
+_LARGEST_WHOLE = 2.0**53  # every smaller integer is a float
 
 Values = NDArray[Any]  # band, row, column
 Valid = NDArray[np.bool_]  # band (or one for all), row, column
@@ -50,12 +56,14 @@ class Rules:
 
     `together`: a pixel is nodata only if all bands have the nodata value, as in a picture, where one colour may be 0.
     Otherwise each band has its own valid pixels.
+    `source_nodata` is the nodata value in the file, if a TIFF cannot declare it (see `storable_nodata`).
     """
 
     validity: Validity
     nodata: float | None = None
     alpha: int | None = None  # its index, from 0
     together: bool = True
+    source_nodata: float | None = None
 
     @property
     def fill(self) -> float:
@@ -65,34 +73,43 @@ class Rules:
         """The valid pixels, as far as values show them; None if all are."""
         if self.validity is Validity.ALPHA:
             assert self.alpha is not None
-            return none_if_all(values[self.alpha : self.alpha + 1] != 0)
+            colors = np.delete(values, self.alpha, axis=0) if values.dtype.kind == "f" else values
+            return without_nan(values[self.alpha : self.alpha + 1] != 0, colors)
         if self.validity is not Validity.NODATA:
             return None
-        nodata = self._is_nodata(values[:1])
+        nodata = is_nodata(values[:1], self.nodata)
         if self.together:
             for band in values[1:]:
                 if not nodata.any():
                     return None
-                nodata &= self._is_nodata(band)
+                nodata &= is_nodata(band, self.nodata)
         elif len(values) > 1:
-            nodata = np.concatenate([nodata, self._is_nodata(values[1:])])
+            nodata = np.concatenate([nodata, is_nodata(values[1:], self.nodata)])
         return none_if_all(~nodata)
 
-    def _is_nodata(self, values: Values) -> Valid:
-        nodata: Valid
-        if values.dtype.kind != "f":
-            nodata = values == self.nodata
-            return nodata
-        nodata = np.isnan(values)
-        if self.nodata is not None and not math.isnan(self.nodata):
-            nodata |= values == values.dtype.type(self.nodata)
-        return nodata
+    def valid_in_band(self, block: "Block", band: int) -> Valid | None:
+        """The valid pixels of one band (rows, columns); None if all are.
+
+        A block has one mask for all its bands if a pixel is valid in any of them. Alpha is valid everywhere.
+        """
+        if band == self.alpha:
+            return None
+        is_per_band = self.validity is Validity.NODATA and (not self.together or len(block.values) == 1)
+        shared: Valid | None = None
+        if block.valid is not None:
+            shared = block.valid[band if len(block.valid) > 1 else 0]
+        if is_per_band or (self.validity is not Validity.NODATA and block.values.dtype.kind != "f"):
+            return shared
+        nodata = is_nodata(block.values[band], self.nodata if self.validity is Validity.NODATA else None)
+        if not nodata.any():
+            return shared
+        return ~nodata if shared is None else shared & ~nodata
 
     def avoid_nodata(self, values: Values, valid: Valid | None = None) -> None:
         """Change valid pixels that interpolation set to the nodata value by chance to the next value, as GDAL does."""
         if self.nodata is None or math.isnan(self.nodata):
             return
-        hit = values == values.dtype.type(self.nodata)
+        hit = values == _in_type(self.nodata, values.dtype)
         if not hit.any():
             return
         if self.together:
@@ -100,6 +117,24 @@ class Rules:
         if valid is not None:
             hit &= valid
         values[np.broadcast_to(hit, values.shape)] = _next_to(self.nodata, values.dtype)
+
+
+def is_nodata(values: Values, nodata: float | None) -> Valid:
+    """Pixels without data, as far as values show them: NaN, and the nodata value if the type can hold it."""
+    is_float = values.dtype.kind == "f"
+    hit: Valid = np.isnan(values) if is_float else np.zeros(values.shape, np.bool_)
+    if nodata is None or math.isnan(nodata) or not _fits(nodata, values.dtype):
+        return hit
+    equal: Valid = values == _in_type(nodata, values.dtype)
+    return hit | equal if is_float else equal
+
+
+def storable_nodata(nodata: float, dtype: np.dtype[Any]) -> float:
+    """The nodata value, or for 64-bit integers one that a TIFF can declare: GDAL is passed a float, and writes 19
+    digits of it as 9.2e18, which is read as 9."""
+    if dtype.kind in "iu" and dtype.itemsize == 8 and abs(nodata) > _LARGEST_WHOLE:
+        return math.copysign(_LARGEST_WHOLE, nodata)
+    return float(_in_type(nodata, dtype))
 
 
 class Pixels(Protocol):
@@ -174,13 +209,17 @@ class FileSource:
         area = rasterio.windows.Window(window.col, window.row, window.width, window.height)
         with self._reading():
             values = read_bands(self.dataset, area)
-        for index, nodata in enumerate(self.dataset.nodatavals):
-            # A COG has one nodata value; other formats have one for each band.
-            if self.rules.validity is Validity.NODATA and nodata is not None and _differ(nodata, self.dataset.nodata):
-                values[index][values[index] == nodata] = self.rules.nodata
         if self.rules.validity is Validity.MASK:
             with self._reading():
-                return Block(values, none_if_all(self.dataset.read_masks(1, window=area)[np.newaxis] != 0))
+                valid = self.dataset.read_masks(1, window=area)[np.newaxis] != 0
+            return Block(values, without_nan(valid, values))
+        if self.rules.validity is Validity.NODATA:
+            for band, nodata in zip(values, self.dataset.nodatavals, strict=True):
+                # A COG has one nodata value; other formats have one for each band.
+                if nodata is not None and _fits(nodata, band.dtype) and _differ(nodata, self.dataset.nodata):
+                    band[is_nodata(band, nodata)] = self.rules.nodata
+            if self.rules.source_nodata is not None:
+                values[is_nodata(values, self.rules.source_nodata)] = self.rules.nodata
         return Block(values, self.rules.valid_of(values))
 
     @contextlib.contextmanager
@@ -240,9 +279,12 @@ def _cast_to(dtype: str, common: np.dtype[Any]) -> Cast | None:
 def colors_of(dataset: Any, raster_type: RasterType, *, unset_alpha: bool = False) -> tuple[ColorInterp, ...]:
     """The colour interpretation of each band. `unset_alpha`: the band that is marked as alpha holds data.
 
-    The fourth band of an RGBA raster is alpha, even if the file does not declare it.
+    The fourth band of an RGBA raster is alpha, even if the file does not declare it. A palette needs a colour table.
     """
-    colors = list(dataset.colorinterp)
+    colors = [
+        ColorInterp.gray if color is ColorInterp.palette and not _has_colors(dataset, band) else color
+        for band, color in enumerate(dataset.colorinterp, 1)
+    ]
     if unset_alpha:
         return tuple(ColorInterp.undefined if color is ColorInterp.alpha else color for color in colors)
     if raster_type is RasterType.RGBA and len(colors) == 4 and ColorInterp.alpha not in colors:
@@ -250,18 +292,27 @@ def colors_of(dataset: Any, raster_type: RasterType, *, unset_alpha: bool = Fals
     return tuple(colors)
 
 
+def _has_colors(dataset: Any, band: int) -> bool:
+    try:
+        return bool(dataset.colormap(band))
+    except ValueError:
+        return False
+
+
 def rules_of(dataset: Any, raster_type: RasterType, nodata: float | None = None, *, unset_alpha: bool = False) -> Rules:
     """The rules of a source. `nodata` overrides the declared value; a mask or alpha takes precedence over both."""
     colors = colors_of(dataset, raster_type, unset_alpha=unset_alpha)
+    dtype = np.dtype(dataset.dtypes[0])
+    together = raster_type in (RasterType.RGB, RasterType.RGBA)
     if ColorInterp.alpha in colors:
         return Rules(Validity.ALPHA, alpha=colors.index(ColorInterp.alpha))
     if MaskFlags.per_dataset in dataset.mask_flag_enums[0] and MaskFlags.alpha not in dataset.mask_flag_enums[0]:
         return Rules(Validity.MASK)  # GDAL also reports alpha as a mask
-    dtype = np.dtype(dataset.dtypes[0])
-    together = raster_type in (RasterType.RGB, RasterType.RGBA)
     value = nodata if nodata is not None else dataset.nodata
     if value is not None and _fits(value, dtype):
-        return Rules(Validity.NODATA, nodata=float(value), together=together)
+        stored = storable_nodata(value, dtype)
+        is_same = stored == _in_type(value, dtype) or math.isnan(value)
+        return Rules(Validity.NODATA, stored, together=together, source_nodata=None if is_same else float(value))
     if dtype.kind == "f":
         return Rules(Validity.NODATA, nodata=math.nan, together=together)
     return Rules(Validity.ALL)
@@ -276,6 +327,13 @@ def crs_of(dataset: Any, source_crs: str | None = None) -> CRS:
     return horizontal
 
 
+def without_nan(valid: Valid, colors: Values) -> Valid | None:
+    """The mask without pixels that are NaN in every band; None if all pixels are valid."""
+    if colors.dtype.kind == "f" and np.isnan(colors[0]).any():
+        valid = valid & ~np.isnan(colors).all(axis=0)
+    return none_if_all(valid)
+
+
 def none_if_all(valid: Valid) -> Valid | None:
     """The mask, or None if all pixels are valid."""
     return None if valid.all() else valid
@@ -288,11 +346,21 @@ def _differ(one: float, other: float | None) -> bool:
 def _fits(nodata: float, dtype: np.dtype[Any]) -> bool:
     """Whether the type can hold the value. A file may declare one that no pixel can have."""
     if dtype.kind == "f":
-        return True
+        return not math.isfinite(nodata) or abs(nodata) <= float(np.finfo(dtype).max) * (1 + 1e-6)
     if not float(nodata).is_integer():
         return False
     limits = np.iinfo(dtype)
-    return limits.min <= nodata <= limits.max
+    # As floats: 2^63 - 1 is passed as 2^63.
+    return float(limits.min) <= nodata <= float(limits.max)
+
+
+def _in_type(nodata: float, dtype: np.dtype[Any]) -> Any:
+    """The value as a pixel of the type has it: at the ends of a type, its text may be rounded to a value beyond."""
+    if dtype.kind == "f":
+        limit = float(np.finfo(dtype).max)
+        return dtype.type(nodata if not math.isfinite(nodata) else min(max(nodata, -limit), limit))
+    limits = np.iinfo(dtype)
+    return min(max(int(nodata), int(limits.min)), int(limits.max))
 
 
 def _next_to(nodata: float, dtype: np.dtype[Any]) -> float:

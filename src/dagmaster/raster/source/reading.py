@@ -1,6 +1,6 @@
 """Read rasters that the platform has written, with a mask of their valid pixels.
 
-A pixel of a band is valid unless the declared nodata value, a mask, an alpha band, NaN or infinity marks it as nodata.
+Which pixels are valid follows the rule of `pixels`, for each band.
 """
 
 import contextlib
@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 import rasterio
 from numpy.typing import NDArray
-from rasterio.enums import ColorInterp, MaskFlags
+from rasterio.enums import ColorInterp
 from rasterio.errors import RasterioError
 from rasterio.windows import Window
 
 from dagmaster.errors import Unavailable, UnfitData
+from dagmaster.raster.source.facts import RasterType
 from dagmaster.raster.source.opening import short_name
+from dagmaster.raster.source.pixels import Rules, Validity, is_nodata, rules_of
 
 
 @contextlib.contextmanager
@@ -52,37 +54,42 @@ def is_alpha(dataset: Any, band: int) -> bool:
 
 def is_all_valid(dataset: Any, band: int) -> bool:
     """Whether the header guarantees that every pixel of the band is valid."""
-    flags = dataset.mask_flag_enums[band - 1]
-    return (
-        MaskFlags.all_valid in flags and np.dtype(dataset.dtypes[band - 1]).kind in "iu" and not _alphas(dataset, band)
-    )
+    return marks_of(dataset).validity is Validity.ALL and np.dtype(dataset.dtypes[band - 1]).kind in "iu"
+
+
+def marks_of(dataset: Any) -> Rules:
+    """How an open dataset marks nodata."""
+    return rules_of(dataset, RasterType.UNKNOWN)
 
 
 def read_with_validity(
-    dataset: Any, band: int, window: Window | None = None, shape: tuple[int, int] | None = None
+    dataset: Any,
+    band: int,
+    window: Window | None = None,
+    shape: tuple[int, int] | None = None,
+    *,
+    marks: Rules | None = None,
 ) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-    """Values of a band, and the mask of valid ones."""
+    """Values of a band, and the mask of valid ones. `marks` are those of the dataset, if they are known."""
     values = dataset.read(band, window=window, out_shape=shape)
     if values.dtype.kind == "c":
         raise UnfitData("complex numbers are not supported", code="raster.complex", hint="store real bands")
-    return values, _validity(dataset, band, values, window, shape)
+    return values, band_validity(dataset, band, values, marks or marks_of(dataset), window=window, shape=shape)
 
 
-def _validity(
-    dataset: Any, band: int, values: NDArray[Any], window: Window | None, shape: tuple[int, int] | None
+def band_validity(
+    dataset: Any,
+    band: int,
+    values: NDArray[Any],
+    marks: Rules,
+    *,
+    window: Window | None = None,
+    shape: tuple[int, int] | None = None,
 ) -> NDArray[np.bool_]:
-    valid = np.isfinite(values) if values.dtype.kind == "f" else np.ones(values.shape, dtype=np.bool_)
-    nodata = dataset.nodatavals[band - 1]
-    if nodata is not None and np.isfinite(nodata):
-        valid &= values != nodata
-    flags = dataset.mask_flag_enums[band - 1]
-    if MaskFlags.per_dataset in flags:
-        valid &= dataset.read_masks(band, window=window, out_shape=shape) != 0
-    for alpha in _alphas(dataset, band):
-        valid &= dataset.read(alpha, window=window, out_shape=shape) != 0
+    """The mask of valid pixels of a band whose values were read. Alpha has no alpha: all of its pixels are valid."""
+    valid = ~is_nodata(values, dataset.nodatavals[band - 1] if marks.validity is Validity.NODATA else None)
+    if marks.validity is Validity.MASK:
+        valid &= dataset.read_masks(1, window=window, out_shape=shape) != 0
+    if marks.alpha is not None and band != marks.alpha + 1:
+        valid &= dataset.read(marks.alpha + 1, window=window, out_shape=shape) != 0
     return valid
-
-
-def _alphas(dataset: Any, band: int) -> list[int]:
-    """GDAL ignores the alpha band if a nodata value is declared; this module uses both."""
-    return [other for other in dataset.indexes if other != band and is_alpha(dataset, other)]

@@ -16,6 +16,8 @@ from rasterio.windows import Window
 
 from dagmaster.raster.source.facts import RasterFacts
 from dagmaster.raster.source.opening import READ_ERRORS, is_out_of_memory, read_bands, reason
+from dagmaster.raster.source.pixels import Rules
+from dagmaster.raster.source.reading import band_validity, marks_of
 
 _WINDOW = 512
 _LATTICE = 4  # windows per side
@@ -46,10 +48,11 @@ class BlockTable:
 
 @dataclass(slots=True)
 class BandRange:
-    """Of one band: the number of pixels read and of valid ones, and the range of the valid ones."""
+    """Of one band: the number of pixels read and of valid ones, and the range of the valid ones that are finite."""
 
     pixels: int = 0
     valid: int = 0
+    infinite: int = 0  # of the valid ones
     minimum: float = math.inf
     maximum: float = -math.inf
     has_nan: bool = False
@@ -59,6 +62,9 @@ class BandRange:
         self.valid += int(valid.sum())
         if values.dtype.kind == "f":
             self.has_nan = self.has_nan or bool(np.isnan(values).any())
+            infinite = valid & np.isinf(values)
+            self.infinite += int(infinite.sum())
+            valid = valid & ~infinite
         if valid.any():
             data = values[valid]
             self.minimum = min(self.minimum, float(data.min()))
@@ -68,7 +74,7 @@ class BandRange:
 @dataclass(frozen=True, slots=True)
 class Patch:
     values: Array  # bands, rows, columns
-    valid: Mask
+    valid: Mask  # and finite: the values are compared and averaged
 
 
 @dataclass(slots=True)
@@ -80,6 +86,7 @@ class Sample:
     alpha_pixels: int = 0
     alpha_between: int = 0  # neither transparent nor opaque
     is_whole: bool = False
+    is_empty: bool = False  # all pixels were read, and none is valid
     problem: str | None = None  # why the pixels cannot be read
 
     @property
@@ -97,6 +104,10 @@ class Sample:
     @property
     def has_nan(self) -> bool:
         return any(band.has_nan for band in self.bands.values())
+
+    @property
+    def infinite(self) -> int:
+        return sum(band.infinite for band in self.bands.values())
 
     @property
     def half_transparent(self) -> float:
@@ -137,20 +148,36 @@ def take_sample(dataset: Any, facts: RasterFacts, *, whole: bool = False, second
     sample = Sample(is_whole=whole or facts.raw_bytes <= _SMALL_BYTES)
     windows = list(_all_windows(facts) if sample.is_whole else _lattice(facts))
     every = math.ceil(len(windows) / _MOST_PATCHES)
+    marks = marks_of(dataset)
     deadline = time.monotonic() + seconds
     try:
         for number, window in enumerate(windows):
-            _add_window(dataset, facts, sample, window, keep=number % every == 0)
+            _add_window(dataset, facts, marks, sample, window, keep=number % every == 0)
             # The first four are the corners, the last block among them.
             if not sample.is_whole and number >= 3 and time.monotonic() > deadline:
                 break
         _add_corners(dataset, facts, sample)
+        if sample.valid == 0 and not sample.is_whole:
+            _look_for_data(dataset, facts, marks, sample, seconds=6 * seconds)
     except READ_ERRORS as error:
         if is_out_of_memory(error):
             raise MemoryError from error
         sample.problem = reason(error)
         sample.is_whole = False
     return sample
+
+
+def _look_for_data(dataset: Any, facts: RasterFacts, marks: Rules, sample: Sample, *, seconds: float) -> None:
+    """Read on until a window has a valid pixel. Nodata compresses well, so that this is fast for an empty file."""
+    deadline = time.monotonic() + seconds
+    for window in _all_windows(facts):
+        if time.monotonic() > deadline:
+            return
+        _add_window(dataset, facts, marks, sample, window, keep=True)
+        if sample.valid:
+            return
+        sample.patches.clear()
+    sample.is_empty = True
 
 
 def color_bands(facts: RasterFacts) -> list[int]:
@@ -204,11 +231,13 @@ def _positions(last: int) -> list[int]:
     return [last * step // (_LATTICE - 1) for step in range(_LATTICE)]
 
 
-def _add_window(dataset: Any, facts: RasterFacts, sample: Sample, window: Window, *, keep: bool) -> None:
-    opaque = _opaque(dataset, facts, sample, window)
+def _add_window(dataset: Any, facts: RasterFacts, marks: Rules, sample: Sample, window: Window, *, keep: bool) -> None:
+    _add_alpha(dataset, marks, sample, window)
     for number, group in enumerate(_groups(facts, window, everything=sample.is_whole)):
         values = read_bands(dataset, window, group)
-        valid = _valid(dataset, group, window, values) & opaque
+        valid = np.stack(
+            [band_validity(dataset, band, values[at], marks, window=window) for at, band in enumerate(group)]
+        )
         for at, band in enumerate(group):
             sample.bands.setdefault(band, BandRange()).add(values[at], valid[at])
         if keep and number == 0:
@@ -227,27 +256,20 @@ def _groups(facts: RasterFacts, window: Window, *, everything: bool) -> list[lis
     return [bands[start : start + most] for start in range(0, len(bands), most)]
 
 
-def _opaque(dataset: Any, facts: RasterFacts, sample: Sample, window: Window) -> Any:
-    number = alpha_band(facts)
-    if number is None:
-        return True
-    alpha = dataset.read(number, window=window)
+def _add_alpha(dataset: Any, marks: Rules, sample: Sample, window: Window) -> None:
+    if marks.alpha is None:
+        return
+    alpha = dataset.read(marks.alpha + 1, window=window)
     full = 255 if alpha.dtype == np.uint8 else alpha.max()
     sample.alpha_pixels += alpha.size
     sample.alpha_between += int(((alpha > 0) & (alpha < full)).sum())
-    return alpha > 0
-
-
-def _valid(dataset: Any, bands: list[int], window: Window, values: Array) -> Mask:
-    """By GDAL's masks; NaN and infinity are never valid."""
-    valid: Mask = dataset.read_masks(bands, window=window) > 0
-    return valid & np.isfinite(values) if values.dtype.kind == "f" else valid
 
 
 def _middle(values: Array, valid: Mask) -> Patch:
     top, left = (max(0, (size - _PATCH) // 2) for size in values.shape[1:])
     part = np.s_[:8, top : top + _PATCH, left : left + _PATCH]
-    return Patch(values[part].copy(), valid[part].copy())
+    finite = np.isfinite(values[part]) if values.dtype.kind == "f" else True
+    return Patch(values[part].copy(), valid[part] & finite)
 
 
 def _add_corners(dataset: Any, facts: RasterFacts, sample: Sample) -> None:

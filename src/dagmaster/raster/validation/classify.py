@@ -4,6 +4,7 @@ import re
 
 import numpy as np
 
+from dagmaster.raster.source.classes import are_classes
 from dagmaster.raster.source.facts import RasterFacts, RasterType
 from dagmaster.raster.source.sample import Array, Sample, alpha_band, color_bands
 
@@ -15,7 +16,6 @@ _CLASSES = re.compile(
 _NIR = re.compile(r"(?<![a-z])(nir\d?|near.?infra.?red)(?![a-z])")
 _HEIGHT_UNITS = {"m", "metre", "meter", "metres", "meters", "ft", "feet", "foot", "us survey foot"}
 
-_MOST_CLASSES = 32
 _HEIGHTS = (-500.0, 9000.0)
 
 
@@ -43,7 +43,7 @@ def _one_band(facts: RasterFacts, number: int, sample: Sample) -> RasterType:
         return RasterType.CATEGORICAL
     if _HEIGHT.search(words) or ((band.unit or "").lower() in _HEIGHT_UNITS and _is_smooth(sample)):
         return RasterType.DEM
-    if _has_few_classes(band.dtype, sample):
+    if are_classes((patch.values[0], patch.valid[0]) for patch in sample.patches):
         return RasterType.CATEGORICAL
     if _is_like_an_index(band.dtype, sample):
         return RasterType.VEGETATION_INDEX
@@ -88,15 +88,6 @@ def _words(facts: RasterFacts) -> str:
     return " ".join(parts).lower()
 
 
-def _has_few_classes(dtype: str, sample: Sample) -> bool:
-    """Few integers in contiguous areas: neighbours are mostly equal, unlike in noise and gradients."""
-    values = sample.values()
-    if not dtype.startswith(("int", "uint")) or values.size < 64:
-        return False
-    distinct = np.unique(values).size
-    return 2 <= distinct <= min(_MOST_CLASSES, values.size // 16) and _share_of_equal_neighbours(sample) > 0.5
-
-
 def _is_like_an_index(dtype: str, sample: Sample) -> bool:
     """Normalised differences: between -1 and 1, on both sides of zero."""
     return dtype.startswith("float") and -1.0 <= sample.minimum < -0.02 and 0.1 < sample.maximum <= 1.0
@@ -115,11 +106,6 @@ def _is_smooth(sample: Sample) -> bool:
     if not differences or not np.isfinite(spread) or spread == 0:
         return False
     return bool(np.concatenate(differences).mean() < spread / 20)
-
-
-def _share_of_equal_neighbours(sample: Sample) -> float:
-    differences = _differences(sample)
-    return float((np.concatenate(differences) == 0).mean()) if differences else 0.0
 
 
 def _differences(sample: Sample) -> list[Array]:

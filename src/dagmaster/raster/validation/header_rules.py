@@ -13,6 +13,7 @@ from dagmaster.raster.validation.findings import Finding, Fix, error, info, warn
 _FEET = ("foot", "feet", "ft", "us-ft")
 # Eastings that begin with the number of the zone reach 61,000 km. PROJ accepts any number.
 _FARTHEST_METRES = 1e8
+_LEAST_DEGREES = 2e-7  # positions have seven decimals
 _GOOD_BLOCKS = range(256, 1025)
 
 
@@ -195,6 +196,12 @@ def _position(facts: RasterFacts, crs: CrsFacts) -> Iterator[Finding]:
     west, south, east, north = facts.bounds
     if crs.is_geographic:
         yield from _degrees(facts)
+    elif min(east - west, north - south) * (crs.metres_per_unit or 1) < _LEAST_DEGREES * 111_000:
+        yield error(
+            "raster.no-footprint",
+            "it is only centimetres wide, less than a footprint can describe",
+            "if the unit of its coordinates is not that of its CRS, pass the right `source_crs`",
+        )
     elif facts.bounds_4326 is None or max(map(abs, facts.bounds)) * (crs.metres_per_unit or 1) > _FARTHEST_METRES:
         yield error(
             "raster.off-earth", "in its CRS, its coordinates are not on Earth", "if the CRS is wrong, pass `source_crs`"
@@ -219,6 +226,13 @@ def _degrees(facts: RasterFacts) -> Iterator[Finding]:
     west, south, east, north = facts.bounds
     slack = 1.0 * max(facts.resolution or (0,))  # grids of points extend half a pixel beyond the poles
     in_range = south >= -90 - slack and north <= 90 + slack and west >= -360 - slack and east <= 540 + slack
+    if in_range and min(east - west, north - south) < _LEAST_DEGREES:
+        yield error(
+            "raster.no-footprint",
+            "it is only centimetres wide, less than a footprint can describe",
+            "if its coordinates are not degrees, pass the right `source_crs`",
+        )
+        return
     if in_range and east - west <= 360 + 2 * slack:
         if east > 180 + slack or west < -180 - slack:
             yield info("raster.longitudes", f"its longitudes range from {west:g} to {east:g}", "", Fix.WRAP_LONGITUDES)
@@ -262,6 +276,12 @@ def _layout(facts: RasterFacts) -> Iterator[Finding]:
 def _values(facts: RasterFacts) -> Iterator[Finding]:
     if any(band.palette or band.color == "palette" for band in facts.bands):
         yield info("raster.palette", "its values are indices into a palette; they are never averaged")
+    if any(band.color == "palette" and not band.palette for band in facts.bands):
+        yield warn(
+            "raster.no-color-table",
+            "its values are indices into a palette, but it has no colour table; the outputs have no palette",
+            "add one with `gdaldem color-relief` or `gdal_edit.py`, or pass raster_type if the values are no classes",
+        )
     if any(band.scale != 1 or band.offset != 0 for band in facts.bands):
         yield info("raster.packed", "its values are packed (scale and offset); both are kept")
     if any(band.bits for band in facts.bands):

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from dagmaster.raster.source.facts import RasterFacts, RasterType
+from dagmaster.raster.source.pixels import storable_nodata
 from dagmaster.raster.source.sample import BlockTable, Sample, alpha_band, has_own_mask
 from dagmaster.raster.validation.classify import alpha_is_picture
 from dagmaster.raster.validation.findings import Finding, Fix, Fixes, error, info, warn
@@ -91,7 +92,7 @@ def _is_bomb(facts: RasterFacts, blocks: BlockTable, ceilings: Ceilings) -> bool
 
 
 def _empty(sample: Sample) -> Finding:
-    if sample.is_whole:
+    if sample.is_whole or sample.is_empty:
         return error("raster.all-nodata", "every pixel is nodata", "check the nodata value, or export it again")
     return warn(
         "raster.nodata-in-sample",
@@ -110,6 +111,21 @@ def _alpha(facts: RasterFacts, sample: Sample, raster_type: RasterType, fixes: F
         Fix.UNSET_ALPHA,
     )
     return finding, replace(fixes, unset_alpha=True)
+
+
+def infinite_values(number: int, where: str = "") -> Finding:
+    """Infinity is data, but has neither mean nor range."""
+    return warn(
+        "raster.infinite",
+        f"{number:,} values{where} are infinite; they are kept, and left out of the statistics",
+        "if they mean nodata, declare it: `gdal_edit.py -a_nodata inf file.tif`, or write NaN",
+    )
+
+
+def _infinite(_facts: RasterFacts, sample: Sample, _raster_type: RasterType, fixes: Fixes) -> RuleResult:
+    if not sample.infinite:
+        return None
+    return infinite_values(sample.infinite, "" if sample.is_whole else " of the sample"), fixes
 
 
 def _undeclared_nodata(facts: RasterFacts, sample: Sample, raster_type: RasterType, fixes: Fixes) -> RuleResult:
@@ -200,7 +216,8 @@ def _free_value(dtype: str, sample: Sample, raster_type: RasterType) -> float | 
         return None
     limits = np.iinfo(dtype)
     ends = (limits.max, limits.min) if dtype == "uint8" else (limits.min, limits.max)
-    return next((float(end) for end in ends if not sample.minimum <= end <= sample.maximum), None)
+    values = [storable_nodata(end, kind) for end in ends]
+    return next((value for value in values if not sample.minimum <= value <= sample.maximum), None)
 
 
 def _common_type(facts: RasterFacts, _sample: Sample, _raster_type: RasterType, fixes: Fixes) -> RuleResult:
@@ -216,6 +233,7 @@ def _common_type(facts: RasterFacts, _sample: Sample, _raster_type: RasterType, 
 
 RULES: tuple[Callable[[RasterFacts, Sample, RasterType, Fixes], RuleResult], ...] = (
     _alpha,
+    _infinite,
     _undeclared_nodata,
     _width_of_integers,
     _missing_nodata,
@@ -228,7 +246,7 @@ def _sentinel(facts: RasterFacts, sample: Sample) -> float | None:
     for end in (sample.minimum, sample.maximum):
         if end in _SENTINELS and not facts.dtype.startswith("uint"):
             return end
-        if facts.dtype.startswith("float") and abs(end) > _HUGE:
+        if facts.dtype.startswith("float") and _HUGE < abs(end) < math.inf:
             return end
     return None
 

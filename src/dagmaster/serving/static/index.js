@@ -5,19 +5,19 @@ const cards = document.getElementById("cards");
 const note = document.getElementById("note");
 const more = document.getElementById("more");
 
-const link = document.getElementById("stac");
-link.firstElementChild.textContent = link.href;
+const catalogue = document.getElementById("stac");
+catalogue.firstElementChild.textContent = catalogue.href;
 more.addEventListener("click", () => show(more.dataset.next));
 show(`stac/collections?limit=${PAGE}`);
 
-async function show(address) {
+async function show(url) {
   more.hidden = true;
   try {
-    const answer = await fetch(address);
-    const body = await answer.json();
-    if (!answer.ok) throw new Error([body.detail, body.hint].filter(Boolean).join(": "));
+    const response = await fetch(url, { headers: { Accept: "application/json" } });
+    const body = await response.json();
+    if (!response.ok) throw new Error([body.detail, body.hint].filter(Boolean).join(": "));
     cards.append(...body.collections.map(card));
-    const next = body.links.find((one) => one.rel === "next");
+    const next = body.links.find((link) => link.rel === "next");
     if (next) { more.dataset.next = local(next.href); more.hidden = false; }
     note.hidden = cards.childElementCount > 0;
     note.textContent = "There are no datasets yet. `dagmaster process FILE` creates one from a file.";
@@ -28,37 +28,46 @@ async function show(address) {
 }
 
 function card(collection) {
-  const place = `tiles/${encodeURIComponent(collection.id)}`;
+  const path = `tiles/${encodeURIComponent(collection.id)}`;
   const box = element("li", "card");
   const picture = element("a", "picture");
-  picture.href = `${place}/map`;
+  picture.href = `${path}/map`;
   const image = element("img");
   image.loading = "lazy";
   image.alt = "";
   image.addEventListener("error", () => { image.remove(); picture.classList.add("none"); });
-  image.src = thumbnail(collection) ?? `${place}/preview.png?max_size=384`;
+  image.src = thumbnail(collection) ?? `${path}/preview.png?max_size=384`;
   picture.append(image);
 
   const title = element("h2");
-  title.append(anchor(collection.title || collection.id, `${place}/map`));
+  title.append(anchor(collection.title || collection.id, `${path}/map`));
   const links = element("div", "links");
   links.append(
-    anchor("Map", `${place}/map`),
+    anchor("Map", `${path}/map`),
     anchor("STAC", `stac/collections/${encodeURIComponent(collection.id)}`),
-    anchor("TileJSON", `${place}/WebMercatorQuad/tilejson.json`),
+    anchor("TileJSON", `${path}/WebMercatorQuad/tilejson.json`),
   );
   const text = element("div", "text");
-  text.append(
-    title, element("code", "id", collection.id), element("p", "", collection.description),
-    element("div", "facts", facts(collection)), links,
-  );
+  const id = collection.title && collection.title !== collection.id ? element("code", "id", collection.id) : "";
+  text.append(...[title, id, paragraph("p", "", description(collection)), paragraph("div", "facts", facts(collection)), links]
+    .filter(Boolean));
   box.append(picture, text);
   return box;
 }
 
+// STAC requires a description. Where the owner gave none, the platform repeats the title, which the card already shows.
+function description(collection) {
+  const generated = `Raster dataset ${collection.title || collection.id}`;
+  return [generated, collection.title, collection.id].includes(collection.description) ? "" : collection.description;
+}
+
+function paragraph(name, kind, text) {
+  return text ? element(name, kind, text) : "";
+}
+
 function thumbnail(collection) {
-  const found = Object.values(collection.assets ?? {}).find((asset) => (asset.roles ?? []).includes("thumbnail"));
-  return found && /\/files\//.test(found.href) ? local(found.href) : undefined;
+  const asset = Object.values(collection.assets ?? {}).find(({ roles }) => (roles ?? []).includes("thumbnail"));
+  return asset && /\/files\//.test(asset.href) ? local(asset.href) : undefined;
 }
 
 function facts(collection) {
@@ -69,20 +78,20 @@ function facts(collection) {
 }
 
 // Links begin with the public URL of the server; this page keeps the origin from which it was loaded.
-function local(address) {
-  const url = new URL(address, location.href);
+function local(href) {
+  const url = new URL(href, location.href);
   return url.pathname + url.search;
 }
 
 function anchor(text, href) {
-  const made = element("a", "", text);
-  made.href = href;
-  return made;
+  const created = element("a", "", text);
+  created.href = href;
+  return created;
 }
 
 function element(name, kind = "", text = "") {
-  const made = document.createElement(name);
-  if (kind) made.className = kind;
-  if (text) made.textContent = text;
-  return made;
+  const created = document.createElement(name);
+  if (kind) created.className = kind;
+  if (text) created.textContent = text;
+  return created;
 }

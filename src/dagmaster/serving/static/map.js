@@ -1,46 +1,50 @@
-// A map of one dataset: Web Mercator tiles as images on a plane that is dragged and zoomed, and nothing else.
+// A map of one dataset: Web Mercator tiles as images on a plane that is dragged and zoomed. It uses no library.
 //
 // A place on the plane is {x, y}, both from 0 to 1 with y downwards; `view.zoom` is such that the world is 256 · 2^zoom pixels wide.
 
 const TILE = 256;
 const COLORMAPS = ["viridis", "magma", "inferno", "plasma", "cividis", "turbo", "terrain", "gist_earth", "spectral_r", "rdylgn",
                    "rdbu_r", "blues", "greens", "ylorrd"];
-const DEEPER = 4; // how much further than the last zoom of tiles one may look
+const EXTRA_ZOOM = 4; // zoom levels beyond the last one that has tiles
 
 const find = (id) => document.getElementById(id);
 const map = find("map"), layer = find("tiles"), popup = find("popup");
-const asked = new URLSearchParams(location.search);
-const version = asked.get("version") ?? "latest";
+const query = new URLSearchParams(location.search);
+// Which revision is shown, and the token of a signed link to it: part of every request.
+const revision = Object.fromEntries(["version", "rev", "token"].filter((name) => query.has(name)).map((name) => [name, query.get(name)]));
 const view = { x: 0.5, y: 0.5, zoom: 1 };
 const images = new Map(); // by "z/x/y"
-let tilejson, facts, chosen, lowest = 0, deepest = 24, drawing = 0, marked = null;
+let tilejson, facts, style, minZoom = 0, maxZoom = 24, frame = 0, selectedPoint = null;
 
 start();
 
 async function start() {
   try {
     const size = devicePixelRatio > 1.3 ? 512 : 256;
-    tilejson = await ask("WebMercatorQuad/tilejson.json", { version, tilesize: size });
+    tilejson = await fetchJson("WebMercatorQuad/tilejson.json", { ...revision, tilesize: size });
   } catch (error) {
-    return tell(error.message);
+    find("progress").hidden = true;
+    find("title").textContent = "No map";
+    return showMessage(error.message);
   }
   facts = tilejson.dagmaster;
-  deepest = Math.min(24, tilejson.maxzoom + DEEPER);
-  describe();
-  chosen = fromAddress();
+  maxZoom = Math.min(24, tilejson.maxzoom + EXTRA_ZOOM);
+  showDescription();
+  style = styleFromUrl();
   showTools();
-  listen();
-  lowest = Math.min(fitting().zoom, tilejson.minzoom) - 1;
-  Object.assign(view, fromHash() ?? fitting());
+  for (const id of ["tools", "links"]) find(id).hidden = false;
+  addListeners();
+  minZoom = Math.min(viewOfAll().zoom, tilejson.minzoom) - 1;
+  Object.assign(view, fromHash() ?? viewOfAll());
   draw();
 }
 
 // --- requests -------------------------------------------------------------------------------------------------
 
-async function ask(place, parameters = {}) {
-  const answer = await fetch(`${place}?${new URLSearchParams(parameters)}`);
-  const body = await answer.json();
-  if (!answer.ok) throw new Error([body.detail, body.hint].filter(Boolean).join(": "));
+async function fetchJson(path, parameters = {}) {
+  const response = await fetch(`${path}?${new URLSearchParams(parameters)}`);
+  const body = await response.json();
+  if (!response.ok) throw new Error([body.detail, body.hint].filter(Boolean).join(": "));
   return body;
 }
 
@@ -49,17 +53,17 @@ function local(address) {
   return address.replace(/^https?:\/\/[^/]+/, "");
 }
 
-function look() {
-  const made = [];
-  if (chosen.bands) for (const band of chosen.bands) made.push(["bidx", band]);
-  if (chosen.low !== "" && chosen.high !== "" && chosen.isStretched) made.push(["rescale", `${chosen.low},${chosen.high}`]);
-  if (chosen.colormap) made.push(["colormap_name", chosen.colormap]);
-  return made;
+function styleParameters() {
+  const parameters = [];
+  if (style.bands) for (const band of style.bands) parameters.push(["bidx", band]);
+  if (style.low !== "" && style.high !== "" && style.isStretched) parameters.push(["rescale", `${style.low},${style.high}`]);
+  if (style.colormap) parameters.push(["colormap_name", style.colormap]);
+  return parameters;
 }
 
-function tileAddress() {
-  const more = new URLSearchParams(look()).toString();
-  return local(tilejson.tiles[0]) + (more ? `&${more}` : "");
+function tileUrl() {
+  const parameters = new URLSearchParams(styleParameters()).toString();
+  return local(tilejson.tiles[0]) + (parameters ? `&${parameters}` : "");
 }
 
 // --- the plane ---------------------------------------------------------------------------------------------------------
@@ -69,7 +73,7 @@ const project = (lon, lat) => {
   return { x: lon / 360 + 0.5, y: 0.5 - Math.log((1 + sine) / (1 - sine)) / (4 * Math.PI) };
 };
 const unproject = ({ x, y }) => [(x - 0.5) * 360, (Math.atan(Math.sinh(Math.PI * (1 - 2 * y))) * 180) / Math.PI];
-const turned = (lon) => (lon > 180 ? lon - 360 : lon);
+const wrapped = (lon) => (lon > 180 ? lon - 360 : lon);
 const width = () => map.clientWidth, height = () => map.clientHeight;
 const world = () => TILE * 2 ** view.zoom;
 const toScreen = ({ x, y }) => [(x - view.x) * world() + width() / 2, (y - view.y) * world() + height() / 2];
@@ -80,7 +84,7 @@ function box() {
   return { from: project(west, north), to: project(west > east ? east + 360 : east, south) }; // on beyond 180
 }
 
-function fitting() {
+function viewOfAll() {
   const { from, to } = box();
   const across = (width() - 60) / ((to.x - from.x) * TILE || 1e-9), down = (height() - 90) / ((to.y - from.y) * TILE || 1e-9);
   const zoom = Math.max(0, Math.min(Math.log2(Math.min(across, down)), tilejson.maxzoom + 1));
@@ -88,11 +92,11 @@ function fitting() {
 }
 
 function zoomTo(zoom, left = width() / 2, top = height() / 2) {
-  const held = toPlane(left, top);
-  view.zoom = Math.max(Math.max(0, lowest), Math.min(deepest, zoom));
+  const anchor = toPlane(left, top);
+  view.zoom = Math.max(Math.max(0, minZoom), Math.min(maxZoom, zoom));
   const moved = toPlane(left, top);
-  view.x += held.x - moved.x;
-  view.y += held.y - moved.y;
+  view.x += anchor.x - moved.x;
+  view.y += anchor.y - moved.y;
   draw();
 }
 
@@ -102,79 +106,85 @@ function pan(right, down) {
   draw();
 }
 
-// --- drawing -----------------------------------------------------------------------------------------------------------
+// --- frame -----------------------------------------------------------------------------------------------------------
 
 function draw() {
-  cancelAnimationFrame(drawing);
-  drawing = requestAnimationFrame(() => {
-    placeTiles();
+  cancelAnimationFrame(frame);
+  frame = requestAnimationFrame(() => {
+    updateTiles();
     drawGrid();
-    drawMarks();
-    showPlace();
+    drawOverlay();
+    showPosition();
     history.replaceState(null, "", hash());
   });
 }
 
-function visible(z) {
+function visibleTiles(z) {
   const count = 2 ** z, { from, to } = box(), first = toPlane(0, 0), last = toPlane(width(), height());
   const range = (low, high, end) => [Math.max(0, Math.floor(low * count)), Math.min(end - 1, Math.ceil(high * count) - 1)];
   const [left, right] = range(Math.max(first.x, from.x), Math.min(last.x, to.x), 2 * count);
   const [top, bottom] = range(Math.max(first.y, from.y), Math.min(last.y, to.y), count);
-  const found = [];
-  for (let y = top; y <= bottom; y++) for (let x = left; x <= right; x++) found.push([z, x, y]);
+  const tiles = [];
+  for (let y = top; y <= bottom; y++) for (let x = left; x <= right; x++) tiles.push([z, x, y]);
   const [mx, my] = [view.x * count - 0.5, view.y * count - 0.5];
-  return found.sort((a, b) => Math.hypot(a[1] - mx, a[2] - my) - Math.hypot(b[1] - mx, b[2] - my)); // the middle first
+  return tiles.sort((a, b) => Math.hypot(a[1] - mx, a[2] - my) - Math.hypot(b[1] - mx, b[2] - my)); // from the centre outwards
 }
 
-function placeTiles() {
+function updateTiles() {
   const z = Math.max(tilejson.minzoom, Math.min(tilejson.maxzoom, Math.round(view.zoom)));
   const wanted = new Set();
-  for (const [zoom, x, y] of visible(z)) {
+  for (const [zoom, x, y] of visibleTiles(z)) {
     const key = `${zoom}/${x}/${y}`;
     wanted.add(key);
-    if (!images.has(key)) images.set(key, load(zoom, x, y));
+    if (!images.has(key)) images.set(key, loadTile(zoom, x, y));
   }
   const isLoading = [...wanted].some((key) => images.get(key).dataset.state === "loading");
+  find("progress").hidden = !isLoading;
   for (const [key, image] of images) {
     // Old tiles stay below the new ones until these are loaded.
-    if (!wanted.has(key) && (!isLoading || image.dataset.state !== "there")) { image.remove(); images.delete(key); continue; }
+    if (!wanted.has(key) && (!isLoading || image.dataset.state !== "loaded")) { image.remove(); images.delete(key); continue; }
     const [zoom, x, y] = key.split("/").map(Number);
-    const side = world() / 2 ** zoom, [left, top] = toScreen({ x: x / 2 ** zoom, y: y / 2 ** zoom });
-    const right = Math.round(left + side), bottom = Math.round(top + side); // on whole pixels, or seams show
-    image.style.transform = `translate(${Math.round(left)}px, ${Math.round(top)}px)`;
-    image.style.width = `${right - Math.round(left)}px`;
-    image.style.height = `${bottom - Math.round(top)}px`;
+    const [left, top] = corner(zoom, x, y), [right, bottom] = corner(zoom, x + 1, y + 1);
+    image.style.transform = `translate(${left}px, ${top}px)`;
+    image.style.width = `${right - left}px`;
+    image.style.height = `${bottom - top}px`;
     image.style.zIndex = wanted.has(key) ? 100 : zoom;
     image.classList.toggle("coarse", view.zoom > tilejson.maxzoom + 1.5);
   }
 }
 
-function load(z, x, y) {
+// The corner of a tile on a whole pixel of the screen. Neighbours share the same corner, so there is no seam between them.
+function corner(z, x, y) {
+  const ratio = devicePixelRatio || 1;
+  return toScreen({ x: x / 2 ** z, y: y / 2 ** z }).map((place) => Math.round(place * ratio) / ratio);
+}
+
+function loadTile(z, x, y) {
   const image = new Image();
   image.alt = "";
   image.dataset.state = "loading";
   const done = (state) => () => {
     image.dataset.state = state;
-    image.classList.toggle("there", state === "there");
+    image.classList.toggle("loaded", state === "loaded");
     if (images.get(`${z}/${x}/${y}`) === image) draw();
   };
-  image.addEventListener("load", done("there"));
+  image.addEventListener("load", done("loaded"));
   image.addEventListener("error", done("empty")); // no data in this tile: the server responds with 404
-  image.src = tileAddress().replace("{z}", z).replace("{x}", x % 2 ** z).replace("{y}", y);
+  image.src = tileUrl().replace("{z}", z).replace("{x}", x % 2 ** z).replace("{y}", y);
   layer.append(image);
   return image;
 }
 
-function repaint() {
+function reloadTiles() {
   for (const image of images.values()) image.remove();
   images.clear();
   draw();
 }
 
 function canvas(id) {
-  const made = find(id), ratio = devicePixelRatio || 1, pen = made.getContext("2d");
-  made.width = width() * ratio;
-  made.height = height() * ratio;
+  const element = find(id), ratio = devicePixelRatio || 1, pen = element.getContext("2d");
+  element.width = width() * ratio;
+  element.height = height() * ratio;
   pen.setTransform(ratio, 0, 0, ratio, 0, 0);
   return pen;
 }
@@ -193,7 +203,7 @@ function drawGrid() {
   for (let lon = Math.ceil(Math.max(west, -180) / step) * step; lon <= Math.min(east, Math.max(180, unproject(box().to)[0])) + 1e-9; lon += step) {
     const [x] = toScreen(project(lon, 0));
     line(pen, x, 0, x, height());
-    pen.fillText(degrees(turned(lon), "E", "W", digits), x + 4, height() - 32);
+    pen.fillText(degrees(wrapped(lon), "E", "W", digits), x + 4, height() - 38);
   }
   for (let lat = Math.ceil(Math.max(south, -85) / step) * step; lat <= Math.min(north, 85) + 1e-9; lat += step) {
     const [, y] = toScreen(project(0, lat));
@@ -209,13 +219,13 @@ function line(pen, fromX, fromY, toX, toY) {
   pen.stroke();
 }
 
-function drawMarks() {
+function drawOverlay() {
   const pen = canvas("marks"), { from, to } = box(), [left, top] = toScreen(from), [right, bottom] = toScreen(to);
   pen.strokeStyle = color("--accent");
   pen.setLineDash([5, 4]);
   pen.strokeRect(Math.round(left) - 0.5, Math.round(top) - 0.5, Math.round(right - left) + 1, Math.round(bottom - top) + 1);
-  if (!marked) return;
-  const [x, y] = toScreen(marked);
+  if (!selectedPoint) return;
+  const [x, y] = toScreen(selectedPoint);
   pen.setLineDash([]);
   pen.lineWidth = 2;
   pen.strokeStyle = "#fff";
@@ -230,17 +240,17 @@ function drawMarks() {
 }
 
 function degrees(value, positive, negative, digits) {
-  const shown = Math.abs(value).toFixed(digits);
-  return `${shown}°${Number(shown) === 0 ? "" : value > 0 ? positive : negative}`;
+  const text = Math.abs(value).toFixed(digits);
+  return `${text}°${Number(text) === 0 ? "" : value > 0 ? positive : negative}`;
 }
 
-function showPlace(at = view) {
+function showPosition(at = view) {
   const [lon, lat] = unproject(at);
-  find("place").textContent = `${degrees(lat, "N", "S", 5)}  ${degrees(turned(lon), "E", "W", 5)}   z ${view.zoom.toFixed(1)}`;
+  find("place").textContent = `${degrees(lat, "N", "S", 5)}  ${degrees(wrapped(lon), "E", "W", 5)}   z ${view.zoom.toFixed(1)}`;
   const metres = (Math.cos((unproject(view)[1] * Math.PI) / 180) * 40075016.686) / world();
-  const long = metres * 110, round = 10 ** Math.floor(Math.log10(long)), shown = [5, 2, 1].find((n) => n * round <= long) * round;
-  find("scale").firstElementChild.style.width = `${shown / metres}px`;
-  find("scale").lastElementChild.textContent = shown >= 1000 ? `${shown / 1000} km` : shown >= 1 ? `${shown} m` : `${shown * 100} cm`;
+  const longest = metres * 110, power = 10 ** Math.floor(Math.log10(longest)), length = [5, 2, 1].find((n) => n * power <= longest) * power;
+  find("scale").firstElementChild.style.width = `${length / metres}px`;
+  find("scale").lastElementChild.textContent = length >= 1000 ? `${length / 1000} km` : length >= 1 ? `${length} m` : `${length * 100} cm`;
 }
 
 // --- the address -------------------------------------------------------------------------------------------------------
@@ -252,59 +262,59 @@ function hash() {
 
 function fromHash() {
   const [zoom, lat, lon] = location.hash.slice(1).split("/").map(Number);
-  return [zoom, lat, lon].every(Number.isFinite) ? { ...project(lon, lat), zoom: Math.max(lowest, Math.min(deepest, zoom)) } : null;
+  return [zoom, lat, lon].every(Number.isFinite) ? { ...project(lon, lat), zoom: Math.max(minZoom, Math.min(maxZoom, zoom)) } : null;
 }
 
 // --- the panel ---------------------------------------------------------------------------------------------------------
 
-function describe() {
-  const title = tilejson.name || facts.asset_id;
+function showDescription() {
+  const title = tilejson.name || facts.dataset_id;
   document.title = `${title} · dagmaster`;
   find("title").textContent = title;
   const count = facts.bands.length;
   find("facts").textContent =
-    [`version ${facts.version}`, facts.revision > 1 ? `revision ${facts.revision}` : "", facts.data_type,
+    [facts.is_published ? "" : "preview", `version ${facts.version}`, facts.revision > 1 ? `revision ${facts.revision}` : "", facts.data_type,
      count > 1 ? `${count} bands` : "", facts.kind === "mosaic" ? "mosaic" : ""].filter(Boolean).join(" · ");
   const text = new DOMParser().parseFromString(tilejson.attribution ?? "", "text/html").body.textContent;
   find("attribution").textContent = text;
   find("attribution").title = text;
-  const query = version === "latest" ? "" : `?version=${encodeURIComponent(version)}`;
-  find("stac").href = `../../stac/collections/${encodeURIComponent(facts.asset_id)}`;
-  find("tilejson").href = `WebMercatorQuad/tilejson.json${query}`;
-  find("statistics").href = `statistics${query}`;
+  const suffix = Object.keys(revision).length ? `?${new URLSearchParams(revision)}` : "";
+  find("stac").href = `../../stac/collections/${encodeURIComponent(facts.dataset_id)}${suffix}`;
+  find("tilejson").href = `WebMercatorQuad/tilejson.json${suffix}`;
+  find("statistics").href = `statistics${suffix}`;
 }
 
-function asItWas() {
+function defaultStyle() {
   const [low, high] = facts.rescale?.[0] ?? (facts.data_type === "uint8" ? [0, 255] : ["", ""]);
   return { bands: null, low, high, isStretched: false, colormap: "" };
 }
 
-function fromAddress() {
-  const made = asItWas(), bands = asked.getAll("bidx").map(Number), range = asked.get("rescale")?.split(",");
-  if (bands.length) made.bands = bands;
-  if (range?.length === 2) [made.low, made.high, made.isStretched] = [...range, true];
-  if (COLORMAPS.includes(asked.get("colormap_name"))) made.colormap = asked.get("colormap_name");
-  return made;
+function styleFromUrl() {
+  const initial = defaultStyle(), bands = query.getAll("bidx").map(Number), range = query.get("rescale")?.split(",");
+  if (bands.length) initial.bands = bands;
+  if (range?.length === 2) [initial.low, initial.high, initial.isStretched] = [...range, true];
+  if (COLORMAPS.includes(query.get("colormap_name"))) initial.colormap = query.get("colormap_name");
+  return initial;
 }
 
-const usual = () => (facts.shown.length ? facts.shown : facts.bands.length >= 3 ? [1, 2, 3] : [1]);
-const isSingle = () => (chosen.bands ?? usual()).length === 1;
+const defaultBands = () => (facts.shown.length ? facts.shown : facts.bands.length >= 3 ? [1, 2, 3] : [1]);
+const isSingle = () => (style.bands ?? defaultBands()).length === 1;
 
 function showTools() {
   showBands();
   const colours = find("colormap");
   const own = facts.colormap_name ? `${facts.colormap_name} (default)` : "grey";
   colours.replaceChildren(new Option(own, ""), ...COLORMAPS.filter((name) => name !== facts.colormap_name).map((name) => new Option(name, name)));
-  colours.value = chosen.colormap;
-  find("low").value = brief(chosen.low);
-  find("high").value = brief(chosen.high);
+  colours.value = style.colormap;
+  find("low").value = shortNumber(style.low);
+  find("high").value = shortNumber(style.high);
   find("colour").hidden = !isSingle() || facts.is_palette;
   find("stretch").hidden = facts.is_palette;
   showLegend();
 }
 
 function showBands() {
-  const count = facts.bands.length, current = chosen.bands ?? usual(), places = current.length === 1 ? ["Band"] : ["Red", "Green", "Blue"];
+  const count = facts.bands.length, current = style.bands ?? defaultBands(), places = current.length === 1 ? ["Band"] : ["Red", "Green", "Blue"];
   find("bands").hidden = count < 2;
   const selects = places.map((place, index) => {
     const label = document.createElement("label"), select = document.createElement("select");
@@ -319,55 +329,67 @@ function showBands() {
 }
 
 function chooseBands(value, index, current) {
-  if (value === "three") chosen.bands = [1, 2, 3];
-  else if (value === "one") chosen.bands = [current[index]];
-  else chosen.bands = current.map((band, i) => (i === index ? Number(value) : band));
-  if (!isSingle()) chosen.colormap = "";
+  if (value === "three") style.bands = [1, 2, 3];
+  else if (value === "one") style.bands = [current[index]];
+  else style.bands = current.map((band, i) => (i === index ? Number(value) : band));
+  if (!isSingle()) style.colormap = "";
   showTools();
-  repaint();
+  reloadTiles();
 }
 
 function showLegend() {
-  const isShown = isSingle() && !facts.is_palette && chosen.low !== "";
-  find("legend").hidden = !isShown;
-  if (!isShown) return;
-  find("ramp").src = `../../colormaps/${chosen.colormap || facts.colormap_name || "gray"}.png`;
-  find("from").textContent = brief(chosen.low);
-  find("to").textContent = brief(chosen.high);
+  const classes = isSingle() && !style.colormap ? facts.classes ?? [] : [];
+  const hasRange = isSingle() && !facts.is_palette && style.low !== "" && classes.length === 0;
+  find("legend").hidden = !hasRange;
+  find("classes").hidden = classes.length === 0;
+  find("classes").replaceChildren(...classes.map(classRow));
+  if (!hasRange) return;
+  find("ramp").src = `../../colormaps/${style.colormap || facts.colormap_name || "gray"}.png`;
+  find("from").textContent = shortNumber(style.low);
+  find("to").textContent = shortNumber(style.high);
 }
 
-const brief = (value) => (value === "" ? "" : String(Number(Number(value).toPrecision(5))));
+function classRow({ value, name, color }) {
+  const row = document.createElement("li"), swatch = document.createElement("i"), label = document.createElement("span");
+  swatch.style.background = color; // set by script: the content security policy only forbids style attributes in HTML
+  label.textContent = name;
+  row.title = `${name} (${value})`;
+  row.append(swatch, label);
+  return row;
+}
 
-function stretch() {
+const shortNumber = (value) => (value === "" ? "" : String(Number(Number(value).toPrecision(5))));
+
+function applyRange() {
   const [low, high] = ["low", "high"].map((id) => find(id).value.trim().replace(",", "."));
   const isGood = low !== "" && high !== "" && Number.isFinite(+low) && Number.isFinite(+high) && +low !== +high;
   for (const id of ["low", "high"]) find(id).classList.toggle("bad", !isGood);
   if (!isGood) return;
-  Object.assign(chosen, { low, high, isStretched: true });
+  Object.assign(style, { low, high, isStretched: true });
   showLegend();
-  repaint();
+  reloadTiles();
 }
 
 // --- values ------------------------------------------------------------------------------------------------------------
 
-async function query(left, top) {
-  const at = toPlane(left, top), [east, lat] = unproject(at), lon = turned(east);
+async function showValues(left, top) {
+  const at = toPlane(left, top), [east, lat] = unproject(at), lon = wrapped(east);
   const { from, to } = box();
-  if (at.x < from.x || at.x > to.x || at.y < from.y || at.y > to.y) return forget();
-  marked = at;
-  fill([["…", ""]], lon, lat);
+  if (at.x < from.x || at.x > to.x || at.y < from.y || at.y > to.y) return clearSelection();
+  selectedPoint = at;
+  fillPopup([["…", ""]], lon, lat);
   draw();
   try {
-    const found = await ask(`point/${lon.toFixed(7)},${lat.toFixed(7)}`, { version: facts.version });
-    if (marked === at) fill(found.values.map((value, i) => [found.band_descriptions?.[i] || found.band_names[i], shown(value)]), lon, lat);
+    const point = await fetchJson(`point/${lon.toFixed(7)},${lat.toFixed(7)}`, { ...revision, version: facts.version, rev: facts.revision });
+    if (selectedPoint === at) fillPopup(point.values.map((value, i) => [point.band_descriptions?.[i] || point.band_names[i], valueText(value)]), lon, lat);
   } catch (error) {
-    if (marked === at) fill([["no data here", ""]], lon, lat);
+    if (selectedPoint === at) fillPopup([["no data here", ""]], lon, lat);
   }
 }
 
-const shown = (value) => (value === null ? "no data" : Number.isInteger(value) ? String(value) : String(Number(value.toPrecision(7))));
+const valueText = (value) => (value === null ? "no data" : Number.isInteger(value) ? String(value) : String(Number(value.toPrecision(7))));
 
-function fill(rows, lon, lat) {
+function fillPopup(rows, lon, lat) {
   const table = document.createElement("table");
   for (const cells of rows) {
     const row = table.insertRow();
@@ -380,13 +402,13 @@ function fill(rows, lon, lat) {
   popup.hidden = false;
 }
 
-function forget() {
-  marked = null;
+function clearSelection() {
+  selectedPoint = null;
   popup.hidden = true;
   draw();
 }
 
-function tell(text, seconds = 0) {
+function showMessage(text, seconds = 0) {
   const message = find("message");
   message.textContent = text;
   message.hidden = false;
@@ -395,7 +417,7 @@ function tell(text, seconds = 0) {
 
 // --- input -------------------------------------------------------------------------------------------------------------
 
-function listen() {
+function addListeners() {
   const fingers = new Map();
   let moved = 0;
   map.addEventListener("pointerdown", (event) => {
@@ -406,25 +428,25 @@ function listen() {
   });
   map.addEventListener("pointermove", (event) => {
     const before = fingers.get(event.pointerId);
-    if (!before) return showPlace(toPlane(event.clientX, event.clientY));
+    if (!before) return showPosition(toPlane(event.clientX, event.clientY));
     const right = event.clientX - before.clientX, down = event.clientY - before.clientY;
     moved += Math.abs(right) + Math.abs(down);
     const other = [...fingers.values()].find((finger) => finger.pointerId !== event.pointerId);
     if (other) {
-      const apart = (finger) => Math.hypot(finger.clientX - other.clientX, finger.clientY - other.clientY);
-      zoomTo(view.zoom + Math.log2(apart(event) / apart(before)), (event.clientX + other.clientX) / 2, (event.clientY + other.clientY) / 2);
+      const distance = (finger) => Math.hypot(finger.clientX - other.clientX, finger.clientY - other.clientY);
+      zoomTo(view.zoom + Math.log2(distance(event) / distance(before)), (event.clientX + other.clientX) / 2, (event.clientY + other.clientY) / 2);
       pan(right / 2, down / 2);
     } else if (moved > 3) pan(right, down);
     fingers.set(event.pointerId, event);
   });
-  const release = (event) => {
+  const onRelease = (event) => {
     if (fingers.delete(event.pointerId) && fingers.size === 0) {
       map.classList.remove("held");
-      if (moved <= 3 && event.type === "pointerup") query(event.clientX, event.clientY);
+      if (moved <= 3 && event.type === "pointerup") showValues(event.clientX, event.clientY);
     }
   };
-  map.addEventListener("pointerup", release);
-  map.addEventListener("pointercancel", release);
+  map.addEventListener("pointerup", onRelease);
+  map.addEventListener("pointercancel", onRelease);
   map.addEventListener("wheel", (event) => {
     event.preventDefault();
     const lines = event.deltaMode === 1 ? 18 : 1;
@@ -432,42 +454,46 @@ function listen() {
   }, { passive: false });
   map.addEventListener("keydown", (event) => {
     const keys = { ArrowLeft: () => pan(80, 0), ArrowRight: () => pan(-80, 0), ArrowUp: () => pan(0, 80), ArrowDown: () => pan(0, -80),
-                   "+": () => zoomTo(view.zoom + 1), "=": () => zoomTo(view.zoom + 1), "-": () => zoomTo(view.zoom - 1), Escape: forget };
+                   "+": () => zoomTo(view.zoom + 1), "=": () => zoomTo(view.zoom + 1), "-": () => zoomTo(view.zoom - 1), Escape: clearSelection };
     if (keys[event.key]) { event.preventDefault(); keys[event.key](); }
   });
   find("in").addEventListener("click", () => zoomTo(Math.round(view.zoom) + 1));
   find("out").addEventListener("click", () => zoomTo(Math.round(view.zoom) - 1));
-  find("fit").addEventListener("click", () => { Object.assign(view, fitting()); draw(); });
-  find("close").addEventListener("click", forget);
-  find("low").addEventListener("change", stretch);
-  find("high").addEventListener("change", stretch);
+  find("fit").addEventListener("click", () => { Object.assign(view, viewOfAll()); draw(); });
+  find("close").addEventListener("click", clearSelection);
+  find("low").addEventListener("change", applyRange);
+  find("high").addEventListener("change", applyRange);
   find("tools").addEventListener("submit", (event) => event.preventDefault());
-  find("colormap").addEventListener("change", (event) => { chosen.colormap = event.target.value; showLegend(); repaint(); });
+  find("colormap").addEventListener("change", (event) => { style.colormap = event.target.value; showLegend(); reloadTiles(); });
   find("opacity").addEventListener("input", (event) => { layer.style.opacity = event.target.value; });
   find("reset").addEventListener("click", () => {
-    chosen = asItWas();
+    style = defaultStyle();
     find("opacity").value = layer.style.opacity = 1;
     showTools();
-    repaint();
+    reloadTiles();
   });
-  find("copy").addEventListener("click", copyAddress);
-  find("fold").addEventListener("click", () => {
-    const isFolded = find("panel").classList.toggle("folded");
-    find("fold").setAttribute("aria-expanded", String(!isFolded));
-  });
+  find("copy").addEventListener("click", copyTileUrl);
+  find("fold").addEventListener("click", () => fold(!find("panel").classList.contains("folded")));
+  fold(matchMedia("(max-width: 560px)").matches); // on a small screen the panel would cover the map
   addEventListener("resize", draw);
   addEventListener("hashchange", () => { Object.assign(view, fromHash() ?? {}); draw(); });
 }
 
+function fold(isFolded) {
+  find("panel").classList.toggle("folded", isFolded);
+  find("fold").setAttribute("aria-expanded", String(!isFolded));
+  find("fold").title = isFolded ? "Show settings" : "Hide settings";
+}
+
 // Other programs expect tiles of 256 pixels, and the newest version of the dataset.
-async function copyAddress() {
-  const more = [...look(), ...(version === "latest" ? [] : [["version", version]])];
-  const query = more.length ? `?${new URLSearchParams(more)}` : "";
-  const address = new URL("tiles/WebMercatorQuad/", location.href).href + `{z}/{x}/{y}.png${query}`;
+async function copyTileUrl() {
+  const parameters = [...styleParameters(), ...(version === "latest" ? [] : [["version", version]])];
+  const search = parameters.length ? `?${new URLSearchParams(parameters)}` : "";
+  const address = new URL("tiles/WebMercatorQuad/", location.href).href + `{z}/{x}/{y}.png${search}`;
   try {
     await navigator.clipboard.writeText(address);
-    tell("Copied", 2);
+    showMessage("Copied", 2);
   } catch {
-    tell(address, 12);
+    showMessage(address, 12);
   }
 }

@@ -2,7 +2,7 @@
 
 DO $$
 BEGIN
-    -- Asked first, because CREATE SCHEMA IF NOT EXISTS wants the right to create even where nothing is to be done.
+    -- Checked first, because CREATE SCHEMA IF NOT EXISTS needs the right to create even if the schema exists.
     IF to_regnamespace('dagapp') IS NULL THEN
         CREATE SCHEMA dagapp;
     END IF;

@@ -1,9 +1,34 @@
--- What a fan_in makes of its children. The same rules as jobs/fan.aggregate, which the conformance suite compares it with.
+-- The output of a fan_in, from the outputs of its children. The conformance suite compares it with jobs/fan.aggregate.
 
 -- Every number in a JSON value, however deep, added up.
 CREATE OR REPLACE FUNCTION dagapp.sum_of(value jsonb) RETURNS numeric
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 AS $$ SELECT coalesce(sum(n::numeric), 0) FROM jsonb_path_query(value, 'strict $.** ? (@.type() == "number")') AS n $$;
+
+-- Whether every number in a JSON value is an integer of 64 bits.
+CREATE OR REPLACE FUNCTION dagapp.is_whole(value jsonb) RETURNS boolean
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+AS $$
+SELECT coalesce(bool_and(scale(n::numeric) = 0 AND n::numeric BETWEEN -9223372036854775808 AND 18446744073709551615), true)
+  FROM jsonb_path_query(value, 'strict $.** ? (@.type() == "number")') AS n
+$$;
+
+-- The sum, unless no JSON reader could hold it: integers of 64 bits, or what rounds to a finite 64-bit float.
+CREATE OR REPLACE FUNCTION dagapp.checked_sum(of_job uuid, fan_out text, total numeric, is_whole boolean) RETURNS numeric
+LANGUAGE plpgsql STABLE
+AS $$
+BEGIN
+    IF is_whole AND total NOT BETWEEN -9223372036854775808 AND 18446744073709551615 THEN
+        RAISE EXCEPTION 'the sum of the integers does not fit into 64 bits'
+              USING ERRCODE = 'DM004', DETAIL = of_job::text || ' ' || fan_out;
+    -- 2^1024 - 2^970, from which on a float is infinite.
+    ELSIF abs(total) >= 179769313486231580793728971405303415079934132710037826936173778980444968292764750946649017977587207096330286416692887910946555547851940402630657488671505820681908902000708383676273854845817711531764475730270069855571366959622842914819860834936475292719074168444365510704342711559699508093042880177904174497792 THEN
+        RAISE EXCEPTION 'the sum is larger than the largest 64-bit float'
+              USING ERRCODE = 'DM004', DETAIL = of_job::text || ' ' || fan_out;
+    END IF;
+    RETURN total;
+END
+$$;
 
 CREATE OR REPLACE FUNCTION dagapp.gather(of_job uuid, fan_out text, aggregation text) RETURNS jsonb
 LANGUAGE sql STABLE
@@ -33,7 +58,9 @@ WITH children AS (
                       CASE jsonb_typeof(output) WHEN 'array' THEN output ELSE jsonb_build_array(output) END)
                       WITH ORDINALITY AS part (item, place))
            WHEN 'sum' THEN (
-               SELECT jsonb_build_object('total', coalesce(sum(dagapp.sum_of(output)), 0), 'count', count(*))
+               SELECT jsonb_build_object('total', dagapp.checked_sum(of_job, fan_out, coalesce(sum(dagapp.sum_of(output)), 0),
+                                                                     coalesce(bool_and(dagapp.is_whole(output)), true)),
+                                         'count', count(*))
                  FROM good)
            WHEN 'first' THEN (
                SELECT jsonb_build_object('result', (array_agg(output ORDER BY index))[1], 'count', count(*))
@@ -52,7 +79,7 @@ SELECT CASE WHEN f.listed IS NULL THEN c.result ELSE c.result || jsonb_build_obj
   FROM combined c, failures f
 $$;
 
--- How large the outcome is where outputs that go into it are payloads, which are not read here; NULL where none of them is.
+-- The size of the output if some outputs of children are payloads, which are not read here; NULL if none of them is.
 CREATE OR REPLACE FUNCTION dagapp.referred_bytes(of_job uuid, fan_out text, aggregation text) RETURNS bigint
 LANGUAGE sql STABLE
 AS $$

@@ -1,4 +1,4 @@
--- A decision is written whole or not at all: each row that was decided on must have been there to be written.
+-- A decision is written completely or not at all: each row that it changes must exist.
 CREATE OR REPLACE FUNCTION dagapp.demand_counts(written bigint[], wanted bigint[]) RETURNS void
 LANGUAGE plpgsql
 AS $$

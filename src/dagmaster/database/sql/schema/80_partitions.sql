@@ -1,5 +1,5 @@
--- Event partitions: one a month of the jobs' birth, told from the time that a version 7 UUID starts with, and a default
--- for events without a job and for jobs of other times.
+-- Event partitions: one for each month in which jobs were created, by the time at the start of a version 7 UUID, and a
+-- default for events without a job and for jobs of other times.
 
 CREATE TABLE IF NOT EXISTS dagapp.dag_job_events_default PARTITION OF dagapp.dag_job_events DEFAULT;
 
@@ -18,7 +18,7 @@ DECLARE
     lower_id uuid;
     upper_id uuid;
     partition text;
-    made integer := 0;
+    created_count integer := 0;
 BEGIN
     PERFORM pg_advisory_xact_lock(hashtext('dagapp.ensure_event_partitions'));
     FOR ahead IN 0..months_ahead LOOP
@@ -26,23 +26,23 @@ BEGIN
         partition := 'dag_job_events_' || to_char(month_start AT TIME ZONE 'UTC', 'YYYY_MM');
         CONTINUE WHEN to_regclass('dagapp.' || partition) IS NOT NULL;
         IF ahead = 0 THEN
-            -- Events of this month are being written, into the default partition. Writers wait here, before they choose one:
-            -- what they wrote meanwhile would be left behind, and who had chosen the default would be refused.
+            -- Events of this month are being written, into the default partition. Writers wait before they choose a
+            -- partition: otherwise their rows would stay in the default one, or would be refused by its new bounds.
             LOCK TABLE ONLY dagapp.dag_job_events IN SHARE ROW EXCLUSIVE MODE;
         END IF;
         lower_id := dagapp.first_uuid_at(month_start);
         upper_id := dagapp.first_uuid_at((month_start AT TIME ZONE 'UTC' + interval '1 month') AT TIME ZONE 'UTC');
-        -- Made apart and attached, because CREATE … PARTITION OF would stop all readers and writers of events.
+        -- Created separately and attached, because CREATE … PARTITION OF would block all readers and writers of events.
         EXECUTE format('CREATE TABLE dagapp.%I (LIKE dagapp.dag_job_events INCLUDING ALL)', partition);
-        -- Events that came before their partition wait in the default one, which would refuse the new bounds.
+        -- Events that are older than their partition are in the default one, which would refuse the new bounds.
         EXECUTE format(
             'WITH early AS (DELETE FROM dagapp.dag_job_events_default WHERE job_id >= %L AND job_id < %L RETURNING *)
              INSERT INTO dagapp.%I SELECT * FROM early', lower_id, upper_id, partition);
         EXECUTE format('ALTER TABLE dagapp.dag_job_events ATTACH PARTITION dagapp.%I FOR VALUES FROM (%L) TO (%L)',
             partition, lower_id, upper_id);
-        made := made + 1;
+        created_count := created_count + 1;
     END LOOP;
-    RETURN made;
+    RETURN created_count;
 END
 $$;
 

@@ -1,12 +1,12 @@
--- What retention does to whole tables: short, and only after everyone who could be in between has finished.
+-- What retention does to whole tables: it is short, and waits until the transactions that it could affect have ended.
 
--- Definitions that no job uses. Whoever submits inserts into this table before it creates its job, and so holds it until then:
--- we come between no definition and its first job.
+-- Delete definitions that no job uses. A submission inserts into this table before it creates its job, and holds a lock
+-- on the table until it commits, so no definition is deleted before its first job is visible.
 CREATE OR REPLACE FUNCTION dagapp.forget_definitions(before timestamptz) RETURNS bigint
 LANGUAGE plpgsql
 AS $$
 DECLARE
-    gone bigint;
+    deleted_count bigint;
 BEGIN
     IF NOT EXISTS (SELECT 1
                      FROM dagapp.dag_workflow_definitions d
@@ -18,8 +18,8 @@ BEGIN
     DELETE FROM dagapp.dag_workflow_definitions d
      WHERE d.created_at < before
        AND NOT EXISTS (SELECT 1 FROM dagapp.dag_jobs j WHERE j.definition_hash = d.definition_hash);
-    GET DIAGNOSTICS gone = ROW_COUNT;
-    RETURN gone;
+    GET DIAGNOSTICS deleted_count = ROW_COUNT;
+    RETURN deleted_count;
 END
 $$;
 
@@ -44,7 +44,7 @@ BEGIN
          ORDER BY c.relname
     LOOP
         CONTINUE WHEN EXISTS (SELECT 1 FROM dagapp.dag_jobs j WHERE j.job_id >= month.lower_id AND j.job_id < month.upper_id);
-        -- Whoever creates a job writes its first events in the same statement: it is either visible now, or waits for us.
+        -- A job is created in one statement with its first events: it is either visible now, or waits for this lock.
         LOCK TABLE ONLY dagapp.dag_job_events IN ACCESS EXCLUSIVE MODE;
         IF EXISTS (SELECT 1 FROM dagapp.dag_jobs j WHERE j.job_id >= month.lower_id AND j.job_id < month.upper_id) THEN
             RETURN NULL;

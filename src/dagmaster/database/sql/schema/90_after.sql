@@ -1,4 +1,4 @@
--- After the tables: the functions that the generated triggers (database/guards.py) call once they have decided to refuse.
+-- After the tables: the functions that the generated triggers (database/schema/guards.py) call to refuse a change.
 
 -- The row's key as text, for messages: job_id=…, node_id=…
 CREATE OR REPLACE FUNCTION dagapp.key_of(record_json jsonb, columns text[]) RETURNS text

@@ -1,0 +1,55 @@
+"""Published assets for the benches of the map server: rows as a review leaves them, without jobs."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import psycopg
+from psycopg.types.json import Jsonb
+
+from dagmaster.assets.identity import asset_id_of
+from dagmaster.database.catalog.pgstac import deploy_catalog
+from dagmaster.database.schema.deploy import deploy
+
+_ASSET = """
+    INSERT INTO dagapp.geospatial_assets
+           (asset_id, platform_id, platform_refs, dataset_id, clearance_state, cleared_at, made_public_at,
+            latest_approved_version_ordinal)
+    VALUES (%(asset_id)s, 'local', '{}', %(dataset)s, %(clearance)s, now(),
+            CASE WHEN %(clearance)s = 'public' THEN now() END, 0)
+    """
+_VERSION = """
+    INSERT INTO dagapp.asset_versions
+           (asset_id, version_ordinal, version_label, platform_refs, revision, approval_state, processing_state,
+            approved_revision)
+    VALUES (%(asset_id)s, 0, '0', '{}', 1, 'approved', 'completed', 1)
+    """
+_REVISION = """
+    INSERT INTO dagapp.asset_revisions
+           (asset_id, version_ordinal, revision, parameters, source, processing_state, outputs, reviewed_as)
+    VALUES (%(asset_id)s, 0, 1, '{}', '{}', 'completed', '{}', 'approved')
+    """
+_DOCUMENT = """
+    INSERT INTO dagapp.stac_documents (dataset_id, version_ordinal, revision, document_id, content)
+    VALUES (%s, 0, 1, %s, %s)
+    """
+
+
+def deploy_all(dsn: str) -> None:
+    deploy(dsn)
+    deploy_catalog(dsn)
+
+
+def add_published(
+    connection: psycopg.Connection[Any],
+    dataset: str,
+    documents: Iterable[Mapping[str, Any]] = (),
+    clearance: str = "public",
+) -> None:
+    """An asset whose version 0, revision 1 is approved. Its items in pgSTAC are written by the caller."""
+    values = {"asset_id": asset_id_of("local", {"dataset": dataset}), "dataset": dataset, "clearance": clearance}
+    # Documents of a reviewed revision cannot change, so they come before it.
+    for document in documents:
+        document_id = document["id"] if document["type"] == "Feature" else ""
+        connection.execute(_DOCUMENT, [dataset, document_id, Jsonb(document)])
+    for statement in (_ASSET, _VERSION, _REVISION):
+        connection.execute(statement, values)

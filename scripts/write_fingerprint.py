@@ -1,0 +1,9 @@
+"""Write the fingerprint of the schema beside it, where roles read it. A test compares it with the records."""
+
+from importlib import resources
+from pathlib import Path
+
+from dagmaster.database.schema.deploy import fingerprint
+
+if __name__ == "__main__":
+    Path(str(resources.files("dagmaster.database.schema").joinpath("fingerprint.txt"))).write_text(fingerprint() + "\n")

@@ -1,0 +1,34 @@
+"""The caller of a request. Authentication makes one at the edge; further in only this object is passed on."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Scope(StrEnum):
+    """What a key or a token allows. `b2b` belongs to one platform."""
+
+    B2B = "b2b"
+    VIEWER = "viewer"
+    REVIEWER = "reviewer"
+    AUTHOR = "author"
+    OPERATOR = "operator"
+    WORKER = "worker"
+    ADMIN = "admin"
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """`name` is recorded as the actor of what the caller changes; two callers never have the same one, and it has at
+    most 64 characters. `platform_id` is set for the scope b2b only."""
+
+    name: str
+    scopes: frozenset[Scope] = frozenset()
+    platform_id: str | None = None
+
+    def has(self, *scopes: Scope) -> bool:
+        return not self.scopes.isdisjoint(scopes)
+
+
+ANONYMOUS = Caller("anonymous")
+# Names with a colon are those of tokens (`oidc:…`) and of parts of the software.
+RESERVED_NAMES = frozenset({"anonymous", "local", "system"})

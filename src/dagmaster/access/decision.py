@@ -1,0 +1,114 @@
+"""What a caller may read of a version. STAC, tiles, files and pages all use this one decision.
+
+| state of the version                          | anonymous | b2b (own platform) | viewer | reviewer, operator, admin |
+|-----------------------------------------------|-----------|--------------------|--------|---------------------------|
+| not approved, or a revision that is not       | none      | status             | none   | preview                   |
+| approved, asset uncleared                     | none      | status             | none   | preview                   |
+| approved, asset ouo                           | none      | status             | data   | data                      |
+| approved, asset public                        | data      | data               | data   | data                      |
+| unpublished or deleted                        | none      | status             | none   | history                   |
+
+An older version of an asset that exposes only its latest one is as invisible as one that is not approved; reviewers,
+operators and administrators still read it. `none` is answered as if the version did not exist.
+
+A signed link adds to what its holder may read, whoever that is: one version, or a preview of one revision.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Self
+
+from dagmaster.access.caller import Caller, Scope
+from dagmaster.access.links import VersionLink
+from dagmaster.assets.states import AssetState, AssetVersionState, Clearance, Exposure
+
+STAFF = (Scope.REVIEWER, Scope.OPERATOR, Scope.ADMIN)
+
+
+class ReadAccess(StrEnum):
+    NONE = "none"
+    STATUS = "status"  # its own platform sees how far a submission is
+    HISTORY = "history"  # what happened to it, without its data
+    PREVIEW = "preview"  # data that is not published
+    DATA = "data"
+
+    @property
+    def includes_data(self) -> bool:
+        return self in (ReadAccess.PREVIEW, ReadAccess.DATA)
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """What decides who may read a version. `latest` is the version that `latest` names, None if there is none."""
+
+    platform_id: str
+    clearance: Clearance
+    exposure: Exposure
+    latest: int | None
+    ordinal: int
+    approved_revision: int | None
+    is_withdrawn: bool = False  # the version is unpublished or deleted, or its asset is deleted
+
+    @classmethod
+    def of(cls, asset: AssetState, version: AssetVersionState) -> Self:
+        return cls(
+            platform_id=asset.platform_id,
+            clearance=asset.clearance,
+            exposure=asset.exposure,
+            latest=asset.latest,
+            ordinal=version.ordinal,
+            approved_revision=version.approved_revision,
+            is_withdrawn=asset.is_deleted or version.is_deleted or version.is_unpublished,
+        )
+
+    def is_published(self, revision: int | None = None) -> bool:
+        """Whether this revision, or without one any, is approved and cleared. Who may read it is another question."""
+        if self.is_withdrawn or self.approved_revision is None or self.clearance == Clearance.UNCLEARED:
+            return False
+        return revision in (None, self.approved_revision)
+
+
+def read_access(caller: Caller, publication: Publication, revision: int | None = None) -> ReadAccess:
+    """`revision` is the one that the request names; without it, the revision that is served."""
+    is_staff = caller.has(*STAFF)
+    if publication.is_withdrawn:
+        return ReadAccess.HISTORY if is_staff else _status(caller, publication)
+    if not publication.is_published(revision):
+        return ReadAccess.PREVIEW if is_staff else _status(caller, publication)
+    if is_staff:
+        return ReadAccess.DATA
+    is_hidden = publication.exposure == Exposure.LATEST_ONLY and publication.ordinal != publication.latest
+    if is_hidden or publication.clearance not in readable_clearances(caller):
+        return _status(caller, publication)
+    return ReadAccess.DATA
+
+
+def link_access(link: VersionLink, asset_id: str, publication: Publication, revision: int | None = None) -> ReadAccess:
+    """What a signed link reads: while it is published, the version that it names; by a link to a preview, its revision.
+
+    Unpublishing and deleting end both, and so does `uncleared` for published data. The signature and the time are
+    checked before.
+    """
+    if publication.is_withdrawn or (link.asset_id, link.ordinal) != (asset_id, publication.ordinal):
+        return ReadAccess.NONE
+    if link.is_preview:
+        return ReadAccess.PREVIEW if revision is not None and revision == link.revision else ReadAccess.NONE
+    is_named = link.revision in (None, publication.approved_revision)
+    return ReadAccess.DATA if is_named and publication.is_published(revision) else ReadAccess.NONE
+
+
+def readable_clearances(caller: Caller) -> frozenset[Clearance]:
+    """The clearances of the assets whose published versions a caller may read."""
+    if caller.has(Scope.VIEWER, *STAFF):
+        return frozenset({Clearance.OUO, Clearance.PUBLIC})
+    return frozenset({Clearance.PUBLIC})
+
+
+def may_preview(caller: Caller) -> bool:
+    """Whether the caller may read what is not published."""
+    return caller.has(*STAFF)
+
+
+def _status(caller: Caller, publication: Publication) -> ReadAccess:
+    is_own = caller.has(Scope.B2B) and caller.platform_id == publication.platform_id
+    return ReadAccess.STATUS if is_own else ReadAccess.NONE

@@ -1,0 +1,48 @@
+"""What each scope allows. Every route of every app declares the permission that it needs.
+
+Reading data has no permission: `decision.read_access` decides it for each version. A permission says which requests a
+caller may send at all; which assets a b2b key may see is decided for each asset.
+"""
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+from dagmaster.access.caller import Caller, Scope
+
+
+class Permission(StrEnum):
+    ANYONE = "anyone"  # probes, pages without data, and what `read_access` decides
+    JOBS_READ = "jobs:read"
+    JOBS_SUBMIT = "jobs:submit"
+    JOBS_OPERATE = "jobs:operate"  # cancel, resume, retry
+    WORKFLOWS_READ = "workflows:read"
+    WORKFLOWS_WRITE = "workflows:write"  # run a definition of one's own
+    QUEUES_OPERATE = "queues:operate"  # limits, dead letters
+    PLATFORM_READ = "platform:read"  # instances, queues, statistics, metrics
+    TASKS_REPORT = "tasks:report"  # results of workers without a database
+    ASSETS_READ = "assets:read"  # which versions exist, and their history
+    ASSETS_SUBMIT = "assets:submit"
+    ASSETS_REVIEW = "assets:review"  # approve, reject, clear, expose, unpublish
+    ASSETS_DELETE = "assets:delete"
+    PLATFORMS_WRITE = "platforms:write"
+    KEYS_WRITE = "keys:write"
+    SCHEMA_WRITE = "schema:write"
+
+
+_P = Permission
+_READS = frozenset({_P.JOBS_READ, _P.WORKFLOWS_READ, _P.PLATFORM_READ, _P.ASSETS_READ})
+
+ALLOWED: Mapping[Scope, frozenset[Permission]] = {
+    Scope.B2B: frozenset({_P.ASSETS_SUBMIT, _P.ASSETS_READ}),
+    Scope.VIEWER: frozenset({_P.ASSETS_READ}),
+    Scope.REVIEWER: frozenset({_P.ASSETS_READ, _P.ASSETS_REVIEW, _P.JOBS_READ, _P.WORKFLOWS_READ}),
+    Scope.AUTHOR: _READS | {_P.JOBS_SUBMIT, _P.WORKFLOWS_WRITE},
+    Scope.OPERATOR: _READS
+    | {_P.JOBS_SUBMIT, _P.JOBS_OPERATE, _P.QUEUES_OPERATE, _P.ASSETS_SUBMIT, _P.ASSETS_REVIEW, _P.ASSETS_DELETE},
+    Scope.WORKER: frozenset({_P.TASKS_REPORT}),
+    Scope.ADMIN: frozenset(Permission),
+}
+
+
+def may(caller: Caller, permission: Permission) -> bool:
+    return permission is Permission.ANYONE or any(permission in ALLOWED[scope] for scope in caller.scopes)

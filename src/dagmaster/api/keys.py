@@ -1,0 +1,97 @@
+"""API keys: list, create, rotate and revoke them. Only the response that creates a key has its text."""
+
+from datetime import datetime
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
+
+from dagmaster.access.caller import Caller
+from dagmaster.access.permissions import Permission
+from dagmaster.api.pages import Cursor, Limit, bad_cursor, joined, page_of
+from dagmaster.api.problems import responses
+from dagmaster.api.services import Services
+from dagmaster.client.models.assets import CreatedKey, KeyInfo, KeyRequest, KeyRotation, ReasonRequest
+from dagmaster.client.models.pages import Page
+from dagmaster.database.assets.keys import Change
+from dagmaster.operations.keys import create_key, revoke_key, rotate_key
+from dagmaster.web.authentication import needs, requires
+from dagmaster.web.problems import request_id_of
+
+router = APIRouter(prefix="/keys", tags=["callers"])
+
+KeyId = Annotated[str, Path(max_length=200, description="The id of the key: the part after `dgm_`")]
+Administrator = Annotated[Caller, Depends(needs(Permission.KEYS_WRITE))]
+_NOT_STORED = {"Cache-Control": "no-store"}
+
+
+@router.get(
+    "",
+    operation_id="list_keys",
+    summary="List keys, newest first",
+    responses=responses(),
+    dependencies=[requires(Permission.KEYS_WRITE)],
+)
+async def list_keys(
+    services: Services,
+    revoked: Annotated[bool, Query(description="Also list keys that were revoked")] = False,
+    after: Cursor = None,
+    limit: Limit = 50,
+) -> Page[KeyInfo]:
+    rows = await services.keys.page(limit=limit + 1, after=_moment_and_id(after), with_revoked=revoked)
+    return page_of(rows, limit, lambda key: joined(key.created_at.isoformat(), key.key_id))
+
+
+def _moment_and_id(after: str | None) -> tuple[datetime, str] | None:
+    if after is None:
+        return None
+    moment, _, key_id = after.rpartition("~")
+    try:
+        return datetime.fromisoformat(moment), key_id
+    except ValueError:
+        raise bad_cursor(after) from None
+
+
+@router.post("", operation_id="create_key", summary="Create a key", status_code=201, responses=responses(404, 409))
+async def create(
+    services: Services, caller: Administrator, request: Request, response: Response, wanted: KeyRequest
+) -> CreatedKey:
+    """`key` of the response is shown once: it is not stored."""
+    response.headers.update(_NOT_STORED)
+    return await create_key(services.keys, wanted, Change(caller.name, request_id=request_id_of(request)))
+
+
+@router.post(
+    "/{key_id}/rotate",
+    operation_id="rotate_key",
+    summary="Give a key a new secret",
+    responses=responses(404, 409),
+)
+async def rotate(
+    *,
+    services: Services,
+    caller: Administrator,
+    request: Request,
+    response: Response,
+    key_id: KeyId,
+    rotation: KeyRotation | None = None,
+) -> CreatedKey:
+    """`key` of the response is shown once. The previous secret is accepted for `overlap_hours` more; the one before it
+    no longer."""
+    rotation = rotation or KeyRotation()
+    response.headers.update(_NOT_STORED)
+    return await rotate_key(
+        services.keys,
+        key_id,
+        Change(caller.name, rotation.reason, request_id_of(request)),
+        overlap_hours=rotation.overlap_hours,
+        expires_in_days=rotation.expires_in_days,
+    )
+
+
+@router.post("/{key_id}/revoke", operation_id="revoke_key", summary="Revoke a key", responses=responses(404, 409))
+async def revoke(
+    services: Services, caller: Administrator, request: Request, key_id: KeyId, reason: ReasonRequest | None = None
+) -> KeyInfo:
+    """The key is refused from the next request on. It cannot be restored."""
+    text = reason.reason if reason else None
+    return await revoke_key(services.keys, key_id, Change(caller.name, text, request_id_of(request)))

@@ -1,0 +1,71 @@
+"""Submissions: a platform submits data, and asks how far it is."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Path, Response
+
+from dagmaster.access.caller import Caller
+from dagmaster.access.permissions import Permission
+from dagmaster.api.problems import responses
+from dagmaster.api.services import Services
+from dagmaster.api.visibility import require_visible_platform, visible_result, visible_submission
+from dagmaster.client.limits import PREFIX
+from dagmaster.client.models.assets import AssetSubmissionRequest, AssetSubmissionResult, SubmissionStatus
+from dagmaster.operations.assets.submit import submit_asset
+from dagmaster.web.authentication import needs
+
+router = APIRouter(tags=["assets"])
+
+Submitter = Annotated[Caller, Depends(needs(Permission.ASSETS_SUBMIT))]
+Reader = Annotated[Caller, Depends(needs(Permission.ASSETS_READ))]
+RequestName = Annotated[str, Path(max_length=64, description="The request id of a submission", examples=["order-7"])]
+
+_MADE = ("new_asset", "new_version", "new_revision")
+
+
+@router.post(
+    "/submit",
+    operation_id="submit_asset",
+    summary="Submit data of a platform",
+    status_code=202,
+    response_model=AssetSubmissionResult,
+    responses={
+        200: {
+            "model": AssetSubmissionResult,
+            "description": "The same exists already (`already_processing`, `already_completed`), or a dry run",
+        },
+        202: {
+            "description": "An asset, a version or a revision was created, and is processed",
+            "headers": {"Location": {"description": "How far the submission is", "schema": {"type": "string"}}},
+        },
+        **responses(404, 409),
+    },
+)
+async def submit(
+    services: Services, caller: Submitter, response: Response, request: AssetSubmissionRequest
+) -> AssetSubmissionResult:
+    """Asset, version, revision and job exist when the response is sent. The references say which asset it is, the label
+    says which version; without a label it is the newest one. An unknown asset is a `new_asset`; a new label is a
+    `new_version`, unless an earlier version waits for a decision; a known label is a `new_revision`. The same source
+    with the same parameters is `already_processing` or `already_completed`, unless it failed, or with `force`.
+
+    The same request id again gets the same answer; with another content it is a conflict. With `dry_run` nothing is
+    created: the answer is what would happen, with `refusal` if the state of the asset does not allow it."""
+    require_visible_platform(caller, request.platform_id)
+    result = await submit_asset(services.assets, services.library, services.storage, request=request, caller=caller)
+    if result.outcome not in _MADE or result.is_dry_run:
+        response.status_code = 200
+    if result.request_id is not None:
+        response.headers["Location"] = f"{PREFIX}/status/{result.request_id}"
+    return visible_result(caller, result)
+
+
+@router.get(
+    "/status/{request_id}",
+    operation_id="get_submission_status",
+    summary="Get how far a submission is",
+    responses=responses(404),
+)
+async def get_submission_status(services: Services, caller: Reader, request_id: RequestName) -> SubmissionStatus:
+    """In the words for partners: no jobs, no nodes. A platform sees its own submissions."""
+    return visible_submission(caller, await services.assets.submission(request_id))

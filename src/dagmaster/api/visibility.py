@@ -1,0 +1,113 @@
+"""What a caller sees of assets over the API. `access.decision` decides it for each version.
+
+| caller                    | assets                    | of a version                          |
+|---------------------------|---------------------------|---------------------------------------|
+| reviewer, operator, admin | all                       | everything                            |
+| b2b                       | those of its own platform | how far it is, without jobs and people |
+| viewer                    | those that are published  | what is served                        |
+| others                    | those that are public     | what is served                        |
+
+What a caller may not see does not exist for it.
+"""
+
+from dagmaster.access.caller import Caller, Scope
+from dagmaster.access.decision import Publication, may_preview, read_access, readable_clearances
+from dagmaster.assets.states import Clearance, Exposure
+from dagmaster.client.models.assets import (
+    AssetInfo,
+    AssetSubmissionResult,
+    RevisionInfo,
+    SubmissionStatus,
+    VersionInfo,
+)
+from dagmaster.database.assets.reads import VisibleAssets, no_such_asset, no_such_platform
+from dagmaster.errors import NotFound
+
+_PEOPLE = ("cleared_by", "made_public_by", "deleted_by", "created_by")
+
+
+def visible_assets(caller: Caller) -> VisibleAssets | None:
+    """Which assets the lists of a caller contain; None for all."""
+    if may_preview(caller):
+        return None
+    return VisibleAssets(own_platform_of(caller), readable_clearances(caller))
+
+
+def own_platform_of(caller: Caller) -> str | None:
+    """The platform that a b2b key belongs to; None for callers that are not bound to one."""
+    return caller.platform_id if caller.has(Scope.B2B) and not may_preview(caller) else None
+
+
+def require_visible_platform(caller: Caller, platform_id: str) -> None:
+    """For a b2b key there is only its own platform."""
+    if own_platform_of(caller) not in (None, platform_id):
+        raise no_such_platform(platform_id)
+
+
+def visible_submission(caller: Caller, submission: SubmissionStatus) -> SubmissionStatus:
+    if not may_preview(caller) and submission.platform_id != own_platform_of(caller):
+        raise NotFound(f"there is no submission {submission.request_id}", code="submission.not-found")
+    return submission
+
+
+def visible_result(caller: Caller, result: AssetSubmissionResult) -> AssetSubmissionResult:
+    """Partners follow a submission by its request id, not by its job."""
+    if own_platform_of(caller) is None:
+        return result
+    return result.model_copy(update={"job_id": None, "superseded_job_id": None})
+
+
+def visible_part(caller: Caller, asset: AssetInfo) -> AssetInfo:
+    """The asset as a caller may see it; if it may not, as if there were none."""
+    if may_preview(caller):
+        return asset
+    if asset.platform_id == own_platform_of(caller):
+        versions = [_without_internals(version) for version in asset.versions]
+        return asset.model_copy(update={"versions": versions, **dict.fromkeys(_PEOPLE)})
+    versions = [_served_part(version) for version in asset.versions if _is_readable(caller, asset, version)]
+    if not versions:
+        raise no_such_asset(asset.dataset_id)
+    shown = {"versions": versions, "version_count": len(versions), "to_review": 0, **dict.fromkeys(_PEOPLE)}
+    return asset.model_copy(update=shown)
+
+
+def publication_of(asset: AssetInfo, version: VersionInfo) -> Publication:
+    return Publication(
+        platform_id=asset.platform_id,
+        clearance=Clearance(asset.clearance_state),
+        exposure=Exposure(asset.exposure),
+        latest=asset.latest_approved_version_ordinal,
+        ordinal=version.version_ordinal,
+        approved_revision=version.approved_revision,
+        is_withdrawn=any((asset.deleted_at, version.deleted_at, version.unpublished_at)),
+    )
+
+
+def _is_readable(caller: Caller, asset: AssetInfo, version: VersionInfo) -> bool:
+    return read_access(caller, publication_of(asset, version)).includes_data
+
+
+def _without_internals(version: VersionInfo) -> VersionInfo:
+    revisions = [_revision_without_internals(revision) for revision in version.revisions]
+    return version.model_copy(update={"current_job_id": None, "reviewer": None, "revisions": revisions})
+
+
+def _revision_without_internals(revision: RevisionInfo) -> RevisionInfo:
+    return revision.model_copy(update={"job_id": None, "submitted_by": None, "outputs": {}, "is_export_due": False})
+
+
+def _served_part(version: VersionInfo) -> VersionInfo:
+    """Only the revision that is served, as if there were no other."""
+    served = [
+        _revision_without_internals(revision).model_copy(update={"source": {}, "workflow_id": None})
+        for revision in version.revisions
+        if revision.revision == version.approved_revision
+    ]
+    shown = {
+        "revision": version.approved_revision,
+        "approval_state": "approved",
+        "processing_state": "completed",
+        "rejection_reason": None,
+        "revisions": served,
+    }
+    return _without_internals(version).model_copy(update=shown)

@@ -1,0 +1,320 @@
+"""The records of assets: platforms, assets, versions, revisions, submissions, STAC documents, history, keys.
+
+A record is a row of its table. One asset is one dataset and one STAC collection (decision 0052). The engine does not
+know these tables: a job has an `asset_id` and a `version_ordinal`, which it never reads, and a trigger on `dag_jobs`
+carries the end of a job to its revision.
+"""
+
+from datetime import datetime
+from typing import Annotated, Any, ClassVar
+from uuid import UUID
+
+from pydantic import Field
+
+from dagmaster.assets.states import ApprovalState, Clearance, Exposure, ProcessingState
+from dagmaster.records import ForeignKey, Index, Record, Table
+
+PlatformId = Annotated[str, Field(min_length=1, max_length=64)]
+Actor = Annotated[str, Field(min_length=1, max_length=200)]
+Label = Annotated[str, Field(min_length=1, max_length=200)]
+
+_NOW = {"created_at": "dagapp.clock()", "updated_at": "dagapp.clock()"}
+
+
+class Platform(Record):
+    """An external system that submits data. A new one is a row. See `identity.RegisteredPlatform` for its rules."""
+
+    table: ClassVar[Table] = Table(
+        "platforms", key=("platform_id",), defaults={**_NOW, "optional_refs": "'{}'::text[]"}
+    )
+
+    platform_id: PlatformId
+    display_name: Annotated[str, Field(min_length=1, max_length=200)]
+    required_refs: list[str]
+    optional_refs: list[str] = []
+    version_ref: str | None = None
+    is_active: bool = True
+    created_at: datetime
+    updated_at: datetime
+
+
+class GeospatialAsset(Record):
+    """`platform_refs` are the references that identify the asset; they never change. `dataset_id` names its STAC
+    collection and the folder of its objects. The id of the newest event of an asset is its ETag."""
+
+    table: ClassVar[Table] = Table(
+        "geospatial_assets",
+        key=("asset_id",),
+        foreign_keys=(ForeignKey(("platform_id",), "platforms", ("platform_id",), "RESTRICT"),),
+        indexes=(
+            Index("geospatial_assets_one_per_dataset", ("dataset_id",), unique=True),
+            Index("geospatial_assets_by_platform", ("platform_id", "created_at", "asset_id")),
+            Index("geospatial_assets_by_time", ("created_at", "asset_id")),
+            Index("geospatial_assets_by_refs", ("platform_refs",), method="gin"),
+            Index(
+                "geospatial_assets_published",
+                ("clearance_state", "dataset_id"),
+                where="latest_approved_version_ordinal IS NOT NULL",
+            ),
+        ),
+        checks={
+            "asset_id": "asset_id ~ '^[0-9a-f]{32}$'",
+            "public": "(clearance_state = 'public') = (made_public_at IS NOT NULL)",
+            "cleared": "(clearance_state <> 'uncleared') = (cleared_at IS NOT NULL)",
+        },
+        defaults=_NOW,
+        types={"latest_approved_version_ordinal": "integer"},
+    )
+
+    asset_id: str
+    platform_id: PlatformId
+    platform_refs: dict[str, Any]
+    dataset_id: str
+    title: str | None = None
+    clearance_state: Clearance = Clearance.UNCLEARED
+    cleared_at: datetime | None = None
+    cleared_by: Actor | None = None
+    made_public_at: datetime | None = None
+    made_public_by: Actor | None = None
+    exposure: Exposure = Exposure.LATEST_ONLY
+    latest_approved_version_ordinal: int | None = None
+    deleted_at: datetime | None = None
+    deleted_by: Actor | None = None
+    created_at: datetime
+    created_by: Actor | None = None
+    updated_at: datetime
+
+
+class AssetVersion(Record):
+    """Approval and processing are those of the newest revision, `revision`. `approved_revision` is the one that is
+    served, until a newer one is approved."""
+
+    table: ClassVar[Table] = Table(
+        "asset_versions",
+        key=("asset_id", "version_ordinal"),
+        foreign_keys=(ForeignKey(("asset_id",), "geospatial_assets", ("asset_id",)),),
+        indexes=(
+            Index(
+                "asset_versions_one_per_label", ("asset_id", "version_label"), unique=True, where="deleted_at IS NULL"
+            ),
+            Index("asset_versions_by_job", ("current_job_id",), where="current_job_id IS NOT NULL"),
+            Index(
+                "asset_versions_to_review",
+                ("updated_at", "asset_id", "version_ordinal"),
+                where="approval_state = 'pending_review' AND processing_state = 'completed' AND deleted_at IS NULL",
+            ),
+        ),
+        checks={
+            "ordinal": "version_ordinal >= 0 AND revision >= 1",
+            "approved": "approved_revision IS NULL OR approved_revision BETWEEN 1 AND revision",
+            "rejected": "approval_state <> 'rejected' OR rejection_reason IS NOT NULL",
+        },
+        defaults=_NOW,
+        types={"version_ordinal": "integer", "revision": "integer", "approved_revision": "integer"},
+    )
+
+    asset_id: str
+    version_ordinal: int
+    version_label: Label
+    platform_refs: dict[str, Any]
+    revision: int = 1
+    approval_state: ApprovalState = ApprovalState.PENDING_REVIEW
+    processing_state: ProcessingState = ProcessingState.QUEUED
+    approved_revision: int | None = None
+    current_job_id: UUID | None = None
+    reviewer: Actor | None = None
+    reviewed_at: datetime | None = None
+    rejection_reason: str | None = None
+    unpublished_at: datetime | None = None
+    unpublished_by: Actor | None = None
+    deleted_at: datetime | None = None
+    deleted_by: Actor | None = None
+    created_at: datetime
+    updated_at: datetime
+
+
+class AssetRevision(Record):
+    """One run of the processing of a version: what was submitted, and what its job made of it.
+
+    `outputs` has blob_path, table_name, stac_item_id, stac_collection_id, external_blob_path, adf_run_id as far as they
+    exist. `reviewed_as` is the decision on this revision; it stays when a newer revision is submitted. `export_due_at`
+    is set when the revision must be copied to the external zone, `withdrawal_due_at` when its copy must be removed.
+    `is_unfit`: it failed because of its source. From `purge_started_at` on it can be neither approved nor run again;
+    at `purged_at` its objects and documents are gone. `review_notified_at`: reviewers know that it waits.
+    """
+
+    table: ClassVar[Table] = Table(
+        "asset_revisions",
+        key=("asset_id", "version_ordinal", "revision"),
+        foreign_keys=(ForeignKey(("asset_id", "version_ordinal"), "asset_versions", ("asset_id", "version_ordinal")),),
+        indexes=(
+            Index("asset_revisions_one_per_job", ("job_id",), unique=True, where="job_id IS NOT NULL"),
+            Index("asset_revisions_by_content", ("content_hash",), where="content_hash IS NOT NULL"),
+            Index("asset_revisions_export_due", ("export_due_at",), where="export_due_at IS NOT NULL"),
+            Index("asset_revisions_withdrawal_due", ("withdrawal_due_at",), where="withdrawal_due_at IS NOT NULL"),
+            Index("asset_revisions_kept", ("asset_id", "version_ordinal", "revision"), where="purged_at IS NULL"),
+            Index(
+                "asset_revisions_to_announce",
+                ("processed_at", "asset_id"),
+                where="processing_state = 'completed' AND reviewed_as IS NULL AND review_notified_at IS NULL",
+            ),
+        ),
+        defaults={"created_at": "dagapp.clock()"},
+        types={"version_ordinal": "integer", "revision": "integer"},
+    )
+
+    asset_id: str
+    version_ordinal: int
+    revision: int
+    job_id: UUID | None = None
+    workflow_id: str | None = None
+    parameters: dict[str, Any] = {}
+    parameters_hash: str = ""
+    source: dict[str, Any] = {}
+    source_etag: str | None = None
+    source_size: int | None = None
+    content_hash: str | None = None
+    submitted_by: Actor | None = None
+    processing_state: ProcessingState = ProcessingState.QUEUED
+    is_partial: bool = False
+    is_unfit: bool = False
+    error_message: str | None = None
+    outputs: dict[str, Any] = {}
+    reviewed_as: ApprovalState | None = None
+    reviewed_at: datetime | None = None
+    export_due_at: datetime | None = None
+    withdrawal_due_at: datetime | None = None
+    created_at: datetime
+    processed_at: datetime | None = None
+    review_notified_at: datetime | None = None
+    purge_started_at: datetime | None = None
+    purged_at: datetime | None = None
+
+
+class AssetSubmission(Record):
+    """A request of a platform and what it led to. It exists before the response is sent; the same request id again is
+    answered from it. `told_status` is the last status that was told, or found to be no news, if it has a
+    `callback_url`."""
+
+    table: ClassVar[Table] = Table(
+        "asset_submissions",
+        key=("request_id",),
+        indexes=(
+            Index("asset_submissions_by_asset", ("asset_id", "version_ordinal", "revision")),
+            Index("asset_submissions_by_platform", ("platform_id", "created_at")),
+        ),
+        defaults={"created_at": "dagapp.clock()"},
+        types={"version_ordinal": "integer", "revision": "integer", "same_content_as": "integer"},
+    )
+
+    request_id: Annotated[str, Field(min_length=1, max_length=64)]
+    platform_id: PlatformId
+    asset_id: str
+    version_ordinal: int
+    revision: int
+    outcome: str
+    same_content_as: int | None = None
+    superseded_job_id: UUID | None = None
+    request_hash: str
+    submitted_by: Actor | None = None
+    callback_url: Annotated[str, Field(max_length=512)] | None = None
+    told_status: str | None = None
+    created_at: datetime
+
+
+class StacDocument(Record):
+    """A STAC document that a job wrote for one revision of a dataset. `document_id` is the id of an item, or empty for
+    the collection. Approval copies the documents into pgSTAC; until then only reviewers see them."""
+
+    table: ClassVar[Table] = Table(
+        "stac_documents",
+        key=("dataset_id", "version_ordinal", "revision", "document_id"),
+        defaults={"created_at": "dagapp.clock()"},
+        types={"version_ordinal": "integer", "revision": "integer"},
+    )
+
+    dataset_id: str
+    version_ordinal: int
+    revision: int
+    document_id: str = ""
+    content: dict[str, Any]
+    created_at: datetime
+
+
+class AssetEvent(Record):
+    """Who did what to an asset, a platform or a key, when and why. Rows never change; they have their own retention."""
+
+    table: ClassVar[Table] = Table(
+        "asset_events",
+        key=("event_id",),
+        indexes=(
+            Index("asset_events_by_asset", ("asset_id", "event_id"), where="asset_id IS NOT NULL"),
+            Index("asset_events_by_time", ("created_at",)),
+        ),
+        defaults={"event_id": "nextval('dagapp.asset_event_id')", "created_at": "dagapp.clock()"},
+        types={"version_ordinal": "integer", "revision": "integer"},
+    )
+
+    event_id: int
+    asset_id: str | None = None
+    version_ordinal: int | None = None
+    revision: int | None = None
+    platform_id: str | None = None
+    action: str
+    actor: Actor
+    reason: str | None = None
+    detail: dict[str, Any] = {}
+    request_id: str | None = None
+    created_at: datetime
+
+
+class ApiKey(Record):
+    """A key of a caller. The secret is not stored: `secret_hash` is its SHA-256. After a rotation the previous secret
+    is accepted until `previous_until`."""
+
+    table: ClassVar[Table] = Table(
+        "api_keys",
+        key=("key_id",),
+        foreign_keys=(ForeignKey(("platform_id",), "platforms", ("platform_id",), "RESTRICT"),),
+        indexes=(Index("api_keys_one_per_name", ("name",), unique=True, where="revoked_at IS NULL"),),
+        defaults={"created_at": "dagapp.clock()"},
+    )
+    private: ClassVar[frozenset[str]] = frozenset({"secret_hash", "previous_hash"})
+
+    key_id: Annotated[str, Field(min_length=1, max_length=32)]
+    name: Actor
+    scopes: list[str]
+    platform_id: PlatformId | None = None
+    secret_hash: str
+    previous_hash: str | None = None
+    previous_until: datetime | None = None
+    expires_at: datetime | None = None
+    revoked_at: datetime | None = None
+    revoked_by: Actor | None = None
+    last_used_at: datetime | None = None
+    created_at: datetime
+    created_by: Actor | None = None
+
+
+class SigningKey(Record):
+    """The secret of signed links. All servers of a database share it."""
+
+    table: ClassVar[Table] = Table("signing_keys", key=("key_id",), defaults={"created_at": "dagapp.clock()"})
+    private: ClassVar[frozenset[str]] = frozenset({"secret"})
+
+    key_id: str
+    secret: str
+    created_at: datetime
+
+
+RECORDS: tuple[type[Record], ...] = (
+    Platform,
+    GeospatialAsset,
+    AssetVersion,
+    AssetRevision,
+    AssetSubmission,
+    StacDocument,
+    AssetEvent,
+    ApiKey,
+    SigningKey,
+)

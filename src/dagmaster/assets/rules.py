@@ -1,0 +1,310 @@
+"""What a submission or a reviewer's action changes, or why it is refused.
+
+Every function takes the state as it is and returns the state as it should be, or raises `Conflict` or
+`InvalidRequest` with the code of the refusal. Nothing that is served changes because something was processed: only
+`approve`, `clear`, `expose`, `unpublish` and `delete` change it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from dagmaster.assets.states import (
+    IN_PROGRESS,
+    ApprovalState,
+    AssetState,
+    AssetVersionState,
+    Clearance,
+    Exposure,
+    ProcessingState,
+    SourceIdentity,
+)
+from dagmaster.errors import Conflict, InvalidRequest, NotFound
+
+
+class SubmissionOutcome(StrEnum):
+    """Every answer to a submission that is not refused."""
+
+    NEW_ASSET = "new_asset"
+    NEW_VERSION = "new_version"
+    NEW_REVISION = "new_revision"
+    ALREADY_PROCESSING = "already_processing"
+    ALREADY_COMPLETED = "already_completed"
+
+
+@dataclass(frozen=True, slots=True)
+class SubmittedSource:
+    """What is submitted: the label of the version (None: the newest one), the source, the parameters, and by whom."""
+
+    label: str | None
+    source: SourceIdentity
+    parameters_hash: str
+    submitted_by: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SubmissionDecision:
+    """`state` is unchanged if the outcome is `already_…`. `supersedes` is the revision whose job must be cancelled."""
+
+    outcome: SubmissionOutcome
+    state: AssetState
+    ordinal: int
+    revision: int
+    supersedes: int | None = None
+    same_content_as: int | None = None  # the ordinal of another version with identical content
+
+
+@dataclass(frozen=True, slots=True)
+class AssetChange:
+    """The state after an action. Versions in `exports_due` must be copied to the external zone, the copies of those in
+    `withdrawals_due` must be removed."""
+
+    state: AssetState
+    exports_due: tuple[int, ...] = ()
+    withdrawals_due: tuple[int, ...] = ()
+
+
+def submit(
+    asset: AssetState | None, submitted: SubmittedSource, *, platform_id: str, force: bool = False
+) -> SubmissionDecision:
+    """Decide what a submission makes: an asset, a version, a revision, or nothing because it exists already."""
+    if asset is None:
+        first = _new_version(0, submitted)
+        state = AssetState(platform_id, versions=(first,))
+        return SubmissionDecision(SubmissionOutcome.NEW_ASSET, state, first.ordinal, first.revision)
+    target = _version_labelled(asset, submitted.label)
+    if target is None:
+        return _submit_version(asset, submitted)
+    is_same = target.source.is_same(submitted.source) and target.parameters_hash == submitted.parameters_hash
+    if is_same and not force and target.processing in IN_PROGRESS:
+        return SubmissionDecision(SubmissionOutcome.ALREADY_PROCESSING, asset, target.ordinal, target.revision)
+    if is_same and not force and target.processing == ProcessingState.COMPLETED and not target.is_unpublished:
+        return SubmissionDecision(SubmissionOutcome.ALREADY_COMPLETED, asset, target.ordinal, target.revision)
+    revised = replace(
+        target,
+        revision=target.revision + 1,
+        approval=ApprovalState.PENDING_REVIEW,
+        processing=ProcessingState.QUEUED,
+        source=submitted.source,
+        parameters_hash=submitted.parameters_hash,
+        submitted_by=submitted.submitted_by,
+    )
+    return SubmissionDecision(
+        SubmissionOutcome.NEW_REVISION,
+        _with(asset, revised),
+        revised.ordinal,
+        revised.revision,
+        supersedes=target.revision if target.processing in IN_PROGRESS else None,
+        same_content_as=_same_content(asset, submitted, except_ordinal=target.ordinal),
+    )
+
+
+def record_processing(asset: AssetState, ordinal: int, revision: int, processing: ProcessingState) -> AssetState:
+    """The asset after the job of a revision has started or ended. The job of an older revision changes nothing."""
+    version = asset.version(ordinal)
+    if version is None or version.revision != revision or version.processing == processing:
+        return asset
+    return _with(asset, replace(version, processing=processing))
+
+
+def approve(
+    asset: AssetState,
+    ordinal: int,
+    *,
+    clearance: Clearance | None = None,
+    by: str | None = None,
+    needs_second_person: bool = False,
+) -> AssetChange:
+    """Publish the newest revision of a version. An asset without clearance needs one."""
+    version = _present_version(asset, ordinal)
+    _require_processed(version)
+    if version.approval == ApprovalState.APPROVED and not version.is_unpublished:
+        raise Conflict(f"version {ordinal} is approved already", code="version.already-approved")
+    if needs_second_person and by is not None and by == version.submitted_by:
+        raise Conflict(
+            f"'{by}' submitted version {ordinal} and may not approve it",
+            code="approval.own-submission",
+            hint="another reviewer must approve it",
+        )
+    approved = replace(
+        version, approval=ApprovalState.APPROVED, approved_revision=version.revision, is_unpublished=False
+    )
+    state = replace(_with(asset, approved), clearance=_clearance_for_approval(asset, clearance))
+    return AssetChange(state, exports_due=_exports_due(asset, state))
+
+
+def reject(asset: AssetState, ordinal: int, *, reason: str) -> AssetChange:
+    """Refuse the newest revision. An older approved revision stays served."""
+    version = _present_version(asset, ordinal)
+    if not reason.strip():
+        raise InvalidRequest("a rejection needs a reason", code="rejection.no-reason", hint="say why")
+    if version.processing in IN_PROGRESS:
+        raise _still_processing(version)
+    if version.approval == ApprovalState.APPROVED:
+        raise Conflict(
+            f"version {ordinal} is approved", code="version.already-approved", hint="unpublish it to withdraw it"
+        )
+    if version.approval == ApprovalState.REJECTED:
+        raise Conflict(f"version {ordinal} is rejected already", code="version.already-rejected")
+    return AssetChange(_with(asset, replace(version, approval=ApprovalState.REJECTED)))
+
+
+def clear(asset: AssetState, clearance: Clearance) -> AssetChange:
+    """Decide who may see what is approved. Below public, external copies are withdrawn."""
+    _require_present(asset)
+    if asset.clearance == clearance:
+        raise Conflict(f"the clearance is '{clearance}' already", code="clearance.unchanged")
+    state = replace(asset, clearance=clearance)
+    return AssetChange(state, _exports_due(asset, state), _withdrawals_due(asset, state))
+
+
+def expose(asset: AssetState, exposure: Exposure) -> AssetChange:
+    _require_present(asset)
+    if asset.exposure == exposure:
+        raise Conflict(f"the exposure is '{exposure}' already", code="exposure.unchanged")
+    return AssetChange(replace(asset, exposure=exposure))
+
+
+def unpublish(asset: AssetState, ordinal: int | None = None) -> AssetChange:
+    """Serve a version no longer (without an ordinal: none of the asset's). Its data stays; approving republishes it."""
+    return _withdraw(asset, ordinal, lambda version: replace(version, is_unpublished=True))
+
+
+def delete(asset: AssetState, ordinal: int | None = None) -> AssetChange:
+    """Delete a version or the whole asset softly. A deleted asset loses its clearance: if it is submitted again, it
+    must be cleared again."""
+    if ordinal is not None:
+        version = _present_version(asset, ordinal)
+        state = _with(asset, replace(version, is_deleted=True))
+        return AssetChange(state, withdrawals_due=_withdrawals_due(asset, state))
+    _require_present(asset)
+    deleted = tuple(replace(version, is_deleted=True) for version in asset.versions)
+    state = replace(asset, is_deleted=True, clearance=Clearance.UNCLEARED, versions=deleted)
+    return AssetChange(state, withdrawals_due=_withdrawals_due(asset, state))
+
+
+def _submit_version(asset: AssetState, submitted: SubmittedSource) -> SubmissionDecision:
+    if unresolved := next((version for version in asset.present if version.is_unresolved), None):
+        raise Conflict(
+            f"version {unresolved.ordinal} is unresolved ({unresolved.approval})",
+            code="version.unresolved",
+            hint="approve it, delete it, or submit it again under its own label",
+            version_ordinal=unresolved.ordinal,
+        )
+    added = _new_version(max((version.ordinal for version in asset.versions), default=-1) + 1, submitted)
+    state = replace(asset, is_deleted=False, versions=(*asset.versions, added))
+    same = _same_content(asset, submitted, except_ordinal=added.ordinal)
+    return SubmissionDecision(SubmissionOutcome.NEW_VERSION, state, added.ordinal, added.revision, same_content_as=same)
+
+
+def _version_labelled(asset: AssetState, label: str | None) -> AssetVersionState | None:
+    """The version with this label; without a label, the newest one. Deleted versions do not count."""
+    present = list(asset.present)
+    if label is None:
+        return present[-1] if present else None
+    return next((version for version in present if version.label == label), None)
+
+
+def _new_version(ordinal: int, submitted: SubmittedSource) -> AssetVersionState:
+    return AssetVersionState(
+        ordinal=ordinal,
+        label=str(ordinal) if submitted.label is None else submitted.label,
+        source=submitted.source,
+        parameters_hash=submitted.parameters_hash,
+        submitted_by=submitted.submitted_by,
+    )
+
+
+def _same_content(asset: AssetState, submitted: SubmittedSource, *, except_ordinal: int) -> int | None:
+    others = (version for version in asset.present if version.ordinal != except_ordinal)
+    return next((version.ordinal for version in others if version.source.is_same(submitted.source)), None)
+
+
+def _clearance_for_approval(asset: AssetState, given: Clearance | None) -> Clearance:
+    if given == Clearance.UNCLEARED or (given is None and asset.clearance == Clearance.UNCLEARED):
+        raise InvalidRequest(
+            "the asset has no clearance, and the approval gives none",
+            code="clearance.required",
+            hint="approve with the clearance 'ouo' or 'public'",
+        )
+    if given is None or given == asset.clearance:
+        return asset.clearance
+    if asset.clearance != Clearance.UNCLEARED:
+        raise Conflict(
+            f"the asset's clearance is '{asset.clearance}', the approval says '{given}'",
+            code="clearance.differs",
+            hint="approve without a clearance, or change the clearance of the asset first",
+        )
+    return given
+
+
+def _withdraw(
+    asset: AssetState, ordinal: int | None, change: Callable[[AssetVersionState], AssetVersionState]
+) -> AssetChange:
+    if ordinal is None:
+        _require_present(asset)
+        chosen = [version for version in asset.present if version.served_revision is not None]
+    else:
+        chosen = [v for v in [_present_version(asset, ordinal)] if v.served_revision is not None]
+    if not chosen:
+        what = "the asset has no version that is" if ordinal is None else f"version {ordinal} is not"
+        raise Conflict(f"{what} published", code="version.not-published")
+    state = asset
+    for version in chosen:
+        state = _with(state, change(version))
+    return AssetChange(state, withdrawals_due=_withdrawals_due(asset, state))
+
+
+def _public_versions(asset: AssetState) -> dict[int, int]:
+    """The served versions of a public asset with their revisions: these have external copies."""
+    if asset.clearance != Clearance.PUBLIC:
+        return {}
+    return {v.ordinal: v.served_revision for v in asset.present if v.served_revision is not None}
+
+
+def _exports_due(before: AssetState, after: AssetState) -> tuple[int, ...]:
+    old = _public_versions(before)
+    return tuple(ordinal for ordinal, revision in _public_versions(after).items() if old.get(ordinal) != revision)
+
+
+def _withdrawals_due(before: AssetState, after: AssetState) -> tuple[int, ...]:
+    return tuple(sorted(_public_versions(before).keys() - _public_versions(after).keys()))
+
+
+def _with(asset: AssetState, version: AssetVersionState) -> AssetState:
+    versions = tuple(version if known.ordinal == version.ordinal else known for known in asset.versions)
+    return replace(asset, versions=versions)
+
+
+def _require_present(asset: AssetState) -> None:
+    if asset.is_deleted:
+        raise Conflict("the asset is deleted", code="asset.deleted", hint="submit it again to restore it")
+
+
+def _present_version(asset: AssetState, ordinal: int) -> AssetVersionState:
+    _require_present(asset)
+    version = asset.version(ordinal)
+    if version is None:
+        raise NotFound(f"the asset has no version {ordinal}", code="version.not-found")
+    if version.is_deleted:
+        raise Conflict(f"version {ordinal} is deleted", code="version.deleted", hint="submit it again")
+    return version
+
+
+def _require_processed(version: AssetVersionState) -> None:
+    if version.processing in IN_PROGRESS:
+        raise _still_processing(version)
+    if version.processing == ProcessingState.FAILED:
+        raise Conflict(
+            f"the processing of version {version.ordinal}, revision {version.revision} has failed",
+            code="version.failed",
+            hint="submit it again",
+        )
+
+
+def _still_processing(version: AssetVersionState) -> Conflict:
+    return Conflict(
+        f"version {version.ordinal}, revision {version.revision} is still processed ({version.processing})",
+        code="version.processing",
+        hint="wait until its job has ended, or cancel the job",
+    )

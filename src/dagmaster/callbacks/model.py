@@ -1,0 +1,124 @@
+"""The records of callbacks. Triggers insert what is told (sql/schema/96_callbacks.sql), in the transaction in which it
+happens; orchestrators deliver it."""
+
+from datetime import datetime
+from typing import Annotated, ClassVar
+from uuid import UUID
+
+from pydantic import Field
+
+from dagmaster.callbacks.schedule import CallbackState
+from dagmaster.records import ForeignKey, Index, Record, Table
+
+LONGEST_ERROR = 300
+
+
+class CallbackEvent(Record):
+    """A status that one request is told, and how far that is. Its id is the `webhook-id` of every attempt.
+
+    It has either an `asset_event_id`, the event that changed the status, or a `job_id` with the `resume_count` at its
+    end. A request (or job) is told in the order of `sequence`. `tries` counts attempts since it became pending,
+    `attempts` all of them. While it is being delivered, `lease_until` is in the future, and `next_attempt_at` is the
+    same time.
+    """
+
+    table: ClassVar[Table] = Table(
+        "callback_events",
+        key=("callback_id",),
+        indexes=(
+            Index("callback_events_sequence", ("sequence",), unique=True),
+            Index(
+                "callback_events_once",
+                ("request_id", "asset_event_id", "status"),
+                unique=True,
+                where="asset_event_id IS NOT NULL",
+            ),
+            Index("callback_events_one_per_end", ("job_id", "resume_count"), unique=True, where="job_id IS NOT NULL"),
+            Index("callback_events_due", ("receiver", "next_attempt_at", "sequence"), where="state = 'pending'"),
+            Index("callback_events_by_request", ("request_id", "sequence")),
+            Index("callback_events_by_platform", ("platform_id", "sequence")),
+            Index("callback_events_ended", ("ended_at", "sequence"), where="ended_at IS NOT NULL"),
+            Index("callback_events_undelivered", ("state", "sequence"), where="state <> 'delivered'"),
+        ),
+        checks={
+            "source": "(asset_event_id IS NULL) <> (job_id IS NULL) AND (job_id IS NULL) = (resume_count IS NULL)",
+            "due": "(state = 'pending') = (next_attempt_at IS NOT NULL)",
+            "ended": "(state = 'pending') = (ended_at IS NULL)",
+        },
+        defaults={
+            "callback_id": "gen_random_uuid()",
+            "sequence": "nextval('dagapp.callback_sequence')",
+            "next_attempt_at": "dagapp.clock()",
+            "created_at": "dagapp.clock()",
+        },
+        computed={"receiver": "lower(coalesce(substring(url from '^[A-Za-z]+://([^/?#]*)'), ''))"},
+        types={"attempts": "integer", "tries": "integer", "resume_count": "integer"},
+    )
+    private: ClassVar[frozenset[str]] = frozenset({"url"})
+
+    callback_id: UUID
+    sequence: int
+    request_id: Annotated[str, Field(min_length=1, max_length=64)]
+    platform_id: Annotated[str, Field(min_length=1, max_length=64)]
+    status: str
+    url: Annotated[str, Field(max_length=512)]
+    receiver: str
+    asset_event_id: int | None = None
+    job_id: UUID | None = None
+    resume_count: int | None = None
+    state: CallbackState = CallbackState.PENDING
+    attempts: int = 0
+    tries: int = 0
+    next_attempt_at: datetime | None = None
+    lease_until: datetime | None = None
+    created_at: datetime
+    ended_at: datetime | None = None
+
+
+class CallbackDelivery(Record):
+    """One attempt. Without `finished_at` it is under way, or its process died: whether the receiver got it is
+    unknown. The response's body is not kept."""
+
+    table: ClassVar[Table] = Table(
+        "callback_deliveries",
+        key=("callback_id", "number"),
+        foreign_keys=(ForeignKey(("callback_id",), "callback_events", ("callback_id",)),),
+        defaults={"started_at": "dagapp.clock()"},
+        types={"number": "integer", "status_code": "integer"},
+    )
+
+    callback_id: UUID
+    number: int
+    owner_id: UUID
+    started_at: datetime
+    finished_at: datetime | None = None
+    status_code: int | None = None
+    error: Annotated[str, Field(max_length=LONGEST_ERROR)] | None = None
+    next_attempt_at: datetime | None = None
+
+
+class PlatformSecret(Record):
+    """A secret that signs the callbacks of a platform. The current one has no `expires_at`; a replaced one signs too,
+    until it expires."""
+
+    table: ClassVar[Table] = Table(
+        "platform_secrets",
+        key=("secret_id",),
+        foreign_keys=(ForeignKey(("platform_id",), "platforms", ("platform_id",)),),
+        indexes=(
+            Index("platform_secrets_by_platform", ("platform_id", "created_at")),
+            Index("platform_secrets_one_current", ("platform_id",), unique=True, where="expires_at IS NULL"),
+        ),
+        defaults={"secret_id": "gen_random_uuid()", "created_at": "dagapp.clock()"},
+    )
+    private: ClassVar[frozenset[str]] = frozenset({"secret"})
+
+    secret_id: UUID
+    platform_id: Annotated[str, Field(min_length=1, max_length=64)]
+    secret: str
+    created_at: datetime
+    created_by: Annotated[str, Field(min_length=1, max_length=200)] | None = None
+    expires_at: datetime | None = None
+
+
+RECORDS: tuple[type[Record], ...] = (CallbackEvent, CallbackDelivery, PlatformSecret)

@@ -1,0 +1,56 @@
+"""What follows an attempt to deliver a callback.
+
+    pending ──▶ delivered                     the receiver answered with a success (2xx)
+       │  ▲
+       │  └──── tried again after a delay     any other answer, or none
+       ▼
+    failed                                    too many attempts, a refused URL, or the receiver wants no more (410)
+
+An operator's request makes a callback pending again, with a new number of attempts.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from random import Random
+from typing import Final
+
+DELAYS_SECONDS: Final = (5.0, 30.0, 120.0, 600.0, 3600.0, 21_600.0)  # the last one is repeated
+JITTER: Final = 0.2
+_GONE: Final = 410
+
+
+class CallbackState(StrEnum):
+    PENDING = "pending"
+    DELIVERED = "delivered"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """How an attempt ended: with the status of a response, or with an error."""
+
+    status_code: int | None = None
+    error: str | None = None
+    is_final: bool = False  # another attempt would end in the same way
+
+    @property
+    def is_success(self) -> bool:
+        return self.error is None and self.status_code is not None and 200 <= self.status_code < 300
+
+
+@dataclass(frozen=True, slots=True)
+class Consequence:
+    """`delay_seconds` is set if the callback is tried again."""
+
+    state: CallbackState
+    delay_seconds: float | None = None
+
+
+def after(attempt: Attempt, tries: int, *, max_tries: int, random: Random) -> Consequence:
+    """`tries` counts the attempts so far, including this one."""
+    if attempt.is_success:
+        return Consequence(CallbackState.DELIVERED)
+    if attempt.is_final or attempt.status_code == _GONE or tries >= max_tries:
+        return Consequence(CallbackState.FAILED)
+    delay = DELAYS_SECONDS[min(max(tries, 1), len(DELAYS_SECONDS)) - 1]
+    return Consequence(CallbackState.PENDING, delay * random.uniform(1 - JITTER, 1 + JITTER))

@@ -1,0 +1,161 @@
+"""Changes of an asset from the command line: which version is meant, and what to do when a change is refused."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import click
+
+from dagmaster.cli.command import State
+from dagmaster.cli.printable import one_line
+from dagmaster.client.models.assets import AssetInfo, VersionInfo
+from dagmaster.client.models.base import Json, read
+from dagmaster.errors import Conflict, DagmasterError, InvalidRequest
+from dagmaster.quantities import counted
+
+# The next step with this command line, by the code of the refusal.
+_NEXT_STEPS = {
+    "clearance.required": "add --clearance ouo (for internal users) or --clearance public (for everyone)",
+    "clearance.differs": "leave out --clearance; `dagmaster assets clear {asset} LEVEL` changes that of the asset",
+    "asset.changed": "look at it again with `dagmaster assets show {asset}`, then repeat the command",
+    "version.revised": "look at the newest revision first: `dagmaster assets link {asset}`",
+    "version.processing": "wait for its job: `dagmaster assets show {asset}` has its id",
+    "version.failed": "submit it again; `dagmaster assets show {asset}` has the reason",
+    "version.not-found": "`dagmaster assets show {asset}` lists the versions",
+    "version.not-published": "`dagmaster assets show {asset}` says what is served",
+}
+
+
+class SeenAsset:
+    """An asset as it is now. Changes are refused if it has changed since, or since it had the ETag that is given."""
+
+    def __init__(self, state: State, name: str, etag: str | None = None) -> None:
+        self._state = state
+        self.info = read(AssetInfo, state.client.asset(name))
+        self._etag = etag or self.info.etag
+
+    @property
+    def name(self) -> str:
+        return self.info.dataset_id
+
+    def change(self, action: str, *, version: int | None = None, **request: str | int | None) -> Json:
+        """The asset after the change."""
+        with self._advising():
+            return self._state.client.change_asset(
+                self.info.asset_id, action, request, version=version, etag=self._etag
+            )
+
+    def delete(self, *, version: int | None, reason: str | None) -> Json:
+        with self._advising():
+            return self._state.client.delete_asset(self.info.asset_id, version=version, reason=reason, etag=self._etag)
+
+    def part(self, version: int | None) -> str:
+        """How a version, or the whole asset, is called."""
+        return self.name if version is None else f"version {version} of {self.name}"
+
+    def is_confirmed(self, verb: str, version: int | None) -> bool:
+        count = sum(each.deleted_at is None for each in self.info.versions)
+        whole = f" with {counted(count, 'version')}" if version is None else ""
+        question = f"{verb} {self.part(version)}{whole}?"
+        if self._state.json or not sys.stdin.isatty():
+            raise InvalidRequest(f"it cannot be asked: {question}", code="usage", hint="add --yes")
+        return click.confirm(question, err=True)
+
+    def to_decide(self, verb: str) -> int:
+        """The version that waits for a decision. Those that were rejected or unpublished may still be approved."""
+        waiting = [version for version in self._present if version.approval_state == "pending_review"]
+        if not waiting and verb == "approve":
+            waiting = [v for v in self._present if v.unpublished_at or v.approval_state == "rejected"]
+        if len(waiting) == 1:
+            return waiting[0].version_ordinal
+        if waiting:
+            numbers = ", ".join(str(version.version_ordinal) for version in waiting)
+            raise InvalidRequest(f"{verb} which of the versions {numbers}?", code="usage", hint="add --version N")
+        raise Conflict(
+            f"no version of {self.name} waits for review",
+            code="version.none-to-review",
+            hint=f"see `dagmaster assets show {self.name}`",
+        )
+
+    def to_show(self, revision: int | None) -> tuple[int, int | None]:
+        """The version and revision that wait for review, or else the latest approved version."""
+        waiting = [version for version in self._present if _is_to_review(version)]
+        if waiting:
+            return waiting[-1].version_ordinal, revision or waiting[-1].revision
+        if self.info.latest_approved_version_ordinal is None:
+            raise Conflict(
+                f"{self.name} has nothing to show: no version is approved or waits for review",
+                code="version.none-to-show",
+                hint=f"see `dagmaster assets show {self.name}`",
+            )
+        return self.info.latest_approved_version_ordinal, revision
+
+    @property
+    def _present(self) -> list[VersionInfo]:
+        return [version for version in self.info.versions if version.deleted_at is None]
+
+    @contextmanager
+    def _advising(self) -> Iterator[None]:
+        """A refusal says which command comes next, and what has changed meanwhile."""
+        try:
+            yield
+        except DagmasterError as error:
+            if error.code == "asset.changed" and not self._state.json:
+                for line in _changes(error):
+                    self._state.note(line)
+            if next_step := _NEXT_STEPS.get(error.code):
+                error.hint = next_step.format(asset=self.name)
+            raise
+
+
+def _is_to_review(version: VersionInfo) -> bool:
+    return version.approval_state == "pending_review" and version.processing_state == "completed"
+
+
+def _changes(error: DagmasterError) -> Iterator[str]:
+    for event in error.facts.get("events") or []:
+        version = "" if event.get("version_ordinal") is None else f" version {event['version_ordinal']}"
+        reason = f": {one_line(event['reason'])}" if event.get("reason") else ""
+        yield f"since then: {event.get('action', '').replace('_', ' ')}{version}, by {event.get('actor')}{reason}"
+
+
+def next_steps(asset: AssetInfo) -> list[str]:
+    """What has to be done about the versions of an asset, as commands."""
+    present = [version for version in asset.versions if version.deleted_at is None]
+    return [step for version in present if (step := _next_step(asset, version))]
+
+
+def approve_command(asset: AssetInfo, ordinal: int) -> str:
+    clearance = " --clearance ouo" if asset.clearance_state == "uncleared" else ""
+    return f"dagmaster assets approve {asset.dataset_id} --version {ordinal}{clearance}"
+
+
+def _next_step(asset: AssetInfo, version: VersionInfo) -> str | None:
+    number, name = version.version_ordinal, asset.dataset_id
+    again = f"submit it again under the label {version.version_label}, or delete it"
+    if version.processing_state == "failed":
+        return f"version {number} has failed: {again}"
+    if version.processing_state != "completed":
+        return f"version {number} is being processed; watch it with:\n  dagmaster jobs watch {version.current_job_id}"
+    if version.unpublished_at:
+        return f"version {number} is unpublished; publish it again with:\n  {approve_command(asset, number)}"
+    if version.approval_state == "rejected":
+        return f"version {number} is rejected: {again}"
+    if version.approval_state == "pending_review":
+        return (
+            f"version {number} waits for review; see it, then decide:\n  dagmaster assets link {name}\n"
+            f"  {approve_command(asset, number)}\n  dagmaster assets reject {name} --version {number} --reason …"
+        )
+    return None
+
+
+def maps_url_of(state: State) -> str | None:
+    """The map server of the platform that this command uses, if it is known."""
+    from dagmaster.client.discovery import find_maps
+
+    if (state.server or state.settings.server_url) and not state.settings.public_url:
+        return None
+    try:
+        return find_maps(state.settings)
+    except DagmasterError:
+        return None

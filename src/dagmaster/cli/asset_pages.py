@@ -1,0 +1,161 @@
+"""Assets, their versions, their history, and platforms, as pages and tables."""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from dagmaster.cli.printable import one_line
+from dagmaster.cli.tables import Column, ago, at, print_table
+from dagmaster.client.models.assets import (
+    AssetHistoryEntry,
+    AssetInfo,
+    AssetSummary,
+    PlatformInfo,
+    VersionInfo,
+)
+from dagmaster.client.models.base import read, read_all
+
+if TYPE_CHECKING:
+    from dagmaster.cli.command import State
+    from dagmaster.client.models.base import Json
+
+
+def print_assets(state: "State", page: "Sequence[Json]") -> None:
+    columns: list[Column[AssetSummary]] = [
+        Column("dataset", lambda asset: one_line(asset.dataset_id)),
+        Column("platform", lambda asset: asset.platform_id),
+        Column("clearance", lambda asset: asset.clearance_state),
+        Column("latest", lambda asset: _or_dash(asset.latest_approved_version_ordinal), is_number=True),
+        Column("versions", lambda asset: str(asset.version_count), is_number=True),
+        Column("to review", lambda asset: str(asset.to_review or ""), is_number=True),
+        Column("age", lambda asset: ago(asset.created_at, state.client.now), drop=2, is_number=True),
+        Column("title", lambda asset: one_line(asset.title), drop=1, is_long=True),
+        Column("asset", lambda asset: asset.asset_id, drop=3),
+    ]
+    print_table(state.console, columns, read_all(AssetSummary, page))
+
+
+def print_asset(state: "State", asset: AssetInfo) -> None:
+    for name, value in _facts(asset):
+        state.say(f"{name:<10} {value}")
+    if asset.versions:
+        state.say("")
+        print_table(state.console, _VERSION_COLUMNS, asset.versions)
+    for line in _reasons(asset.versions):
+        state.say(line)
+
+
+def _facts(asset: AssetInfo) -> list[tuple[str, str]]:
+    """Who and when follow what they decided."""
+    clearance = _decided(asset.clearance_state, asset.cleared_by, asset.cleared_at)
+    if asset.made_public_at:
+        clearance = _decided(asset.clearance_state, asset.made_public_by, asset.made_public_at)
+    facts = [
+        ("asset", asset.asset_id),
+        ("dataset", asset.dataset_id),
+        ("title", one_line(asset.title)),
+        ("platform", f"{asset.platform_id}, {refs_text(asset.platform_refs)}"),
+        ("clearance", clearance),
+        ("exposure", asset.exposure),
+        ("latest", "" if asset.latest_approved_version_ordinal is None else _latest(asset)),
+        ("created", _decided(at(asset.created_at) + " UTC", asset.created_by, None)),
+        ("deleted", _decided("yes", asset.deleted_by, asset.deleted_at) if asset.deleted_at else ""),
+        ("etag", asset.etag),
+    ]
+    return [(name, value) for name, value in facts if value]
+
+
+def _latest(asset: AssetInfo) -> str:
+    return f"version {asset.latest_approved_version_ordinal}"
+
+
+def _decided(what: str, who: str | None, when: datetime | None) -> str:
+    by = f", by {one_line(who)}" if who else ""
+    return f"{what}{by}{f', {at(when)} UTC' if when else ''}"
+
+
+def refs_text(refs: Mapping[str, Any]) -> str:
+    return " ".join(f"{name}={value}" for name, value in refs.items())
+
+
+def _or_dash(value: object | None) -> str:
+    return "–" if value is None else str(value)
+
+
+def _review(version: VersionInfo) -> str:
+    if version.deleted_at:
+        return "deleted"
+    if version.unpublished_at:
+        return "unpublished"
+    return str(version.approval_state)
+
+
+def _job(version: VersionInfo) -> str:
+    return str(version.current_job_id or "")
+
+
+def _served(version: VersionInfo) -> str:
+    return f"revision {version.approved_revision}" if version.is_served else "–"
+
+
+def _reasons(versions: Sequence[VersionInfo]) -> list[str]:
+    """Why versions were rejected, or could not be processed."""
+    lines = []
+    for version in versions:
+        newest = next((each for each in version.revisions if each.revision == version.revision), None)
+        if version.approval_state == "rejected" and version.rejection_reason:
+            lines.append(f"version {version.version_ordinal} was rejected: {one_line(version.rejection_reason)}")
+        if newest and newest.error_message:
+            lines.append(f"version {version.version_ordinal} has failed: {one_line(newest.error_message)}")
+        if newest and newest.is_partial:
+            lines.append(f"version {version.version_ordinal} is incomplete: see `dagmaster jobs show {newest.job_id}`")
+    return lines
+
+
+_VERSION_COLUMNS: list[Column[VersionInfo]] = [
+    Column("version", lambda version: str(version.version_ordinal), is_number=True),
+    Column("label", lambda version: one_line(version.version_label)),
+    Column("revision", lambda version: str(version.revision), is_number=True),
+    Column("processing", lambda version: version.processing_state, is_state=True),
+    Column("review", _review, is_state=True),
+    Column("served", _served),
+    Column("reviewer", lambda version: one_line(version.reviewer), drop=1),
+    Column("job", _job, drop=2),
+]
+
+
+def print_history(state: "State", page: "Sequence[Json]") -> None:
+    columns: list[Column[AssetHistoryEntry]] = [
+        Column("event", lambda event: str(event.event_id), drop=3, is_number=True),
+        Column("when (UTC)", lambda event: at(event.created_at)),
+        Column("what", lambda event: event.action.replace("_", " ")),
+        Column("version", lambda event: _or_dash(event.version_ordinal), is_number=True),
+        Column("revision", lambda event: _or_dash(event.revision), drop=2, is_number=True),
+        Column("who", lambda event: one_line(event.actor)),
+        Column("why", lambda event: one_line(event.reason), is_long=True, is_below=True),
+    ]
+    print_table(state.console, columns, read_all(AssetHistoryEntry, page))
+
+
+def print_platforms(state: "State", platforms: "Sequence[Json]") -> None:
+    columns: list[Column[PlatformInfo]] = [
+        Column("platform", lambda platform: platform.platform_id),
+        Column("state", lambda platform: "open" if platform.is_active else "paused", is_state=True),
+        Column("required references", lambda platform: ", ".join(platform.required_refs)),
+        Column("optional", lambda platform: ", ".join(platform.optional_refs), drop=2),
+        Column("version", lambda platform: platform.version_ref or "", drop=1),
+        Column("name", lambda platform: one_line(platform.display_name), drop=3, is_long=True),
+    ]
+    print_table(state.console, columns, read_all(PlatformInfo, platforms))
+
+
+def print_platform(state: "State", answer: "Json") -> None:
+    platform = read(PlatformInfo, answer)
+    state.say(f"platform   {platform.platform_id}{'' if platform.is_active else ' (not active)'}")
+    state.say(f"name       {one_line(platform.display_name)}")
+    state.say(f"required   {', '.join(platform.required_refs)}")
+    if platform.optional_refs:
+        state.say(f"optional   {', '.join(platform.optional_refs)}")
+    identity = [name for name in platform.required_refs if name != platform.version_ref]
+    state.say(f"identity   {', '.join(identity)}")
+    state.say(f"version    {platform.version_ref or 'the label that is submitted'}")

@@ -1,0 +1,272 @@
+"""`dagmaster assets submit`: submit files of this machine, or objects of the bronze zone, for a platform."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dagmaster.cli.command import Command, State, pass_state
+from dagmaster.cli.completion import complete_platforms, complete_workflows
+from dagmaster.errors import DagmasterError, InvalidRequest, NotAllowed, Unavailable
+
+if TYPE_CHECKING:
+    from dagmaster.client.models.assets import AssetSubmissionResult
+    from dagmaster.client.models.base import Json
+
+ONE_FILE, MANY_FILES = "raster_ingest", "raster_collection"
+
+
+@click.command(cls=Command)
+@click.argument("files", metavar="[FILE]...", nargs=-1, type=click.Path())
+@click.option(
+    "--blob", "blobs", multiple=True, metavar="[CONTAINER/]BLOB", help="An object of the bronze zone; may be repeated"
+)
+@click.option(
+    "--platform",
+    "platform_id",
+    default="local",
+    show_default=True,
+    metavar="ID",
+    shell_complete=complete_platforms,
+    help="The system that the data comes from",
+)
+@click.option("--ref", "refs", multiple=True, metavar="K=V", help="A reference of the platform; may be repeated")
+@click.option("--version-label", metavar="LABEL", help="The version, a new one or a known one  [default: the newest]")
+@click.option(
+    "--workflow",
+    "workflow_id",
+    metavar="ID",
+    shell_complete=complete_workflows,
+    help=f"[default: {ONE_FILE}, with several files {MANY_FILES}]",
+)
+@click.option(
+    "-p", "--param", "pairs", multiple=True, metavar="K=V", help="An input; JSON unless it is declared as a string"
+)
+@click.option("--params", metavar="@FILE|JSON", help="Inputs as a JSON object")
+@click.option("--request-id", metavar="ID", help="Your own id of the request: the same id gets the same answer")
+@click.option("--callback-url", metavar="URL", help="Called when the job ends")
+@click.option("--priority", type=click.IntRange(0, 10), default=0, show_default=True)
+@click.option("--force", is_flag=True, help="Process it again even if that was done before")
+@click.option("--dry-run", is_flag=True, help="Only show what would happen")
+@click.option("--wait", is_flag=True, help="Wait for the end of its job")
+@click.option("--watch", is_flag=True, help="Show live progress of its job")
+@pass_state
+def submit(
+    state: State,
+    /,
+    *,
+    files: tuple[str, ...],
+    blobs: tuple[str, ...],
+    refs: tuple[str, ...],
+    pairs: tuple[str, ...],
+    params: str | None,
+    workflow_id: str | None,
+    dry_run: bool,
+    wait: bool,
+    watch: bool,
+    **submission: Any,
+) -> int:
+    """Submit data as a version of an asset. It is processed, and then waits for review.
+
+    FILEs of this machine are checked and copied into the bronze zone first; --blob names objects that are there
+    already. The references say which asset it is; `dagmaster platforms show` lists those of a platform.
+
+    With --wait or --watch the exit code is 0 if the job completed, 1 otherwise.
+    """
+    from dagmaster.client.models.assets import AssetSubmissionResult
+    from dagmaster.client.models.base import read
+
+    if bool(files) == bool(blobs):
+        raise InvalidRequest("give files, or objects with --blob", code="usage", hint="see `--help`")
+    if dry_run and (wait or watch):
+        raise InvalidRequest("--dry-run starts nothing, so --wait and --watch do not apply", code="usage")
+    parameters = _parameters(state, workflow_id or _default_workflow(files or blobs), pairs, params)
+    source = _named_source(blobs) if blobs else _copied_source(state, files, parameters, is_dry_run=dry_run)
+    if source is None:
+        return 1
+    request = {
+        **{name: value for name, value in submission.items() if value is not None},
+        **({"workflow_id": workflow_id} if workflow_id else {}),
+        "platform_refs": refs_of(refs),
+        "source": source,
+        "parameters": parameters,
+        "dry_run": dry_run,
+    }
+    answer = _submitted(state, request)
+    result = read(AssetSubmissionResult, answer)
+    if (wait or watch) and result.job_id:
+        return _follow(state, result, live=watch)
+    return _print_result(state, answer, result)
+
+
+def refs_of(pairs: tuple[str, ...]) -> dict[str, str]:
+    """References from `--ref name=value`."""
+    refs: dict[str, str] = {}
+    for pair in pairs:
+        name, separator, value = pair.partition("=")
+        if not separator or not name or not value:
+            raise InvalidRequest(f"--ref {pair}: expected name=value", code="usage", hint="for example --ref uuid=7f3a")
+        if refs.setdefault(name, value) != value:
+            raise InvalidRequest(f"--ref {name} is given twice, with different values", code="usage")
+    return refs
+
+
+def _default_workflow(names: Sequence[str]) -> str:
+    return ONE_FILE if len(names) == 1 else MANY_FILES
+
+
+def _parameters(state: State, workflow: str, pairs: tuple[str, ...], params: str | None) -> "Json":
+    from dagmaster.cli.submit import inputs_of, object_of
+
+    given = object_of(params) if params else {}
+    return inputs_of(_schema(state, workflow) if pairs else {}, pairs, given)
+
+
+def _schema(state: State, workflow: str) -> "Json":
+    """The types of the inputs. A key of a partner may not read workflows; then all inputs are texts."""
+    try:
+        schema: Json = state.client.workflow(workflow)["inputs_schema"]
+    except NotAllowed:
+        return {}
+    return schema
+
+
+def _named_source(blobs: Sequence[str]) -> "Json":
+    """From `container/blob`; a name without a slash is in the container of the bronze zone."""
+    named = [(None, blob) if "/" not in blob else tuple(blob.split("/", 1)) for blob in blobs]
+    containers = {container for container, _ in named}
+    if len(containers) > 1:
+        raise InvalidRequest("all objects of a collection are in one container", code="usage")
+    (container,) = containers
+    names = [name for _, name in named]
+    source: Json = {"blob": names[0]} if len(names) == 1 else {"blobs": names}
+    return source | ({"container": container} if container else {})
+
+
+def _copied_source(state: State, arguments: Sequence[str], parameters: "Json", *, is_dry_run: bool) -> "Json | None":
+    """Check files of this machine and copy them into the bronze zone. None if one is rejected."""
+    from dagmaster.cli.process import note_renamed, require_this_machine
+    from dagmaster.cli.progress import progress_bar
+    from dagmaster.cli.validation import validate
+    from dagmaster.handlers.raster.options import Options
+    from dagmaster.ingest.bronze import copy_in, places_in_bronze
+    from dagmaster.ingest.sources import downloaded, find_sources
+    from dagmaster.ingest.validation import FileRules
+    from dagmaster.local.discovery import data_folder, find_api, running_platform
+    from dagmaster.storage.zones import open_storage
+
+    if chosen := state.server or state.settings.server_url:
+        require_this_machine(chosen)
+    find_api(state.settings, state.server)
+    running = running_platform(data_folder(state.settings))
+    storage = open_storage(running.with_its_storage(state.settings) if running else state.settings)
+    known = {name: parameters[name] for name in ("target_crs", "output_tier") if name in parameters}
+    rules = FileRules(parameters.get("source_crs"), parameters.get("raster_type"), Options(**known))
+    progress = partial(progress_bar, state)
+    with downloaded(find_sources(arguments, state.settings), state.settings, storage, progress) as files:
+        if validate(state, files, rules, is_dated=True) is None:
+            return None
+        copies = places_in_bronze(storage, files, progress)
+        missing = [copy for copy in copies if not copy.is_there]
+        if missing and is_dry_run:
+            raise InvalidRequest(
+                f"a dry run copies nothing, and the bronze zone does not have {missing[0].file.label} yet",
+                code="file.not-in-bronze",
+                hint="submit it, or copy it into the bronze zone yourself and name it with --blob",
+            )
+        for copy in missing:
+            note_renamed(state, copy)
+            copy_in(storage, copy, progress)
+    blobs = [copy.location.blob for copy in copies]
+    named = {"blob": blobs[0]} if len(blobs) == 1 else {"blobs": blobs}
+    return {"container": copies[0].location.container, **named}
+
+
+# The next step, by the code of the refusal.
+_NEXT_STEPS = {
+    "refs.invalid": "`dagmaster platforms show {platform}` lists its references; give each with --ref NAME=VALUE",
+    "platform.not-found": "`dagmaster platforms ls` lists the platforms; `platforms add` adds one",
+    "version.unresolved": "approve or delete it, or submit it again under its label: `dagmaster assets ls --to-review`",
+}
+
+
+def _submitted(state: State, request: "Json") -> "Json":
+    try:
+        return state.client.submit_asset(request)
+    except Unavailable as error:
+        if error.code in {"server.lost", "server.slow"}:
+            error.hint = "submit it again: the same data is not processed twice"
+        raise
+    except DagmasterError as error:
+        if next_step := _NEXT_STEPS.get(error.code):
+            error.hint = next_step.format(platform=request["platform_id"])
+        raise
+
+
+def _follow(state: State, result: "AssetSubmissionResult", *, live: bool) -> int:
+    from dagmaster.cli.follow import follow
+
+    if not state.json:
+        state.note(_what_happened(result))
+    code = follow(state, str(result.job_id), live=live)
+    if code == 0 and not state.json:
+        state.note(f"see what has to be decided with: dagmaster assets show {result.dataset_id}")
+    return code
+
+
+def _print_result(state: State, answer: "Json", result: "AssetSubmissionResult") -> int:
+    refusal = result.refusal
+    code = 4 if refusal else 0
+    if state.json:
+        state.emit(answer)
+        return code
+    if refusal:
+        state.say(f"it would be refused: {refusal.get('message') or refusal.get('detail')} [{refusal.get('code')}]")
+        if refusal.get("hint"):
+            state.note(f"hint: {refusal['hint']}")
+        return code
+    state.say(_what_happened(result))
+    for line in _facts(result):
+        state.say(line)
+    if not result.is_dry_run:
+        if result.job_id:
+            state.note(f"watch it with: dagmaster jobs watch {result.job_id}")
+        state.note(f"then see what has to be decided with: dagmaster assets show {result.dataset_id}")
+    return code
+
+
+_HAPPENED = {
+    "new_asset": "a new asset",
+    "new_version": "a new version",
+    "new_revision": "a new revision",
+    "already_processing": "the same is being processed already",
+    "already_completed": "the same was processed already; --force processes it again",
+}
+
+
+def _what_happened(result: "AssetSubmissionResult") -> str:
+    what = _HAPPENED.get(str(result.outcome), str(result.outcome))
+    version = f"version {result.version_ordinal} ({result.version_label}), revision {result.revision}"
+    return f"{'would be ' if result.is_dry_run else ''}{what}: {result.dataset_id}, {version}"
+
+
+def _facts(result: "AssetSubmissionResult") -> list[str]:
+    from dagmaster.cli.tables import duration
+    from dagmaster.quantities import counted, size_text
+
+    lines = [("asset", result.asset_id), ("workflow", result.workflow_id), ("request", result.request_id or "")]
+    if result.is_tiled is not None:
+        lines.append(("output", "several COGs and a mosaic" if result.is_tiled else "one COG"))
+    if (estimate := result.estimate) is not None:
+        parts = [
+            counted(estimate.tile_count, "tile") if estimate.tile_count is not None else "",
+            size_text(estimate.size_bytes) if estimate.size_bytes is not None else "",
+            duration(estimate.seconds) if estimate.seconds is not None else "",
+        ]
+        known = ", ".join(filter(None, parts)) or "unknown"
+        runs = counted(estimate.based_on_runs, "past run") if estimate.based_on_runs else "no past run"
+        lines.append(("estimate", f"{known} (from {runs})"))
+    if result.same_content_as is not None:
+        lines.append(("note", f"version {result.same_content_as} has the same content"))
+    return [f"{name:<10} {value}" for name, value in lines if value]

@@ -1,0 +1,274 @@
+"""`dagmaster assets`: list, show and submit assets; review them, and decide who sees them."""
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dagmaster.cli.asset_submit import refs_of, submit
+from dagmaster.cli.command import Group, State, pass_state
+from dagmaster.cli.completion import complete_assets, complete_platforms
+
+if TYPE_CHECKING:
+    from dagmaster.client.models.base import Json
+
+CLEARANCES, EXPOSURES = ("uncleared", "ouo", "public"), ("latest-only", "all-versions")
+
+
+@click.group(cls=Group)
+def assets() -> None:
+    """List, submit, review and publish assets. ASSET is an id, or the name of its dataset."""
+
+
+assets.add_command(submit)
+
+_asset = click.argument("asset", shell_complete=complete_assets)
+_reason = click.option("--reason", metavar="TEXT", help="The reason; recorded in the history of the asset")
+_etag = click.option(
+    "--etag", metavar="ETAG", help="Refuse if the asset has changed since it had this ETag (see `assets show`)"
+)
+_yes = click.option("--yes", is_flag=True, help="Do not ask")
+_version = click.option("--version", type=click.IntRange(0), metavar="N", help="The number of the version, from 0")
+_revision = click.option(
+    "--revision",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Refuse if the newest revision is another one: the one that you have looked at",
+)
+
+
+@assets.command("ls")
+@click.option(
+    "--platform", "platform_id", metavar="ID", shell_complete=complete_platforms, help="Only of this platform"
+)
+@click.option("--clearance", type=click.Choice(CLEARANCES), help="Only with this clearance")
+@click.option("--to-review", is_flag=True, help="Only those with a version that waits for review")
+@click.option("--ref", "refs", multiple=True, metavar="K=V", help="Only with this reference; may be repeated")
+@click.option("--search", metavar="TEXT", help="Only with this text in ids, title or references")
+@click.option("--deleted", is_flag=True, help="Only deleted ones")
+@click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True)
+@click.option("--after", metavar="CURSOR", help="Continue after this asset (`next` of the page before)")
+@pass_state
+def list_assets(
+    state: State,
+    /,
+    *,
+    refs: tuple[str, ...],
+    search: str | None,
+    to_review: bool,
+    deleted: bool,
+    limit: int,
+    after: str | None,
+    **filters: Any,
+) -> None:
+    """List assets, newest first."""
+    from dagmaster.cli.asset_pages import print_assets
+
+    filters |= {f"ref.{name}": value for name, value in refs_of(refs).items()}
+    page, following = state.client.assets(
+        limit, after, q=search, to_review=to_review or None, deleted=deleted or None, **filters
+    )
+    state.print_page("assets", page, following, lambda: print_assets(state, page))
+
+
+@assets.command("show")
+@_asset
+@pass_state
+def show(state: State, asset: str) -> None:
+    """Show an asset: who may see it, its versions, and what has to be done."""
+    from dagmaster.cli.asset_changes import next_steps
+    from dagmaster.cli.asset_pages import print_asset
+    from dagmaster.client.models.assets import AssetInfo
+    from dagmaster.client.models.base import read
+
+    answer = state.client.asset(asset)
+    if state.json:
+        state.emit(answer)
+        return
+    info = read(AssetInfo, answer)
+    print_asset(state, info)
+    for step in next_steps(info):
+        state.note(step)
+
+
+@assets.command("history")
+@_asset
+@_version
+@click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True)
+@click.option("--after", metavar="CURSOR", help="Continue after this event (`next` of the page before)")
+@pass_state
+def history(state: State, *, asset: str, version: int | None, limit: int, after: str | None) -> None:
+    """Show who did what to an asset, when and why, newest first."""
+    from dagmaster.cli.asset_pages import print_history
+
+    page, following = state.client.asset_history(asset, limit, after, version=version)
+    state.print_page("events", page, following, lambda: print_history(state, page))
+
+
+@assets.command("approve")
+@_asset
+@_version
+@_revision
+@click.option("--clearance", type=click.Choice(CLEARANCES[1:]), help="Who may see it; the first approval needs one")
+@_reason
+@_etag
+@pass_state
+def approve(
+    state: State,
+    *,
+    asset: str,
+    version: int | None,
+    revision: int | None,
+    clearance: str | None,
+    reason: str | None,
+    etag: str | None,
+) -> None:
+    """Publish the newest revision of a version; by default of the one that waits for review."""
+    from dagmaster.cli.asset_changes import SeenAsset
+
+    seen = SeenAsset(state, asset, etag)
+    ordinal = version if version is not None else seen.to_decide("approve")
+    answer = seen.change("approve", version=ordinal, clearance_level=clearance, revision=revision, reason=reason)
+    _print_change(state, answer, f"{seen.part(ordinal)} is approved")
+    if not state.json:
+        _note_map(state, answer, ordinal)
+
+
+@assets.command("reject")
+@_asset
+@_version
+@_revision
+@click.option("--reason", metavar="TEXT", required=True, help="The reason; the submitter sees it")
+@_etag
+@pass_state
+def reject(
+    state: State, *, asset: str, version: int | None, revision: int | None, reason: str, etag: str | None
+) -> None:
+    """Refuse the newest revision of a version. An older revision that is approved stays served."""
+    from dagmaster.cli.asset_changes import SeenAsset
+
+    seen = SeenAsset(state, asset, etag)
+    ordinal = version if version is not None else seen.to_decide("reject")
+    answer = seen.change("reject", version=ordinal, reason=reason, revision=revision)
+    _print_change(state, answer, f"{seen.part(ordinal)} is rejected")
+
+
+@assets.command("clear")
+@_asset
+@click.argument("clearance", type=click.Choice(CLEARANCES))
+@_reason
+@_etag
+@pass_state
+def clear(state: State, *, asset: str, clearance: str, reason: str | None, etag: str | None) -> None:
+    """Decide who may see what is approved: nobody but reviewers, internal users (ouo), or everyone (public)."""
+    from dagmaster.cli.asset_changes import SeenAsset
+
+    seen = SeenAsset(state, asset, etag)
+    answer = seen.change("clear", clearance_level=clearance, reason=reason)
+    _print_change(state, answer, f"the clearance of {seen.name} is {clearance}")
+
+
+@assets.command("expose")
+@_asset
+@click.argument("exposure", type=click.Choice(EXPOSURES))
+@_reason
+@_etag
+@pass_state
+def expose(state: State, *, asset: str, exposure: str, reason: str | None, etag: str | None) -> None:
+    """Serve the latest approved version only, or each under its number."""
+    from dagmaster.cli.asset_changes import SeenAsset
+
+    seen = SeenAsset(state, asset, etag)
+    answer = seen.change("expose", exposure=exposure, reason=reason)
+    _print_change(state, answer, f"the exposure of {seen.name} is {exposure}")
+
+
+@assets.command("unpublish")
+@_asset
+@_version
+@_reason
+@_etag
+@_yes
+@pass_state
+def unpublish(state: State, *, asset: str, version: int | None, reason: str | None, etag: str | None, yes: bool) -> int:
+    """Serve a version no longer; without --version, the whole asset. The data stays: approving publishes it again."""
+    from dagmaster.cli.asset_changes import SeenAsset
+
+    seen = SeenAsset(state, asset, etag)
+    if not yes and not seen.is_confirmed("Unpublish", version):
+        return 1
+    answer = seen.change("unpublish", version=version, reason=reason)
+    _print_change(state, answer, f"{seen.part(version)} is unpublished")
+    return 0
+
+
+@assets.command("delete")
+@_asset
+@_version
+@_reason
+@_etag
+@_yes
+@pass_state
+def delete(state: State, *, asset: str, version: int | None, reason: str | None, etag: str | None, yes: bool) -> int:
+    """Delete a version; without --version, the whole asset. Its data is removed after the retention time."""
+    from dagmaster.cli.asset_changes import SeenAsset
+
+    seen = SeenAsset(state, asset, etag)
+    if not yes and not seen.is_confirmed("Delete", version):
+        return 1
+    answer = seen.delete(version=version, reason=reason)
+    _print_change(state, answer, f"{seen.part(version)} is deleted")
+    return 0
+
+
+@assets.command("link")
+@_asset
+@_version
+@click.option("--revision", type=click.IntRange(1), metavar="N", help="A revision that is not served, as a preview")
+@click.option(
+    "--hours",
+    type=click.FloatRange(0, 24 * 90, min_open=True),
+    default=24.0,
+    show_default=True,
+    help="How long the link is valid",
+)
+@pass_state
+def link(state: State, *, asset: str, version: int | None, revision: int | None, hours: float) -> None:
+    """Make a link that shows one version to people and programs without a key, until it expires.
+
+    By default it shows the revision that waits for review, or else the latest approved version.
+    """
+    from dagmaster.cli.asset_changes import SeenAsset
+    from dagmaster.cli.tables import at
+    from dagmaster.client.models.assets import SignedLink
+    from dagmaster.client.models.base import read
+
+    seen = SeenAsset(state, asset)
+    if version is None:
+        version, revision = seen.to_show(revision)
+    answer = state.client.link(seen.info.asset_id, version, {"revision": revision, "expires_in_hours": hours})
+    if state.json:
+        state.emit(answer)
+        return
+    signed = read(SignedLink, answer)
+    state.say(signed.map_url)
+    revised = f", revision {revision}" if revision else ""
+    state.note(f"{seen.part(version)}{revised}, until {at(signed.expires_at)} UTC; TileJSON:\n  {signed.tilejson_url}")
+
+
+def _print_change(state: State, answer: "Json", what: str) -> None:
+    if state.json:
+        state.emit(answer)
+    else:
+        state.say(what)
+
+
+def _note_map(state: State, answer: "Json", ordinal: int) -> None:
+    from dagmaster.addresses import Addresses
+    from dagmaster.cli.asset_changes import maps_url_of
+    from dagmaster.client.models.assets import AssetInfo
+    from dagmaster.client.models.base import read
+
+    asset = read(AssetInfo, answer)
+    is_served = any(version.is_served for version in asset.versions if version.version_ordinal == ordinal)
+    if is_served and (maps_url := maps_url_of(state)):
+        state.note(f"see it at: {Addresses(maps_url).map(asset.dataset_id, ordinal)}")

@@ -1,0 +1,125 @@
+"""`dagmaster callbacks`: what submitters were told, with which result; deliver a callback again."""
+
+from typing import TYPE_CHECKING
+
+import click
+
+from dagmaster.cli.command import Group, State, as_json, pass_state
+from dagmaster.cli.printable import one_line
+from dagmaster.cli.tables import Column, ago, at, print_table
+
+if TYPE_CHECKING:
+    from dagmaster.client.models.base import Json
+    from dagmaster.client.models.callback_events import CallbackInfo, DeliveryInfo
+
+
+@click.group(cls=Group)
+def callbacks() -> None:
+    """List what submitters were told, and deliver it again."""
+
+
+@callbacks.command("ls")
+@click.option("--request", "request_id", metavar="ID", help="Only those of this request")
+@click.option("--platform", "platform_id", metavar="PLATFORM", help="Only those of this platform")
+@click.option(
+    "--state", "callback_state", type=click.Choice(["pending", "delivered", "failed"]), help="Only those in this state"
+)
+@click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True)
+@click.option("--after", metavar="CURSOR", help="Continue after this callback (`next` of the page before)")
+@pass_state
+def list_callbacks(
+    state: State,
+    *,
+    request_id: str | None,
+    platform_id: str | None,
+    callback_state: str | None,
+    limit: int,
+    after: str | None,
+) -> None:
+    """List callbacks, newest first."""
+    page, following = state.client.callbacks(
+        limit, after, request_id=request_id, platform_id=platform_id, state=callback_state
+    )
+    state.print_page("callbacks", page, following, lambda: _print_callbacks(state, page), what="callbacks")
+
+
+def _print_callbacks(state: State, page: "list[Json]") -> None:
+    from dagmaster.client.models.base import read_all
+    from dagmaster.client.models.callback_events import CallbackInfo
+
+    columns: list[Column[CallbackInfo]] = [
+        Column("callback", lambda callback: str(callback.callback_id)),
+        Column("age", lambda callback: ago(callback.created_at, state.client.now), is_number=True, drop=3),
+        Column("request", lambda callback: one_line(callback.request_id)),
+        Column("platform", lambda callback: one_line(callback.platform_id), drop=4),
+        Column("told", lambda callback: one_line(callback.status)),
+        Column("state", lambda callback: callback.state, is_state=True),
+        Column("attempts", lambda callback: str(callback.attempts), is_number=True, drop=2),
+        Column("last response", _last_response, drop=1, is_long=True),
+    ]
+    print_table(state.console, columns, read_all(CallbackInfo, page))
+
+
+@callbacks.command("show")
+@click.argument("callback")
+@pass_state
+def show_callback(state: State, callback: str) -> None:
+    """Show a callback: its content, and each attempt to deliver it. CALLBACK is an id, or the beginning of one."""
+    answer = state.client.callback(state.client.find_callback(callback))
+    if state.json:
+        state.emit(answer)
+    else:
+        _print_callback(state, answer)
+
+
+@callbacks.command("repeat")
+@click.argument("callback")
+@pass_state
+def repeat_callback(state: State, callback: str) -> None:
+    """Deliver a callback again, now, whatever became of it. It keeps its id: a receiver that has it can ignore it."""
+    answer = state.client.repeat_callback(state.client.find_callback(callback))
+    if state.json:
+        state.emit(answer)
+        return
+    state.say(f"callback {answer.get('callback_id')} will be delivered again")
+    state.note(f"see the result with: dagmaster callbacks show {answer.get('callback_id')}")
+
+
+def _print_callback(state: State, answer: "Json") -> None:
+    from dagmaster.client.models.base import read
+    from dagmaster.client.models.callback_events import CallbackDetail, DeliveryInfo
+
+    callback = read(CallbackDetail, answer)
+    state.say(f"callback    {callback.callback_id}")
+    state.say(f"platform    {one_line(callback.platform_id)}")
+    state.say(f"url         {one_line(callback.url)}")
+    state.say(f"body        {as_json(callback.payload, indent=False)}")
+    state.say(f"created     {at(callback.created_at)} UTC, {ago(callback.created_at, state.client.now)} ago")
+    state.say(f"state       {_state(callback)}")
+    if callback.deliveries:
+        columns: list[Column[DeliveryInfo]] = [
+            Column("attempt", lambda delivery: str(delivery.number), is_number=True),
+            Column("began (UTC)", lambda delivery: at(delivery.started_at)),
+            Column("response", _response, is_long=True),
+        ]
+        print_table(state.console, columns, callback.deliveries)
+    if callback.state != "delivered":
+        state.note(f"deliver it now with: dagmaster callbacks repeat {callback.callback_id}")
+
+
+def _state(callback: "CallbackInfo") -> str:
+    if callback.is_under_way:
+        return "an attempt is under way"
+    if callback.next_attempt_at is not None:
+        return f"{callback.state}, next attempt at {at(callback.next_attempt_at)} UTC"
+    return callback.state
+
+
+def _last_response(callback: "CallbackInfo") -> str:
+    return one_line(callback.last_error or str(callback.last_status_code or ""))
+
+
+def _response(delivery: "DeliveryInfo") -> str:
+    if delivery.finished_at is None:
+        return "none yet"
+    return one_line(delivery.error or str(delivery.status_code))

@@ -1,0 +1,96 @@
+"""`dagmaster platforms`: the external systems that submit data."""
+
+import click
+
+from dagmaster.cli.command import Group, State, pass_state
+from dagmaster.cli.completion import complete_platforms
+from dagmaster.errors import InvalidRequest
+
+
+@click.group(cls=Group)
+def platforms() -> None:
+    """List the systems that submit data, and add one."""
+
+
+@platforms.command("ls")
+@pass_state
+def list_platforms(state: State) -> None:
+    """List platforms, and the references that their submissions need."""
+    from dagmaster.cli.asset_pages import print_platforms
+
+    answers = state.client.platforms()
+    if state.json:
+        state.emit({"platforms": answers})
+    else:
+        print_platforms(state, answers)
+
+
+@platforms.command("show")
+@click.argument("platform", shell_complete=complete_platforms)
+@pass_state
+def show_platform(state: State, platform: str) -> None:
+    """Show a platform: which references identify an asset, and which one names the version."""
+    from dagmaster.cli.asset_pages import print_platform
+
+    answer = state.client.platform(platform)
+    if state.json:
+        state.emit(answer)
+    else:
+        print_platform(state, answer)
+
+
+@platforms.command("add")
+@click.argument("platform")
+@click.option("--name", "display_name", required=True, metavar="TEXT", help="Name for people")
+@click.option(
+    "--required",
+    multiple=True,
+    required=True,
+    metavar="REF,…",
+    help="References that every submission has; may be repeated",
+)
+@click.option("--optional", multiple=True, metavar="REF,…", help="References that a submission may have")
+@click.option(
+    "--version-ref", metavar="REF", help="The reference that names the version; the others identify the asset"
+)
+@pass_state
+def add_platform(
+    state: State,
+    *,
+    platform: str,
+    display_name: str,
+    required: tuple[str, ...],
+    optional: tuple[str, ...],
+    version_ref: str | None,
+) -> None:
+    """Add a platform. Its id and the references that identify an asset cannot be changed later.
+
+    PLATFORM is a short id of small letters, digits, - and _.
+    """
+    from dagmaster.cli.asset_pages import print_platform
+
+    required_refs = _names(required)
+    request = {
+        "platform_id": platform,
+        "display_name": display_name,
+        "required_refs": required_refs,
+        "optional_refs": _names(optional),
+        "version_ref": version_ref,
+    }
+    answer = state.client.add_platform(request)
+    if state.json:
+        state.emit(answer)
+        return
+    print_platform(state, answer)
+    state.note(
+        f"create a key for it with: dagmaster keys create --scope b2b --platform {platform} --name NAME\n"
+        f"try a submission with: dagmaster assets submit --platform {platform} "
+        f"{' '.join(f'--ref {name}=…' for name in required_refs)} --blob BLOB --dry-run"
+    )
+
+
+def _names(texts: tuple[str, ...]) -> list[str]:
+    names = [name.strip() for text in texts for name in text.split(",")]
+    if not all(names):
+        raise InvalidRequest("the name of a reference is empty", code="usage", hint="for example --required item,layer")
+    return list(dict.fromkeys(names))

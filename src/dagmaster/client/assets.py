@@ -1,0 +1,228 @@
+"""The methods of the Python client about assets: submit data, review it, decide who sees it."""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, Literal
+
+from dagmaster.client.blocking import Blocking, C, blocking, iterating
+from dagmaster.client.models.assets import (
+    AssetHistoryEntry,
+    AssetInfo,
+    AssetSubmissionResult,
+    AssetSummary,
+    PlatformInfo,
+    SignedLink,
+    SubmissionStatus,
+)
+from dagmaster.client.models.base import parse
+from dagmaster.client.paging import PagedClient
+
+
+class AsyncAssets(PagedClient):
+    """`asset_id` may be the id of the dataset too. Every change returns the asset after it. A change with the `etag` of
+    an asset is refused if the asset has changed since."""
+
+    async def submit_asset(
+        self,
+        platform_id: str,
+        platform_refs: Mapping[str, str],
+        *,
+        blob: str | None = None,
+        blobs: Sequence[str] | None = None,
+        container: str | None = None,
+        version_label: str | None = None,
+        parameters: Mapping[str, Any] | None = None,
+        workflow_id: str | None = None,
+        request_id: str | None = None,
+        callback_url: str | None = None,
+        priority: int = 0,
+        force: bool = False,
+        dry_run: bool = False,
+    ) -> AssetSubmissionResult:
+        """Submit an object of the bronze zone (`blob`), or several that become one collection (`blobs`).
+
+        The same request id always returns the same answer. The same data and parameters under the same version label
+        answer `already_processing` or `already_completed`, unless `force` processes them again.
+        """
+        source = {"container": container, "blob": blob, "blobs": list(blobs) if blobs else None}
+        submission = {
+            "platform_id": platform_id,
+            "platform_refs": dict(platform_refs),
+            "version_label": version_label,
+            "source": _given(source),
+            "workflow_id": workflow_id,
+            "parameters": dict(parameters or {}),
+            "request_id": request_id,
+            "callback_url": callback_url,
+            "priority": priority,
+            "force": force,
+            "dry_run": dry_run,
+        }
+        return parse(AssetSubmissionResult, await self.json.submit_asset(_given(submission)))
+
+    async def submission(self, request_id: str) -> SubmissionStatus:
+        """How far a submission is."""
+        return parse(SubmissionStatus, await self.json.submission(request_id))
+
+    async def assets(
+        self,
+        *,
+        platform_id: str | None = None,
+        clearance: str | None = None,
+        to_review: bool = False,
+        refs: Mapping[str, str] | None = None,
+        text: str | None = None,
+        deleted: bool = False,
+        limit: int | None = None,
+    ) -> AsyncIterator[AssetSummary]:
+        """Assets, newest first. More pages are requested as they are needed."""
+        filters: dict[str, Any] = {
+            "platform_id": platform_id,
+            "clearance": clearance,
+            "to_review": to_review or None,
+            "q": text,
+            "deleted": deleted or None,
+            **{f"ref.{name}": value for name, value in (refs or {}).items()},
+        }
+        async for asset in self._all(AssetSummary, "/assets", limit, **filters):
+            yield asset
+
+    async def asset(self, asset_id: str) -> AssetInfo:
+        """An asset with its versions and their revisions."""
+        return parse(AssetInfo, await self.json.asset(asset_id))
+
+    async def asset_history(
+        self, asset_id: str, *, version: int | None = None, limit: int | None = None
+    ) -> AsyncIterator[AssetHistoryEntry]:
+        """Who did what to an asset, and why, newest first."""
+        asset = await self.asset(asset_id)
+        path = f"/assets/{asset.asset_id}/history"
+        async for entry in self._all(AssetHistoryEntry, path, limit, version=version):
+            yield entry
+
+    async def approve(
+        self,
+        asset_id: str,
+        version: int,
+        *,
+        clearance: Literal["ouo", "public"] | None = None,
+        revision: int | None = None,
+        reason: str | None = None,
+        etag: str | None = None,
+    ) -> AssetInfo:
+        """Publish the newest revision of a version. The first approval of an asset needs a clearance."""
+        request = {"clearance_level": clearance, "revision": revision, "reason": reason}
+        return parse(AssetInfo, await self.json.change_asset(asset_id, "approve", request, version=version, etag=etag))
+
+    async def reject(
+        self, asset_id: str, version: int, reason: str, *, revision: int | None = None, etag: str | None = None
+    ) -> AssetInfo:
+        """Refuse the newest revision of a version. An older approved revision stays served."""
+        request = {"reason": reason, "revision": revision}
+        return parse(AssetInfo, await self.json.change_asset(asset_id, "reject", request, version=version, etag=etag))
+
+    async def clear(
+        self,
+        asset_id: str,
+        clearance: Literal["uncleared", "ouo", "public"],
+        *,
+        reason: str | None = None,
+        etag: str | None = None,
+    ) -> AssetInfo:
+        """Decide who may see what is approved."""
+        request = {"clearance_level": clearance, "reason": reason}
+        return parse(AssetInfo, await self.json.change_asset(asset_id, "clear", request, etag=etag))
+
+    async def expose(
+        self,
+        asset_id: str,
+        exposure: Literal["latest-only", "all-versions"],
+        *,
+        reason: str | None = None,
+        etag: str | None = None,
+    ) -> AssetInfo:
+        """Serve the latest approved version only, or each under its number."""
+        request = {"exposure": exposure, "reason": reason}
+        return parse(AssetInfo, await self.json.change_asset(asset_id, "expose", request, etag=etag))
+
+    async def unpublish(
+        self, asset_id: str, version: int | None = None, *, reason: str | None = None, etag: str | None = None
+    ) -> AssetInfo:
+        """Serve a version no longer; without one, the whole asset. The data stays, and `approve` publishes it again."""
+        request = {"reason": reason}
+        return parse(
+            AssetInfo, await self.json.change_asset(asset_id, "unpublish", request, version=version, etag=etag)
+        )
+
+    async def delete_asset(
+        self, asset_id: str, version: int | None = None, *, reason: str | None = None, etag: str | None = None
+    ) -> AssetInfo:
+        """Delete a version; without one, the whole asset. Its data is removed after the retention time."""
+        return parse(AssetInfo, await self.json.delete_asset(asset_id, version=version, reason=reason, etag=etag))
+
+    async def link(
+        self, asset_id: str, version: int, *, revision: int | None = None, expires_in_hours: float = 24.0
+    ) -> SignedLink:
+        """A link to one version that works without a key until it expires; with `revision`, to a preview."""
+        request = {"revision": revision, "expires_in_hours": expires_in_hours}
+        return parse(SignedLink, await self.json.link(asset_id, version, request))
+
+    async def platforms(self) -> list[PlatformInfo]:
+        """The platforms that submit data, and the references that they need."""
+        return [parse(PlatformInfo, platform) for platform in await self.json.platforms()]
+
+    async def platform(self, platform_id: str) -> PlatformInfo:
+        return parse(PlatformInfo, await self.json.platform(platform_id))
+
+    async def add_platform(
+        self,
+        platform_id: str,
+        display_name: str,
+        required_refs: Sequence[str],
+        *,
+        optional_refs: Sequence[str] = (),
+        version_ref: str | None = None,
+    ) -> PlatformInfo:
+        """Let another external system submit data. `version_ref` is the reference that names the version."""
+        request = {
+            "platform_id": platform_id,
+            "display_name": display_name,
+            "required_refs": list(required_refs),
+            "optional_refs": list(optional_refs),
+            "version_ref": version_ref,
+        }
+        return parse(PlatformInfo, await self.json.add_platform(_given(request)))
+
+    async def change_platform(
+        self,
+        platform_id: str,
+        *,
+        display_name: str | None = None,
+        is_active: bool | None = None,
+        reason: str | None = None,
+    ) -> PlatformInfo:
+        """Rename a platform, or let it submit or not. What is not given stays as it is."""
+        changes = {"display_name": display_name, "is_active": is_active, "reason": reason}
+        return parse(PlatformInfo, await self.json.change_platform(platform_id, _given(changes)))
+
+
+class Assets(Blocking[C]):
+    submit_asset = blocking(AsyncAssets.submit_asset)
+    submission = blocking(AsyncAssets.submission)
+    assets = iterating(AsyncAssets.assets)
+    asset = blocking(AsyncAssets.asset)
+    asset_history = iterating(AsyncAssets.asset_history)
+    approve = blocking(AsyncAssets.approve)
+    reject = blocking(AsyncAssets.reject)
+    clear = blocking(AsyncAssets.clear)
+    expose = blocking(AsyncAssets.expose)
+    unpublish = blocking(AsyncAssets.unpublish)
+    delete_asset = blocking(AsyncAssets.delete_asset)
+    link = blocking(AsyncAssets.link)
+    platforms = blocking(AsyncAssets.platforms)
+    platform = blocking(AsyncAssets.platform)
+    add_platform = blocking(AsyncAssets.add_platform)
+    change_platform = blocking(AsyncAssets.change_platform)
+
+
+def _given(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}

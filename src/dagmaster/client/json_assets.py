@@ -1,0 +1,109 @@
+"""The requests about assets and platforms, with answers as JSON. `json_client` has all the others."""
+
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote
+
+from dagmaster.client.blocking import Blocking, C, blocking
+from dagmaster.client.connection import Connection
+from dagmaster.client.limits import MOST_ITEMS
+from dagmaster.client.models.base import Json
+
+
+class AsyncAssetRequests:
+    """`name` is the id of an asset or of its dataset. A change with an `etag` is refused if the asset has changed since
+    it had that one."""
+
+    connection: Connection
+
+    async def submit_asset(self, submission: Json) -> Json:
+        """Submit data of a platform. With a request id the request may be repeated: the answer is the same."""
+        is_repeatable = bool(submission.get("request_id") or submission.get("dry_run"))
+        return await self.connection.object("POST", "/submit", body=submission, is_repeatable=is_repeatable)
+
+    async def submission(self, request_id: str) -> Json:
+        return await self.connection.object("GET", f"/status/{_segment(request_id)}")
+
+    async def assets(self, /, limit: int, after: str | None = None, **filters: Any) -> tuple[list[Json], str | None]:
+        return await self.connection.page("/assets", limit, after, **filters)
+
+    async def asset(self, name: str) -> Json:
+        """An asset with its versions and their revisions."""
+        return await self.connection.object("GET", _path(name))
+
+    async def asset_history(
+        self, name: str, limit: int, after: str | None = None, *, version: int | None = None
+    ) -> tuple[list[Json], str | None]:
+        return await self.connection.page(f"{_path(name)}/history", limit, after, version=version)
+
+    async def change_asset(
+        self, name: str, action: str, request: Mapping[str, Any], *, version: int | None = None, etag: str | None = None
+    ) -> Json:
+        """Approve, reject or unpublish a version; clear, expose or unpublish an asset."""
+        body = {field: value for field, value in request.items() if value is not None}
+        return await self.connection.object(
+            "POST", f"{_path(name, version)}/{action}", body=body, headers=_if_match(etag)
+        )
+
+    async def delete_asset(
+        self, name: str, *, version: int | None = None, reason: str | None = None, etag: str | None = None
+    ) -> Json:
+        """Delete a version, or the whole asset."""
+        return await self.connection.object(
+            "DELETE", _path(name, version), params={"reason": reason}, headers=_if_match(etag)
+        )
+
+    async def link(self, name: str, version: int, request: Mapping[str, Any]) -> Json:
+        """A signed link to a version."""
+        body = {field: value for field, value in request.items() if value is not None}
+        return await self.connection.object("POST", f"{_path(name, version)}/links", body=body)
+
+    async def platforms(self) -> list[Json]:
+        """The platforms that submit data."""
+        platforms: list[Json] = []
+        after: str | None = None
+        while True:
+            page, after = await self.connection.page("/platforms", MOST_ITEMS, after)
+            platforms += page
+            if after is None:
+                return platforms
+
+    async def platform(self, platform_id: str) -> Json:
+        return await self.connection.object("GET", f"/platforms/{_segment(platform_id)}")
+
+    async def add_platform(self, request: Json) -> Json:
+        return await self.connection.object("POST", "/platforms", body=request)
+
+    async def change_platform(self, platform_id: str, changes: Json) -> Json:
+        """What is not given stays as it is."""
+        return await self.connection.object("PATCH", f"/platforms/{_segment(platform_id)}", body=changes)
+
+
+class AssetRequests(Blocking[C]):
+    submit_asset = blocking(AsyncAssetRequests.submit_asset)
+    submission = blocking(AsyncAssetRequests.submission)
+    assets = blocking(AsyncAssetRequests.assets)
+    asset = blocking(AsyncAssetRequests.asset)
+    asset_history = blocking(AsyncAssetRequests.asset_history)
+    change_asset = blocking(AsyncAssetRequests.change_asset)
+    delete_asset = blocking(AsyncAssetRequests.delete_asset)
+    link = blocking(AsyncAssetRequests.link)
+    platforms = blocking(AsyncAssetRequests.platforms)
+    platform = blocking(AsyncAssetRequests.platform)
+    add_platform = blocking(AsyncAssetRequests.add_platform)
+    change_platform = blocking(AsyncAssetRequests.change_platform)
+
+
+def _path(name: str, version: int | None = None) -> str:
+    path = f"/assets/{_segment(name)}"
+    return path if version is None else f"{path}/versions/{version}"
+
+
+def _segment(name: str) -> str:
+    return quote(name, safe="")
+
+
+def _if_match(etag: str | None) -> dict[str, str]:
+    """With or without its quotes."""
+    text = (etag or "").strip('"')
+    return {"If-Match": f'"{text}"'} if text else {}

@@ -1,0 +1,411 @@
+"""A client that returns JSON as the API sent it: one method for each request. The command line prints such answers."""
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from http import HTTPStatus
+from typing import BinaryIO, TypeAlias
+from uuid import UUID
+
+from dagmaster.client.blocking import EventLoopThread, blocking, iterating
+from dagmaster.client.connection import (
+    STREAM_TIMEOUT_SECONDS,
+    TIMEOUT_SECONDS,
+    Connection,
+    StreamedEvent,
+    streamed_events,
+)
+from dagmaster.client.json_assets import AssetRequests, AsyncAssetRequests
+from dagmaster.client.limits import MOST_ITEMS
+from dagmaster.client.models.base import Json, unexpected
+from dagmaster.errors import InvalidRequest, NotFound, Unavailable
+from dagmaster.jobs.ids import ids_beginning_with
+
+JANITOR_TIMEOUT_SECONDS = 120.0
+# Deployments and migrations wait for locks.
+SCHEMA_TIMEOUT_SECONDS = 900.0
+PAUSE_SECONDS = 0.5
+_MOST_LETTERS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """A stream of events has begun."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outage:
+    """The platform cannot be reached, or cannot answer. The next connection is tried after a pause."""
+
+    error: Unavailable
+
+
+Update: TypeAlias = StreamedEvent | Connected | Outage
+
+
+class AsyncJsonClient(AsyncAssetRequests):
+    """The requests of the API. Answers are JSON, as the API sent it."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+
+    @property
+    def now(self) -> datetime:
+        """The time of the last response, by the clock of the platform."""
+        return self.connection.now
+
+    async def close(self) -> None:
+        await self.connection.close()
+
+    # Jobs
+
+    async def submit(self, submission: Json, *, force: bool = False, resume: bool = False) -> Json:
+        """Create a job. With an idempotency key the request may be repeated: the platform returns the same job."""
+        is_repeatable = bool(submission.get("idempotency_key")) and not force
+        params = {"force": force, "resume": resume}
+        return await self.connection.object(
+            "POST", "/jobs", body=submission, params=params, is_repeatable=is_repeatable
+        )
+
+    async def cancel(self, job_id: str, request: Json, wait_seconds: float) -> Json:
+        """Request the cancellation of a job, or get its progress: a second request changes nothing."""
+        return await self.connection.object(
+            "POST", f"/jobs/{job_id}/cancel", body=request, params={"wait": wait_seconds}
+        )
+
+    async def resume(self, job_id: str, request: Json, *, is_dry_run: bool = False) -> Json:
+        return await self.connection.object(
+            "POST", f"/jobs/{job_id}/resume", body=request, params={"dry_run": is_dry_run}
+        )
+
+    async def retry(self, job_id: str, request: Json, *, is_dry_run: bool = False) -> Json:
+        return await self.connection.object(
+            "POST", f"/jobs/{job_id}/retry", body=request, params={"dry_run": is_dry_run}
+        )
+
+    async def jobs(
+        self, /, limit: int, after: str | None = None, **filters: str | Sequence[str] | None
+    ) -> tuple[list[Json], str | None]:
+        return await self.connection.page("/jobs", limit, after, **filters)
+
+    async def job(self, job_id: str) -> Json:
+        return await self.connection.object("GET", f"/jobs/{job_id}")
+
+    async def job_line(self, job_id: str) -> Json:
+        """The summary of a job: a cheap request, for polling."""
+        jobs, _ = await self.jobs(1, _cursor_before(UUID(job_id)))
+        if not jobs or jobs[0].get("job_id") != job_id:
+            raise _no_job(job_id)
+        return jobs[0]
+
+    async def nodes(
+        self,
+        job_id: str,
+        limit: int,
+        after: int = -1,
+        *,
+        parent: str | None = None,
+        status: Sequence[str] | None = None,
+    ) -> tuple[list[Json], str | None]:
+        return await self.connection.page(f"/jobs/{job_id}/nodes", limit, str(after), parent=parent, status=status)
+
+    async def node(self, job_id: str, node_id: str) -> Json:
+        """A node with its attempts."""
+        return await self.connection.object("GET", f"/jobs/{job_id}/nodes/{_segment(node_id)}")
+
+    async def download_output(self, job_id: str, node_id: str, file: BinaryIO) -> int:
+        """Write the whole output of a node to a file. Returns its size in bytes."""
+        digest, size = hashlib.sha256(), 0
+        path = f"/jobs/{job_id}/nodes/{_segment(node_id)}/output"
+        async with self.connection.stream(path, accept="application/json") as response:
+            async for chunk in response.aiter_bytes():
+                digest.update(chunk)
+                size += file.write(chunk)
+        etag = response.headers.get("etag", "")
+        if not etag.startswith("W/") and etag.strip('"') != digest.hexdigest():
+            raise unexpected("the content does not match its ETag")
+        return size
+
+    async def events(
+        self, job_id: str, limit: int, after: int = 0, node_id: str | None = None
+    ) -> tuple[list[Json], str | None]:
+        return await self.connection.page(f"/jobs/{job_id}/events", limit, str(after), node_id=node_id)
+
+    async def logs(
+        self,
+        job_id: str,
+        limit: int,
+        after: str | None = None,
+        *,
+        node_id: str | None = None,
+        attempt: int | None = None,
+        is_running: bool = False,
+    ) -> tuple[list[Json], str | None]:
+        return await self.connection.page(
+            f"/jobs/{job_id}/logs", limit, after, node_id=node_id, attempt=attempt, running=is_running or None
+        )
+
+    async def waiting(self, job_id: str) -> Json:
+        return await self.connection.object("GET", f"/jobs/{job_id}/waiting")
+
+    async def find_job(self, name: str) -> str:
+        """The id of a job by its id, by the unique beginning of its id, or `last` for the newest job."""
+        if name == "last":
+            newest, _ = await self.jobs(1)
+            if not newest:
+                raise NotFound("there is no job yet", code="job.not-found")
+            return str(newest[0]["job_id"])
+        first, last = ids_beginning_with(name)
+        if first == last:
+            return str(first)
+        jobs, _ = await self.jobs(4, _cursor_before(last))
+        matches = [job["job_id"] for job in jobs if UUID(job["job_id"]) >= first]
+        if not matches:
+            raise _no_job(name)
+        if len(matches) > 1:
+            message = f"several jobs begin with {name}: {', '.join(matches[:3])}, …"
+            raise InvalidRequest(message, code="job.ambiguous", hint="type more digits of the id")
+        return str(matches[0])
+
+    async def follow(self, job_id: str, after: int = 0) -> AsyncIterator[Update]:
+        """Every event after a sequence number, once and in order, until the job has ended.
+
+        Each connection continues after the last event that was received, and sequence numbers have no gaps: no event is
+        missed or received twice, however often the connection is lost. The caller decides how long an outage may last.
+        """
+        path = f"/jobs/{job_id}/events/stream"
+        while True:
+            first_after = after
+            headers = {"Last-Event-ID": str(after)}
+            stream = self.connection.stream(
+                path, accept="text/event-stream", headers=headers, read_seconds=STREAM_TIMEOUT_SECONDS
+            )
+            try:
+                async with stream as response:
+                    yield Connected()
+                    if response.status_code == HTTPStatus.NO_CONTENT:
+                        return
+                    async for event in streamed_events(response):
+                        if event.sequence is not None and event.sequence > after + 1:
+                            break  # the next connection sends the missing events
+                        if event.sequence is None:
+                            yield event
+                        elif event.sequence == after + 1:
+                            after = event.sequence
+                            yield event
+            except Unavailable as error:
+                yield Outage(error)
+                await asyncio.sleep(PAUSE_SECONDS)
+            else:
+                if after == first_after:
+                    await asyncio.sleep(PAUSE_SECONDS)  # a platform that is stopping ends its streams at once
+
+    # Workflows
+
+    async def workflows(self, limit: int = 10_000) -> list[Json]:
+        return (await self.connection.page("/workflows", limit))[0]
+
+    async def refused_workflows(self) -> list[Json]:
+        """Workflow files that the platform cannot use."""
+        page = await self.connection.object("GET", "/workflows", params={"limit": 1})
+        refused = page.get("refused", [])
+        if not isinstance(refused, list):
+            raise unexpected("`refused` is not a list")
+        return refused
+
+    async def workflow(self, workflow_id: str) -> Json:
+        return await self.connection.object("GET", f"/workflows/{_segment(workflow_id)}")
+
+    async def graph(self, workflow_id: str) -> Json:
+        return await self.connection.object("GET", f"/workflows/{_segment(workflow_id)}/graph")
+
+    async def validate(self, text: bytes) -> Json:
+        return await self.connection.object("POST", "/workflows/validate", content=text, media_type="application/yaml")
+
+    # Operations
+
+    async def queues(self) -> list[Json]:
+        return (await self.connection.page("/queues", MOST_ITEMS))[0]
+
+    async def set_queue(self, /, queue: str, **changes: int | bool | None) -> Json:
+        """Change `max_running`, `is_paused` or both. A value that is not passed stays as it is."""
+        return await self.connection.object("PATCH", f"/queues/{_segment(queue)}", body=changes)
+
+    async def workers(self, limit: int) -> tuple[list[Json], str | None]:
+        return await self.connection.page("/workers", limit)
+
+    async def orchestrators(self, limit: int) -> tuple[list[Json], str | None]:
+        return await self.connection.page("/orchestrators", limit)
+
+    async def dead_letters(
+        self, limit: int, after: str | None = None, reason: str | None = None
+    ) -> tuple[list[Json], str | None]:
+        return await self.connection.page("/dead-letters", limit, after, reason=reason)
+
+    async def find_dead_letter(self, name: str) -> UUID:
+        """The id of a dead letter by its id, or by the unique beginning of its id."""
+        try:
+            first, last = ids_beginning_with(name)
+        except InvalidRequest:
+            raise InvalidRequest(
+                f"'{name}' is not the id of a dead letter",
+                code="dead-letter.bad-id",
+                hint="see `dagmaster dead-letters ls`",
+            ) from None
+        if first == last:
+            return first
+        letters, _ = await self.dead_letters(_MOST_LETTERS)
+        matches = [letter_id for letter in letters if first <= (letter_id := UUID(letter["dead_letter_id"])) <= last]
+        if not matches:
+            message = f"no dead letter has an id that begins with {name}"
+            raise NotFound(message, code="dead-letter.not-found", hint="see `dagmaster dead-letters ls`")
+        if len(matches) > 1:
+            message = f"several dead letters begin with {name}: {', '.join(map(str, matches[:3]))}, …"
+            raise InvalidRequest(message, code="dead-letter.ambiguous", hint="type more digits of the id")
+        return matches[0]
+
+    async def dead_letter(self, dead_letter_id: UUID) -> Json:
+        return await self.connection.object("GET", f"/dead-letters/{dead_letter_id}")
+
+    async def replay(self, dead_letter_id: UUID) -> Json:
+        return await self.connection.object("POST", f"/dead-letters/{dead_letter_id}/replay")
+
+    async def callbacks(
+        self, /, limit: int, after: str | None = None, **filters: str | None
+    ) -> tuple[list[Json], str | None]:
+        return await self.connection.page("/callbacks", limit, after, **filters)
+
+    async def find_callback(self, name: str) -> UUID:
+        """The id of a callback by its id, or by the unique beginning of the id of one of the newest."""
+        try:
+            first, last = ids_beginning_with(name)
+        except InvalidRequest:
+            raise InvalidRequest(
+                f"'{name}' is not the id of a callback", code="callback.bad-id", hint="see `dagmaster callbacks ls`"
+            ) from None
+        if first == last:
+            return first
+        newest, _ = await self.callbacks(MOST_ITEMS)
+        matches = [found for callback in newest if first <= (found := UUID(callback["callback_id"])) <= last]
+        if not matches:
+            message = f"none of the newest {MOST_ITEMS} callbacks has an id that begins with {name}"
+            raise NotFound(message, code="callback.not-found", hint="give the whole id")
+        if len(matches) > 1:
+            message = f"several callbacks begin with {name}: {', '.join(map(str, matches[:3]))}, …"
+            raise InvalidRequest(message, code="callback.ambiguous", hint="type more digits of the id")
+        return matches[0]
+
+    async def callback(self, callback_id: UUID) -> Json:
+        return await self.connection.object("GET", f"/callbacks/{callback_id}")
+
+    async def repeat_callback(self, callback_id: UUID) -> Json:
+        return await self.connection.object("POST", f"/callbacks/{callback_id}/repeat")
+
+    async def rotate_secret(self, platform_id: str, overlap_seconds: float) -> Json:
+        return await self.connection.object(
+            "POST", f"/platforms/{_segment(platform_id)}/rotate-secret", body={"overlap_seconds": overlap_seconds}
+        )
+
+    async def janitor_actions(
+        self, /, limit: int, after: str | None = None, **filters: str | None
+    ) -> tuple[list[Json], str | None]:
+        return await self.connection.page("/janitor/actions", limit, after, **filters)
+
+    async def run_janitor(self, *, is_dry_run: bool) -> Json:
+        # The janitor executes several statements, and each may take 10 seconds.
+        params = {"dry_run": "true" if is_dry_run else "false"}
+        return await self.connection.object("POST", "/janitor/run", params=params, timeout=JANITOR_TIMEOUT_SECONDS)
+
+    # The schema
+
+    async def schema_status(self) -> Json:
+        return await self.connection.object("GET", "/bootstrap/status", timeout=SCHEMA_TIMEOUT_SECONDS)
+
+    async def tables(self) -> Json:
+        return await self.connection.object("GET", "/bootstrap/tables", timeout=SCHEMA_TIMEOUT_SECONDS)
+
+    async def ddl(self) -> str:
+        return (await self.connection.request("GET", "/bootstrap/ddl", expected="text/plain")).text
+
+    async def deploy(self) -> Json:
+        return await self.connection.object("POST", "/bootstrap/deploy", timeout=SCHEMA_TIMEOUT_SECONDS)
+
+    async def migrate(self) -> Json:
+        return await self.connection.object("POST", "/bootstrap/migrate", timeout=SCHEMA_TIMEOUT_SECONDS)
+
+    async def rebuild(self, confirm: str) -> Json:
+        return await self.connection.object(
+            "POST", "/bootstrap/rebuild", body={"confirm": confirm}, timeout=SCHEMA_TIMEOUT_SECONDS
+        )
+
+
+class JsonClient(AssetRequests[AsyncJsonClient]):
+    """AsyncJsonClient for callers without an event loop. Threads may share it."""
+
+    @classmethod
+    def of(cls, find: Callable[[], str], timeout_seconds: float = TIMEOUT_SECONDS) -> "JsonClient":
+        """A client of the platform whose URL `find` returns. It repeats no request."""
+        return cls(AsyncJsonClient(Connection(find, timeout_seconds)), EventLoopThread())
+
+    @property
+    def now(self) -> datetime:
+        return self._asynchronous.now
+
+    submit = blocking(AsyncJsonClient.submit)
+    cancel = blocking(AsyncJsonClient.cancel)
+    resume = blocking(AsyncJsonClient.resume)
+    retry = blocking(AsyncJsonClient.retry)
+    jobs = blocking(AsyncJsonClient.jobs)
+    job = blocking(AsyncJsonClient.job)
+    job_line = blocking(AsyncJsonClient.job_line)
+    nodes = blocking(AsyncJsonClient.nodes)
+    node = blocking(AsyncJsonClient.node)
+    download_output = blocking(AsyncJsonClient.download_output)
+    events = blocking(AsyncJsonClient.events)
+    logs = blocking(AsyncJsonClient.logs)
+    waiting = blocking(AsyncJsonClient.waiting)
+    find_job = blocking(AsyncJsonClient.find_job)
+    follow = iterating(AsyncJsonClient.follow)
+    workflows = blocking(AsyncJsonClient.workflows)
+    refused_workflows = blocking(AsyncJsonClient.refused_workflows)
+    workflow = blocking(AsyncJsonClient.workflow)
+    graph = blocking(AsyncJsonClient.graph)
+    validate = blocking(AsyncJsonClient.validate)
+    queues = blocking(AsyncJsonClient.queues)
+    set_queue = blocking(AsyncJsonClient.set_queue)
+    workers = blocking(AsyncJsonClient.workers)
+    orchestrators = blocking(AsyncJsonClient.orchestrators)
+    callbacks = blocking(AsyncJsonClient.callbacks)
+    find_callback = blocking(AsyncJsonClient.find_callback)
+    callback = blocking(AsyncJsonClient.callback)
+    repeat_callback = blocking(AsyncJsonClient.repeat_callback)
+    rotate_secret = blocking(AsyncJsonClient.rotate_secret)
+    dead_letters = blocking(AsyncJsonClient.dead_letters)
+    find_dead_letter = blocking(AsyncJsonClient.find_dead_letter)
+    dead_letter = blocking(AsyncJsonClient.dead_letter)
+    replay = blocking(AsyncJsonClient.replay)
+    janitor_actions = blocking(AsyncJsonClient.janitor_actions)
+    run_janitor = blocking(AsyncJsonClient.run_janitor)
+    schema_status = blocking(AsyncJsonClient.schema_status)
+    tables = blocking(AsyncJsonClient.tables)
+    ddl = blocking(AsyncJsonClient.ddl)
+    deploy = blocking(AsyncJsonClient.deploy)
+    migrate = blocking(AsyncJsonClient.migrate)
+    rebuild = blocking(AsyncJsonClient.rebuild)
+
+
+def _segment(name: str) -> str:
+    from urllib.parse import quote
+
+    return quote(name, safe="")
+
+
+def _cursor_before(job_id: UUID) -> str | None:
+    """The cursor of a page that begins with this job, or with the next older one: ids are in the order of time."""
+    return str(UUID(int=job_id.int + 1)) if job_id.int < 2**128 - 1 else None
+
+
+def _no_job(name: str) -> NotFound:
+    return NotFound(f"no job has the id {name}", code="job.not-found", hint="see `dagmaster jobs ls`")

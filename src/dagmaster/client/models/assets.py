@@ -1,0 +1,305 @@
+"""Assets, versions, submissions, platforms and keys, as the API describes them.
+
+The same models are used by the server, the command line and the Python client.
+"""
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+from pydantic import Field
+
+from dagmaster.client.models.base import ApiModel, Extensible, RequestModel
+
+PlatformName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[a-z0-9][a-z0-9_-]*$")]
+Reason = Annotated[str, Field(min_length=1, max_length=2000)]
+RequestId = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]*$")]
+
+ClearanceLevel = Literal["uncleared", "ouo", "public"]
+ExposureLevel = Literal["latest-only", "all-versions"]
+SubmissionAnswer = Literal["new_asset", "new_version", "new_revision", "already_processing", "already_completed"]
+
+
+class SourceReference(RequestModel):
+    """Objects of the bronze zone: one `blob`, or several `blobs` that become one collection."""
+
+    container: str | None = None
+    blob: str | None = None
+    blobs: list[str] | None = None
+
+
+class AssetSubmissionRequest(RequestModel):
+    """`parameters` are inputs of the workflow; those that only a submission decides (dataset, version, revision,
+    references) are refused there. Without `workflow_id`, it depends on the data type and the number of files."""
+
+    platform_id: PlatformName
+    platform_refs: dict[str, str]
+    version_label: Annotated[str, Field(min_length=1, max_length=200)] | None = None
+    data_type: Literal["raster"] = "raster"
+    source: SourceReference
+    workflow_id: Annotated[str, Field(min_length=1, max_length=64)] | None = None
+    parameters: dict[str, Any] = {}
+    request_id: RequestId | None = None
+    callback_url: Annotated[str, Field(max_length=512)] | None = None
+    priority: Annotated[int, Field(ge=0, le=10)] = 0
+    force: bool = False
+    dry_run: bool = False
+
+
+class SubmissionEstimate(ApiModel):
+    """From past runs of the workflow: None without any that are comparable."""
+
+    tile_count: int | None = None
+    size_bytes: int | None = None
+    seconds: float | None = None
+    based_on_runs: int = 0
+
+
+class AssetSubmissionResult(ApiModel):
+    """`outcome` is one of a fixed set. With `dry_run` nothing was created: the ids of new rows are None, and `refusal`
+    has the reason if it would be refused."""
+
+    request_id: str | None
+    outcome: Extensible[SubmissionAnswer] | None
+    asset_id: str
+    dataset_id: str
+    version_ordinal: int | None
+    version_label: str | None
+    revision: int | None
+    workflow_id: str
+    job_id: UUID | None = None
+    same_content_as: int | None = None
+    superseded_job_id: UUID | None = None
+    is_dry_run: bool = False
+    is_tiled: bool | None = None
+    estimate: SubmissionEstimate | None = None
+    refusal: dict[str, Any] | None = None
+
+
+class RevisionInfo(ApiModel):
+    revision: int
+    processing_state: Extensible[Literal["queued", "processing", "completed", "failed"]]
+    is_partial: bool = False
+    is_served: bool = False
+    reviewed_as: str | None = None
+    reviewed_at: datetime | None = None
+    job_id: UUID | None = None
+    workflow_id: str | None = None
+    source: dict[str, Any] = {}
+    content_hash: str | None = None
+    submitted_by: str | None = None
+    error_message: str | None = None
+    outputs: dict[str, Any] = {}
+    is_export_due: bool = False
+    created_at: datetime
+    processed_at: datetime | None = None
+    purged_at: datetime | None = None
+
+
+class VersionInfo(ApiModel):
+    """States are those of the newest revision; `approved_revision` is the one that is served."""
+
+    version_ordinal: int
+    version_label: str
+    platform_refs: dict[str, Any] = {}
+    revision: int
+    approved_revision: int | None = None
+    approval_state: Extensible[Literal["pending_review", "approved", "rejected"]]
+    processing_state: Extensible[Literal["queued", "processing", "completed", "failed"]]
+    is_latest: bool = False
+    is_served: bool = False
+    current_job_id: UUID | None = None
+    reviewer: str | None = None
+    reviewed_at: datetime | None = None
+    rejection_reason: str | None = None
+    unpublished_at: datetime | None = None
+    deleted_at: datetime | None = None
+    created_at: datetime
+    updated_at: datetime
+    revisions: list[RevisionInfo] = []
+
+
+class AssetSummary(ApiModel):
+    asset_id: str
+    dataset_id: str
+    platform_id: str
+    platform_refs: dict[str, Any]
+    title: str | None = None
+    clearance_state: Extensible[ClearanceLevel]
+    exposure: Extensible[ExposureLevel]
+    latest_approved_version_ordinal: int | None = None
+    version_count: int = 0
+    to_review: int = 0
+    deleted_at: datetime | None = None
+    created_at: datetime
+    updated_at: datetime
+
+
+class AssetInfo(AssetSummary):
+    """`etag` is to be sent as `If-Match` with a change; a stale one is refused."""
+
+    etag: str
+    cleared_at: datetime | None = None
+    cleared_by: str | None = None
+    made_public_at: datetime | None = None
+    made_public_by: str | None = None
+    deleted_by: str | None = None
+    created_by: str | None = None
+    versions: list[VersionInfo] = []
+
+
+class AssetHistoryEntry(ApiModel):
+    event_id: int
+    action: str
+    actor: str
+    reason: str | None = None
+    version_ordinal: int | None = None
+    revision: int | None = None
+    detail: dict[str, Any] = {}
+    request_id: str | None = None
+    created_at: datetime
+
+
+class ApproveRequest(RequestModel):
+    """`clearance_level` is required unless the asset is cleared already. `revision` guards against approving another
+    revision than the one that was reviewed."""
+
+    clearance_level: Literal["ouo", "public"] | None = None
+    revision: Annotated[int, Field(ge=1)] | None = None
+    reason: Reason | None = None
+
+
+class RejectRequest(RequestModel):
+    reason: Reason
+    revision: Annotated[int, Field(ge=1)] | None = None
+
+
+class ClearRequest(RequestModel):
+    clearance_level: ClearanceLevel
+    reason: Reason | None = None
+
+
+class ExposeRequest(RequestModel):
+    exposure: ExposureLevel
+    reason: Reason | None = None
+
+
+class ReasonRequest(RequestModel):
+    reason: Reason | None = None
+
+
+class PlatformInfo(ApiModel):
+    platform_id: str
+    display_name: str
+    required_refs: list[str]
+    optional_refs: list[str] = []
+    version_ref: str | None = None
+    is_active: bool = True
+    created_at: datetime
+    updated_at: datetime
+
+
+class PlatformRequest(RequestModel):
+    platform_id: PlatformName
+    display_name: Annotated[str, Field(min_length=1, max_length=200)]
+    required_refs: Annotated[list[str], Field(min_length=1, max_length=20)]
+    optional_refs: Annotated[list[str], Field(max_length=20)] = []
+    version_ref: str | None = None
+
+
+class PlatformChange(RequestModel):
+    """What is not given stays. References cannot be changed: the ids of assets depend on them."""
+
+    display_name: Annotated[str, Field(min_length=1, max_length=200)] | None = None
+    is_active: bool | None = None
+    reason: Reason | None = None
+
+
+class SubmissionStatus(ApiModel):
+    """How far a request is, in the words for partners; no job and no node."""
+
+    request_id: str
+    status: Extensible[
+        Literal[
+            "received",
+            "processing",
+            "awaiting_review",
+            "partial",
+            "approved",
+            "published",
+            "rejected",
+            "unpublished",
+            "failed",
+            "invalid",
+        ]
+    ]
+    reason: str | None = None
+    platform_id: str
+    asset_id: str
+    version_label: str
+    created_at: datetime
+    updated_at: datetime
+
+
+class KeyInfo(ApiModel):
+    """After a rotation, the previous secret is accepted until `previous_until`. `last_used_at` is exact to a minute."""
+
+    key_id: str
+    name: str
+    scopes: list[str]
+    platform_id: str | None = None
+    expires_at: datetime | None = None
+    previous_until: datetime | None = None
+    revoked_at: datetime | None = None
+    last_used_at: datetime | None = None
+    created_at: datetime
+    created_by: str | None = None
+
+
+class KeyRequest(RequestModel):
+    """`name` is recorded as the actor of what the key changes; two keys never have the same one."""
+
+    name: Annotated[str, Field(min_length=1, max_length=64)]
+    scopes: Annotated[list[str], Field(min_length=1, max_length=7)]
+    platform_id: PlatformName | None = None
+    expires_in_days: Annotated[float, Field(gt=0, le=3650)] | None = None
+
+
+class KeyRotation(RequestModel):
+    """The previous secret is accepted for `overlap_hours` more; 0 refuses it at once."""
+
+    overlap_hours: Annotated[float, Field(ge=0, le=24 * 90)] = 24.0
+    expires_in_days: Annotated[float, Field(gt=0, le=3650)] | None = None
+    reason: Reason | None = None
+
+
+class CreatedKey(KeyInfo):
+    """`key` is shown once and stored nowhere."""
+
+    key: str
+
+
+class CallerInfo(ApiModel):
+    """Who sends the request, and what it may do."""
+
+    name: str
+    scopes: list[str]
+    platform_id: str | None = None
+    permissions: list[str]
+    is_authentication_enabled: bool
+
+
+class LinkRequest(RequestModel):
+    """A signed link to one version; `revision` for the preview of one that is not served."""
+
+    revision: Annotated[int, Field(ge=1)] | None = None
+    expires_in_hours: Annotated[float, Field(gt=0, le=24 * 90)] = 24.0
+
+
+class SignedLink(ApiModel):
+    """`token` is appended to URLs of this version as `?token=…`."""
+
+    token: str
+    expires_at: datetime
+    map_url: str
+    tilejson_url: str

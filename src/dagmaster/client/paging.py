@@ -1,0 +1,29 @@
+"""Iterate over a list of the API; pages are requested as they are needed."""
+
+from collections.abc import AsyncIterator
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
+
+from dagmaster.client.json_client import AsyncJsonClient
+from dagmaster.client.limits import MOST_ITEMS
+from dagmaster.client.models.base import parse
+
+M = TypeVar("M", bound=BaseModel)
+
+
+class PagedClient:
+    json: AsyncJsonClient
+
+    async def _all(
+        self, kind: type[M], path: str, limit: int | None, after: str | None = None, **filters: Any
+    ) -> AsyncIterator[M]:
+        left = limit
+        while left is None or left > 0:
+            count = MOST_ITEMS if left is None else min(MOST_ITEMS, left)
+            items, after = await self.json.connection.page(path, count, after, **filters)
+            for item in items:
+                yield parse(kind, item)
+            if after is None:
+                return
+            left = None if left is None else left - len(items)

@@ -1,0 +1,196 @@
+"""The STAC documents of revisions: written by the job that processes a revision, and read by those of later ones.
+
+Nothing here is published: approval copies the documents of a revision into pgSTAC. A batch is one transaction, and
+writing it again changes nothing. Triggers refuse changes once the revision was reviewed.
+"""
+
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+from uuid import UUID
+
+import orjson
+import psycopg
+from psycopg.rows import dict_row
+
+from dagmaster import faults
+from dagmaster.database.catalog.pgstac import BATCH_BYTES, BATCH_ITEMS, extent_of, moments_of
+from dagmaster.database.connect import REVIEWED, Connection, Database, translate_errors
+from dagmaster.database.queries import query
+from dagmaster.database.session import dicts
+from dagmaster.errors import UnfitData
+
+Json = dict[str, Any]
+
+COLLECTION: Final = ""  # the document id of a collection
+_HINT = "submit it again: that makes a new revision"
+
+
+@dataclass(frozen=True, slots=True)
+class RevisionKey:
+    """A revision of a version of a dataset."""
+
+    dataset_id: str
+    ordinal: int = 0
+    revision: int = 1
+
+    def values(self, **others: Any) -> dict[str, Any]:
+        return {"dataset_id": self.dataset_id, "ordinal": self.ordinal, "revision": self.revision, **others}
+
+    def __str__(self) -> str:
+        return f"version {self.ordinal}, revision {self.revision} of dataset '{self.dataset_id}'"
+
+
+class RevisionDocuments:
+    """The documents of one revision, as its job writes them, on the connections of the worker."""
+
+    def __init__(self, database: Database, key: RevisionKey, job_id: UUID) -> None:
+        self._database = database
+        self._key = key
+        self._job_id = job_id
+
+    async def put_collection(self, collection: Json) -> bool:
+        """Store the collection, or replace it. True if it is new."""
+        async with self._writing() as connection:
+            is_new = bool(await self._missing(connection, [COLLECTION]))
+            await self._put(connection, [(COLLECTION, collection)])
+        return is_new
+
+    async def put_items(self, items: Sequence[Json]) -> int:
+        """Store items, or replace those with the same ids. Returns their number."""
+        require_storable(items)
+        for batch in _batches([(str(item["id"]), item) for item in items]):
+            async with self._writing() as connection:
+                await self._put(connection, batch)
+        return len(items)
+
+    async def missing(self, item_ids: Sequence[str]) -> list[str]:
+        """The ids that the revision has no item of."""
+        with translate_errors():
+            async with self._database.connection() as connection:
+                return await self._missing(connection, item_ids)
+
+    async def finish(self, item_ids: Sequence[str]) -> tuple[int, Json | None]:
+        """Remove all items but these, and set the extent of the collection to theirs.
+
+        Returns the number of removed items, and the extent; None without items.
+        """
+        async with self._writing() as connection:
+            removed = await dicts(connection, "documents_remove_others", self._key.values(ids=list(item_ids)))
+            boxes = await dicts(connection, "documents_boxes", self._key.values())
+            if not boxes:
+                return len(removed), None
+            extent = extent_of(boxes)
+            await connection.execute(query("documents_set_extent"), self._key.values(extent=_dumped(extent)))
+        return len(removed), extent
+
+    async def _missing(self, connection: Connection, ids: Sequence[str]) -> list[str]:
+        rows = await dicts(connection, "documents_missing", self._key.values(ids=list(ids)))
+        return [row["id"] for row in rows]
+
+    async def _put(self, connection: Connection, documents: Sequence[tuple[str, Json]]) -> None:
+        given = [{"document_id": document_id, "content": content} for document_id, content in documents]
+        await connection.execute(query("documents_put"), self._key.values(documents=_dumped(given)))
+
+    @asynccontextmanager
+    async def _writing(self) -> AsyncIterator[Connection]:
+        with translate_errors(), _blaming_data(self._key):
+            async with self._database.connection() as connection:
+                async with connection.transaction():
+                    rows = await dicts(connection, "documents_writer", self._key.values())
+                    _refuse_other_writer(self._key, self._job_id, rows)
+                    yield connection
+                    faults.reach("documents.before-commit")
+                faults.reach("documents.after-commit")
+
+
+def refuse_other_writer(connection: psycopg.Connection[Any], key: RevisionKey, job_id: UUID) -> None:
+    """Raise UnfitData if an asset has the dataset, and the job does not process this revision of it."""
+    with connection.cursor(row_factory=dict_row) as cursor:
+        rows = cursor.execute(query("documents_writer").encode(), key.values()).fetchall()
+    _refuse_other_writer(key, job_id, rows)
+
+
+def _refuse_other_writer(key: RevisionKey, job_id: UUID, rows: Sequence[Mapping[str, Any]]) -> None:
+    if rows and rows[0]["job_id"] != job_id:
+        raise UnfitData(
+            f"this job does not process {key}: it cannot write its results",
+            code="revision.other-job",
+            hint="submit the file as an asset: `dagmaster assets submit` or `dagmaster process`",
+        )
+    if rows and rows[0]["reviewed_as"] is not None:
+        raise UnfitData(f"{key} was reviewed: its documents cannot change", code="revision.reviewed", hint=_HINT)
+
+
+@dataclass(frozen=True, slots=True)
+class EarlierRevision:
+    """What the documents of an earlier revision say: `properties` are those of one of its items.
+
+    It is one of the same version, else of the newest other version. `newest` is the newest completed revision of the
+    same version, `created` is when that was made first, and `times` are those of its items, by id, if they differ.
+    """
+
+    item_id: str
+    ordinal: int
+    properties: Json
+    newest: int | None
+    created: str | None
+    times: Mapping[str, Json]
+
+
+def read_earlier(connection: psycopg.Connection[Any], key: RevisionKey) -> EarlierRevision | None:
+    """For plain handlers, which have their own connection. None for the first revision of a dataset."""
+    with connection.cursor(row_factory=dict_row) as cursor:
+        row = cursor.execute(query("documents_earlier").encode(), key.values()).fetchone()
+    if row is None:
+        return None
+    return EarlierRevision(
+        row["id"], row["ordinal"], row["properties"], row["newest"], row["created"], row["times"] or {}
+    )
+
+
+def require_storable(items: Sequence[Json]) -> None:
+    """Refuse now what pgSTAC would refuse, or silently leave out, when the items are published."""
+    seen: set[str] = set()
+    for item in items:
+        item_id = item.get("id")
+        if not isinstance(item_id, str) or not item_id:
+            raise UnfitData("an item has no id", code="catalog.bad-item")
+        if item_id in seen:
+            raise UnfitData(f"two items have the id '{item_id}'", code="catalog.duplicate-item")
+        if item.get("geometry") is None:
+            raise UnfitData(f"item '{item_id}' has no geometry", code="catalog.bad-item")
+        moments_of(item)
+        seen.add(item_id)
+
+
+def _batches(documents: Sequence[tuple[str, Json]]) -> Iterator[Sequence[tuple[str, Json]]]:
+    """Documents that are written in one transaction: limited in number and size."""
+    start, size = 0, 0
+    for place, (_, content) in enumerate(documents):
+        document_size = len(orjson.dumps(content))
+        if place > start and (place - start == BATCH_ITEMS or size + document_size > BATCH_BYTES):
+            yield documents[start:place]
+            start, size = place, 0
+        size += document_size
+    if documents:
+        yield documents[start:]
+
+
+@contextmanager
+def _blaming_data(key: RevisionKey) -> Iterator[None]:
+    """Turn errors that a retry would meet again into UnfitData: a reviewed revision, and what JSONB cannot hold."""
+    try:
+        yield
+    except psycopg.Error as error:
+        said = error.diag.message_primary
+        if error.sqlstate == REVIEWED:
+            raise UnfitData(str(said), code="revision.reviewed", hint=_HINT) from error
+        if (error.sqlstate or "").startswith("22"):
+            raise UnfitData(f"documents of {key} cannot be stored: {said}", code="catalog.bad-item") from error
+        raise
+
+
+def _dumped(value: Any) -> str:
+    return orjson.dumps(value).decode()

@@ -1,0 +1,206 @@
+"""API keys in the database. A change takes effect with the next request in every process: keys are not cached.
+
+Every change is one statement that also records who made it, in the events of assets.
+"""
+
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Self
+
+import psycopg
+
+from dagmaster import faults
+from dagmaster.client.models.assets import KeyInfo
+from dagmaster.database.connect import Connection, pool, translate_errors
+from dagmaster.database.queries import query
+from dagmaster.database.reads.session import models
+from dagmaster.database.session import dicts
+from dagmaster.errors import Conflict, NotFound
+
+_POOL_SIZE = 4
+_USE_RECORDED_EVERY_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class StoredKey:
+    """A key with the hashes that are accepted now."""
+
+    key_id: str
+    name: str
+    scopes: list[str]
+    platform_id: str | None
+    secret_hash: str
+    previous_hash: str | None
+    is_expired: bool
+    is_revoked: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NewKey:
+    """`secret_hash` in place of the key, which the database never sees."""
+
+    key_id: str
+    name: str
+    scopes: tuple[str, ...]
+    secret_hash: str
+    platform_id: str | None = None
+    expires_in_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Who changes a key, and why."""
+
+    actor: str
+    reason: str | None = None
+    request_id: str | None = None
+
+    def values(self) -> dict[str, Any]:
+        return {"actor": self.actor, "reason": self.reason, "request_id": self.request_id}
+
+
+class KeyStore:
+    """Use as a context. The database need not be available at its start."""
+
+    def __init__(self, dsn: str, role: str = "keys", size: int = _POOL_SIZE) -> None:
+        self._pool = pool(dsn, role, 0, size)
+        self._uses = _Uses()
+
+    async def __aenter__(self) -> Self:
+        await self._pool.open()
+        return self
+
+    async def __aexit__(self, *_error: object) -> None:
+        await self._pool.close()
+
+    async def find(self, key_id: str) -> StoredKey | None:
+        rows = await self._dicts("find_key", {"key_id": key_id})
+        return next(iter(models(StoredKey, rows)), None)
+
+    async def page(
+        self, *, limit: int, after: tuple[datetime, str] | None = None, with_revoked: bool = False
+    ) -> list[KeyInfo]:
+        """Newest first. `after` is (created_at, key_id) of the last key of the page before."""
+        after_at, after_id = after or (None, None)
+        values = {"limit": limit, "after_at": after_at, "after_id": after_id, "with_revoked": with_revoked}
+        return models(KeyInfo, await self._dicts("keys_page", values))
+
+    async def create(self, key: NewKey, change: Change) -> KeyInfo:
+        async with self._connected() as connection:
+            return await _create(connection, key, change)
+
+    async def create_first(self, key: NewKey, change: Change) -> KeyInfo | None:
+        """Create the key if there was never one. Of processes that start together, one creates it."""
+        async with self._connected() as connection:
+            async with connection.transaction():
+                await connection.execute(query("lock_keys"))
+                (row,) = await dicts(connection, "has_keys", {})
+                created = None if row["has_keys"] else await _create(connection, key, change)
+                faults.reach("first_key.before-commit")
+            faults.reach("first_key.after-commit")
+            return created
+
+    async def has_keys(self) -> bool:
+        (row,) = await self._dicts("has_keys", {})
+        return bool(row["has_keys"])
+
+    async def rotate(
+        self, key_id: str, secret_hash: str, *, overlap_seconds: float, expires_in_seconds: float | None, change: Change
+    ) -> KeyInfo:
+        values = {
+            "key_id": key_id,
+            "secret_hash": secret_hash,
+            "overlap_seconds": overlap_seconds,
+            "expires_in_seconds": expires_in_seconds,
+        }
+        return await self._change("rotate_key", {**values, **change.values()})
+
+    async def revoke(self, key_id: str, change: Change) -> KeyInfo:
+        return await self._change("revoke_key", {"key_id": key_id, **change.values()})
+
+    def note_use(self, key_id: str) -> None:
+        """Remember that a key was used. `record_uses` writes it."""
+        self._uses.note(key_id)
+
+    async def record_uses(self) -> None:
+        """Write the uses since the last call. What cannot be written now is tried again."""
+        if key_ids := self._uses.take():
+            try:
+                async with self._connected() as connection:
+                    await connection.execute(query("record_key_uses"), {"key_ids": key_ids})
+            except BaseException:
+                self._uses.put_back(key_ids)
+                raise
+
+    async def _change(self, name: str, values: Mapping[str, Any]) -> KeyInfo:
+        async with self._connected() as connection:
+            changed = models(KeyInfo, await dicts(connection, name, values))
+            if changed:
+                return changed[0]
+            existing = models(KeyInfo, await dicts(connection, "get_key", {"key_id": values["key_id"]}))
+        if existing:
+            message = f"the key {existing[0].key_id} ({existing[0].name}) was revoked"
+            raise Conflict(message, code="key.revoked", hint="create a new one", key_id=values["key_id"])
+        raise NotFound(f"no key has the id '{values['key_id']}'", code="key.not-found", key_id=values["key_id"])
+
+    async def _dicts(self, name: str, values: Mapping[str, Any]) -> list[dict[str, Any]]:
+        async with self._connected() as connection:
+            return await dicts(connection, name, values)
+
+    @asynccontextmanager
+    async def _connected(self) -> AsyncIterator[Connection]:
+        with translate_errors():
+            async with self._pool.connection() as connection:
+                yield connection
+
+
+async def _create(connection: Connection, key: NewKey, change: Change) -> KeyInfo:
+    values = {
+        "key_id": key.key_id,
+        "name": key.name,
+        "scopes": list(key.scopes),
+        "platform_id": key.platform_id,
+        "secret_hash": key.secret_hash,
+        "expires_in_seconds": key.expires_in_seconds,
+    }
+    try:
+        (row,) = await dicts(connection, "create_key", {**values, **change.values()})
+    except psycopg.errors.UniqueViolation:
+        raise Conflict(
+            f"another key has the name '{key.name}'",
+            code="key.name-taken",
+            hint="the name of a key is recorded with what it changes: choose another one, or rotate the existing key",
+            name=key.name,
+        ) from None
+    except psycopg.errors.ForeignKeyViolation:
+        raise NotFound(
+            f"there is no platform '{key.platform_id}'",
+            code="platform.not-found",
+            hint="`dagmaster platforms ls` lists them",
+            platform_id=key.platform_id,
+        ) from None
+    return models(KeyInfo, [row])[0]
+
+
+class _Uses:
+    """The keys used since the last write, each at most once a minute."""
+
+    def __init__(self) -> None:
+        self._pending: set[str] = set()
+        self._noted_at: dict[str, float] = {}
+
+    def note(self, key_id: str) -> None:
+        now = time.monotonic()
+        if now - self._noted_at.get(key_id, -_USE_RECORDED_EVERY_SECONDS) >= _USE_RECORDED_EVERY_SECONDS:
+            self._noted_at[key_id] = now
+            self._pending.add(key_id)
+
+    def take(self) -> list[str]:
+        pending, self._pending = self._pending, set()
+        return sorted(pending)
+
+    def put_back(self, key_ids: list[str]) -> None:
+        self._pending.update(key_ids)

@@ -1,0 +1,102 @@
+"""What decides who may read a version of an asset, the documents of its revisions, and the keys of signed links."""
+
+import re
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dagmaster.access.decision import Publication
+from dagmaster.assets.states import Clearance, Exposure
+from dagmaster.database.connect import Connection
+from dagmaster.database.queries import query
+from dagmaster.database.session import dicts
+
+Json = dict[str, Any]
+_ASSET_ID = re.compile(r"[0-9a-f]{32}")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+_SECRET_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class AssetPublication:
+    """An asset and one of its versions, as access decisions need them.
+
+    `version` is None if the asset does not have the version. `latest` is the same for the latest version; None if none
+    is approved. `processed_revision` is the requested revision if its processing completed and it is still stored; if
+    the request named none, the newest of those.
+    """
+
+    asset_id: str
+    dataset_id: str
+    latest: Publication | None
+    version: Publication | None
+    processed_revision: int | None
+
+    def chosen_revision(self, requested: int | None) -> int | None:
+        """The requested revision; without a request the approved one, or if there is none the newest that was
+        processed. None if the version does not have it."""
+        approved = self.version.approved_revision if self.version else None
+        return approved if approved is not None and requested in (None, approved) else self.processed_revision
+
+
+@dataclass(frozen=True, slots=True)
+class LinkKey:
+    key_id: str
+    secret: str
+
+
+async def read_publication(
+    connection: Connection, name: str, ordinal: int | None = None, revision: int | None = None
+) -> AssetPublication | None:
+    """By the id of an asset or of its dataset: a dataset id never looks like the id of an asset."""
+    if not _NAME.fullmatch(name):
+        return None
+    statement = "publication_of_asset" if _ASSET_ID.fullmatch(name) else "publication_of_dataset"
+    rows = await dicts(connection, statement, {"name": name, "ordinal": ordinal, "revision": revision})
+    return _publication(rows[0]) if rows else None
+
+
+def _publication(row: Json) -> AssetPublication:
+    latest, ordinal = row["latest"], row["version_ordinal"]
+    asset = (row["platform_id"], Clearance(row["clearance_state"]), Exposure(row["exposure"]), latest)
+    is_deleted = row["is_asset_deleted"]
+    version = None
+    if ordinal is not None:
+        version = Publication(*asset, ordinal, row["approved_revision"], is_deleted or row["is_version_withdrawn"])
+    return AssetPublication(
+        asset_id=row["asset_id"],
+        dataset_id=row["dataset_id"],
+        # What `latest` names is approved; which of its revisions is does not matter for what a caller may know of it.
+        latest=None if latest is None else Publication(*asset, latest, 1, is_deleted),
+        version=version,
+        processed_revision=row["processed_revision"],
+    )
+
+
+async def read_documents(
+    connection: Connection, dataset_id: str, ordinal: int, revision: int, ids: Sequence[str]
+) -> dict[str, Json]:
+    """Documents of a revision by their ids. The collection has the empty id."""
+    values = {"dataset": dataset_id, "ordinal": ordinal, "revision": revision, "ids": list(ids)}
+    return {row["document_id"]: row["content"] for row in await dicts(connection, "revision_documents", values)}
+
+
+async def read_items(
+    connection: Connection, dataset_id: str, ordinal: int, revision: int, *, after: str, limit: int
+) -> list[Json]:
+    """The items of a revision whose ids follow `after`, in the order of their ids."""
+    values = {"dataset": dataset_id, "ordinal": ordinal, "revision": revision, "after": after, "limit": limit}
+    return [row["content"] for row in await dicts(connection, "revision_items", values)]
+
+
+async def read_signing_secret(connection: Connection, key_id: str) -> str | None:
+    rows = await dicts(connection, "signing_key", {"key_id": key_id})
+    return rows[0]["secret"] if rows else None
+
+
+async def ensure_signing_key(connection: Connection) -> LinkKey:
+    """The key of new links: the newest. All servers share it; the first that needs one creates it."""
+    while not (rows := await dicts(connection, "newest_signing_key", {})):
+        await connection.execute(query("add_first_signing_key"), {"secret": secrets.token_urlsafe(_SECRET_BYTES)})
+    return LinkKey(rows[0]["key_id"], rows[0]["secret"])

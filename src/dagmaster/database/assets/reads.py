@@ -1,0 +1,195 @@
+"""Assets as the API shows them: lists by page, one asset with its versions and revisions, its history, platforms, and
+how far a submission is."""
+
+from collections import defaultdict
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Self
+
+from psycopg.types.json import Jsonb
+from psycopg_pool import AsyncConnectionPool
+
+from dagmaster.assets.states import Clearance
+from dagmaster.client.models.assets import (
+    AssetHistoryEntry,
+    AssetInfo,
+    AssetSummary,
+    PlatformInfo,
+    RevisionInfo,
+    SubmissionStatus,
+    VersionInfo,
+)
+from dagmaster.database.connect import Connection, Database, configure, conninfo, translate_errors
+from dagmaster.database.notify.notifier import Notifier
+from dagmaster.database.reads.session import models
+from dagmaster.database.session import dicts
+from dagmaster.errors import NotFound
+
+POOL_SIZE = 6
+# Filters are optional: one plan for all of them would use none of the indexes.
+PLANNING = {"plan_cache_mode": "force_custom_plan"}
+
+
+@dataclass(frozen=True, slots=True)
+class VisibleAssets:
+    """The assets that a caller sees in lists: those of its own platform, and what is published with one of these
+    clearances."""
+
+    own_platform: str | None
+    clearances: frozenset[Clearance]
+
+
+class AssetReads:
+    """On a pool of its own for an address, or on the pool that is passed. A pool of its own is opened when it is first
+    used, and closed by `close`."""
+
+    def __init__(
+        self,
+        database: str | Database,
+        *,
+        notifier: Notifier | None = None,
+        role: str = "assets",
+        size: int = POOL_SIZE,
+    ) -> None:
+        """The notifier announces what was committed. Without one, other processes see it when they poll."""
+        self._notifier = notifier
+        self._owns_pool = isinstance(database, str)
+        self._pool = _pool(database, role, size) if isinstance(database, str) else database
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_error: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        if self._owns_pool:
+            await self._pool.close()
+
+    async def assets(
+        self,
+        *,
+        limit: int,
+        after: tuple[datetime, str] | None = None,
+        platform_id: str | None = None,
+        clearance: Clearance | str | None = None,
+        to_review: bool | None = None,
+        text: str | None = None,
+        refs: Mapping[str, str] | None = None,
+        is_deleted: bool | None = False,
+        visible: VisibleAssets | None = None,
+    ) -> list[AssetSummary]:
+        """Newest first; without `visible`, all of them. `after` is (created_at, asset_id) of the last one of the page
+        before. `text` is looked for in ids, titles and references; `refs` must all be among the references that
+        identify the asset."""
+        after_at, after_id = after or (None, None)
+        values = {
+            "limit": limit,
+            "after_at": after_at,
+            "after_id": after_id,
+            "platform_id": platform_id,
+            "clearance": clearance,
+            "to_review": to_review,
+            "pattern": f"%{_escaped(text)}%" if text else None,
+            "refs": Jsonb(dict(refs)) if refs else None,
+            "is_deleted": is_deleted,
+            "own_platform": visible.own_platform if visible else None,
+            "clearances": sorted(visible.clearances) if visible else None,
+        }
+        return models(AssetSummary, await self._dicts("assets_page", values))
+
+    async def asset(self, key: str) -> AssetInfo:
+        """By asset id or dataset id. `NotFound` if there is none; deleted ones are found."""
+        async with self._connected() as connection:
+            return await read_asset(connection, key)
+
+    async def history(
+        self, asset_id: str, *, limit: int, after: int | None = None, version_ordinal: int | None = None
+    ) -> list[AssetHistoryEntry]:
+        """Newest first. `after` is the event id of the last one of the page before."""
+        values = {"asset_id": asset_id, "after": after, "limit": limit, "version_ordinal": version_ordinal}
+        return models(AssetHistoryEntry, await self._dicts("asset_history", values))
+
+    async def platforms(self) -> list[PlatformInfo]:
+        return models(PlatformInfo, await self._dicts("asset_platforms", {"platform_id": None}))
+
+    async def platform(self, platform_id: str) -> PlatformInfo:
+        for platform in models(PlatformInfo, await self._dicts("asset_platforms", {"platform_id": platform_id})):
+            return platform
+        raise no_such_platform(platform_id)
+
+    async def submission(self, request_id: str) -> SubmissionStatus:
+        for submission in models(SubmissionStatus, await self._dicts("asset_submission", {"request_id": request_id})):
+            return submission
+        raise NotFound(f"there is no submission {request_id}", code="submission.not-found")
+
+    @asynccontextmanager
+    async def _connected(self) -> AsyncIterator[Connection]:
+        with translate_errors():
+            if self._owns_pool:
+                await self._pool.open()
+            async with self._pool.connection() as connection:
+                yield connection
+
+    async def _dicts(self, name: str, values: Mapping[str, Any]) -> list[dict[str, Any]]:
+        async with self._connected() as connection:
+            return await dicts(connection, name, values)
+
+
+async def read_asset(connection: Connection, key: str) -> AssetInfo:
+    for row in await dicts(connection, "asset_by_key", {"key": key}):
+        versions = await dicts(connection, "asset_versions_of", {"asset_id": row["asset_id"]})
+        revisions = await dicts(connection, "asset_revisions_of", {"asset_id": row["asset_id"]})
+        return _asset_of(row, versions, revisions)
+    raise no_such_asset(key)
+
+
+def no_such_asset(key: str) -> NotFound:
+    return NotFound(f"there is no asset '{key}'", code="asset.not-found", hint="see `dagmaster assets ls`")
+
+
+def no_such_platform(platform_id: str) -> NotFound:
+    return NotFound(
+        f"there is no platform '{platform_id}'", code="platform.not-found", hint="see `dagmaster platforms ls`"
+    )
+
+
+def _asset_of(row: dict[str, Any], versions: list[dict[str, Any]], revisions: list[dict[str, Any]]) -> AssetInfo:
+    by_version: defaultdict[int, list[dict[str, Any]]] = defaultdict(list)
+    for revision in revisions:
+        by_version[revision.pop("version_ordinal")].append(revision)
+    shown = [_version_of(row, version, by_version[version["version_ordinal"]]) for version in versions]
+    return AssetInfo.model_validate({**row, "versions": shown})
+
+
+def _version_of(asset: dict[str, Any], version: dict[str, Any], revisions: list[dict[str, Any]]) -> VersionInfo:
+    is_withdrawn = any((asset["deleted_at"], version["deleted_at"], version["unpublished_at"]))
+    served = None if is_withdrawn or asset["clearance_state"] == "uncleared" else version["approved_revision"]
+    is_latest = version["version_ordinal"] == asset["latest_approved_version_ordinal"]
+    if asset["exposure"] == "latest-only" and not is_latest:
+        served = None
+    shown = [RevisionInfo.model_validate({**each, "is_served": each["revision"] == served}) for each in revisions]
+    return VersionInfo.model_validate(
+        {**version, "is_latest": is_latest, "is_served": served is not None, "revisions": shown}
+    )
+
+
+def _escaped(text: str) -> str:
+    """For LIKE, literally."""
+    return text.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
+
+
+def _pool(dsn: str, role: str, size: int) -> Database:
+    return AsyncConnectionPool(
+        conninfo(dsn, role, 15, 3, 10, settings=PLANNING),
+        kwargs={"autocommit": True},
+        min_size=0,
+        max_size=size,
+        open=False,
+        configure=configure,
+        check=AsyncConnectionPool.check_connection,
+        name=f"dagmaster-{role}",
+        timeout=10,
+    )

@@ -1,0 +1,181 @@
+"""The rows of one asset as the state that the rules read, and the difference of two states as rows."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+from psycopg.types.json import Jsonb
+
+from dagmaster.assets.rules import AssetChange
+from dagmaster.assets.states import (
+    ApprovalState,
+    AssetState,
+    AssetVersionState,
+    Clearance,
+    Exposure,
+    ProcessingState,
+    SourceIdentity,
+)
+from dagmaster.database.connect import Connection
+from dagmaster.database.queries import query
+from dagmaster.database.session import dicts
+
+Edition = tuple[int, int]  # ordinal and revision
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedAsset:
+    asset_id: str
+    dataset_id: str
+    state: AssetState
+    jobs: Mapping[int, UUID | None] = field(default_factory=dict)  # of the newest revisions, by ordinal
+    purged: frozenset[int] = frozenset()  # ordinals whose newest revision was purged
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What is recorded of a change: who, what and why."""
+
+    action: str
+    actor: str
+    reason: str | None = None
+    ordinal: int | None = None
+    detail: Mapping[str, Any] = field(default_factory=dict)
+    request_id: str | None = None
+
+
+async def lock_versions(connection: Connection, asset_id: str, ordinals: Sequence[int] | None) -> None:
+    """Keep the jobs of these versions (None: of all) from changing them. The asset is locked already."""
+    values = {"asset_id": asset_id, "ordinals": None if ordinals is None else list(ordinals)}
+    await connection.execute(query("asset_lock_versions"), values)
+    await connection.execute(query("asset_lock_revisions"), values)
+
+
+async def load(connection: Connection, row: Mapping[str, Any]) -> LoadedAsset:
+    """The asset of a row of `asset_lock` or `asset_find`."""
+    rows = await dicts(connection, "asset_state", {"asset_id": row["asset_id"]})
+    state = AssetState(
+        row["platform_id"],
+        Clearance(row["clearance_state"]),
+        Exposure(row["exposure"]),
+        row["is_deleted"],
+        tuple(_version(version) for version in rows),
+    )
+    return LoadedAsset(
+        row["asset_id"],
+        row["dataset_id"],
+        state,
+        {version["version_ordinal"]: version["current_job_id"] for version in rows},
+        frozenset(version["version_ordinal"] for version in rows if version["is_purged"]),
+    )
+
+
+def _version(row: Mapping[str, Any]) -> AssetVersionState:
+    return AssetVersionState(
+        ordinal=row["version_ordinal"],
+        label=row["version_label"],
+        revision=row["revision"],
+        approval=ApprovalState(row["approval_state"]),
+        processing=ProcessingState(row["processing_state"]),
+        approved_revision=row["approved_revision"],
+        is_unpublished=row["is_unpublished"],
+        is_deleted=row["is_deleted"],
+        submitted_by=row["submitted_by"],
+        source=SourceIdentity(row["source_etag"], row["source_size"], row["content_hash"]),
+        parameters_hash=row["parameters_hash"] or "",
+    )
+
+
+async def write_asset(
+    connection: Connection, asset_id: str, state: AssetState, actor: str, title: str | None = None
+) -> None:
+    values = {
+        "asset_id": asset_id,
+        "clearance": state.clearance.value,
+        "exposure": state.exposure.value,
+        "latest": state.latest,
+        "is_deleted": state.is_deleted,
+        "title": title,
+        "actor": actor,
+    }
+    await connection.execute(query("asset_write"), values)
+
+
+async def write_change(connection: Connection, asset: LoadedAsset, change: AssetChange, decision: Decision) -> None:
+    """Write the difference between the state as it was and as it should be, and the event."""
+    before, after = asset.state, change.state
+    await write_asset(connection, asset.asset_id, after, decision.actor)
+    revision = None
+    for version in after.versions:
+        known = before.version(version.ordinal)
+        if known is not None and known != version:
+            await _write_version(connection, asset.asset_id, known, version, decision)
+    await _write_dues(connection, asset.asset_id, before, change)
+    if decision.ordinal is not None and (decided := after.version(decision.ordinal)):
+        revision = decided.revision
+    await add_event(connection, decision, asset_id=asset.asset_id, revision=revision)
+
+
+async def _write_version(
+    connection: Connection, asset_id: str, before: AssetVersionState, after: AssetVersionState, decision: Decision
+) -> None:
+    is_approved = after.approval == ApprovalState.APPROVED and (
+        before.approval != after.approval
+        or before.approved_revision != after.approved_revision
+        or (before.is_unpublished and not after.is_unpublished)
+    )
+    is_reviewed = is_approved or before.approval != after.approval
+    values = {
+        "asset_id": asset_id,
+        "ordinal": after.ordinal,
+        "approval": after.approval.value,
+        "approved_revision": after.approved_revision,
+        "is_reviewed": is_reviewed,
+        "is_unpublished": after.is_unpublished,
+        "is_deleted": after.is_deleted,
+        "actor": decision.actor,
+        "reason": decision.reason,
+    }
+    await connection.execute(query("asset_version_write"), values)
+    if is_reviewed:
+        review = {
+            "asset_id": asset_id,
+            "ordinal": after.ordinal,
+            "revision": after.revision,
+            "reviewed_as": after.approval.value,
+        }
+        await connection.execute(query("asset_revision_review"), review)
+
+
+async def _write_dues(connection: Connection, asset_id: str, before: AssetState, change: AssetChange) -> None:
+    """External copies that are to be made, and those that are to be removed."""
+    dues = [("asset_export_due", change.state.version(ordinal)) for ordinal in change.exports_due]
+    dues += [("asset_withdrawal_due", before.version(ordinal)) for ordinal in change.withdrawals_due]
+    for name, version in dues:
+        if version is not None:
+            values = {"asset_id": asset_id, "ordinal": version.ordinal, "revision": version.served_revision}
+            await connection.execute(query(name), values)
+
+
+async def add_event(
+    connection: Connection,
+    decision: Decision,
+    *,
+    asset_id: str | None = None,
+    platform_id: str | None = None,
+    revision: int | None = None,
+) -> int:
+    values = {
+        "asset_id": asset_id,
+        "ordinal": decision.ordinal,
+        "revision": revision,
+        "platform_id": platform_id,
+        "action": decision.action,
+        "actor": decision.actor,
+        "reason": decision.reason,
+        "detail": Jsonb(dict(decision.detail)),
+        "request_id": decision.request_id,
+    }
+    (row,) = await dicts(connection, "asset_event_insert", values)
+    return int(row["event_id"])

@@ -1,0 +1,141 @@
+"""Changes of assets: lock, load, apply a rule, write the difference, record it, bring the catalogue in line; all in one
+transaction."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any
+from uuid import UUID
+
+from dagmaster.assets.rules import AssetChange
+from dagmaster.client.models.assets import AssetHistoryEntry, AssetInfo, PlatformInfo
+from dagmaster.database.assets import publications, rows
+from dagmaster.database.assets.publications import AssetPublication, LinkKey
+from dagmaster.database.assets.reads import no_such_asset, no_such_platform, read_asset
+from dagmaster.database.assets.rows import Decision, Edition, LoadedAsset
+from dagmaster.database.assets.submissions import AssetSubmissions
+from dagmaster.database.catalog.publish import CollectionWriter
+from dagmaster.database.connect import Connection
+from dagmaster.database.notify.notifier import CALLBACKS, RESULTS
+from dagmaster.database.reads.session import models
+from dagmaster.database.session import dicts
+from dagmaster.errors import Conflict, InvalidRequest
+
+SHOWN_EVENTS = 50  # since the state that a stale request names
+
+Rule = Callable[[LoadedAsset], AssetChange]
+Publish = Callable[[Connection, str, Sequence[Edition], Sequence[Edition]], Awaitable[None]]
+
+
+class AssetStore(AssetSubmissions):
+    """What is read and changed of assets: `async with AssetStore(dsn) as store`, or `AssetStore(pool)`."""
+
+    async def change(
+        self,
+        key: str,
+        rule: Rule,
+        decision: Decision,
+        *,
+        publish: Publish,
+        versions: Sequence[int] | None = None,
+        if_match: str | None = None,
+    ) -> AssetInfo:
+        """Apply a rule to an asset. `versions` are those that it may change (None: all). `publish` is called with the
+        connection, the dataset id, and the editions that the catalogue held and shall hold, if they differ. `if_match`
+        is the ETag that the caller has seen."""
+
+        async def act(connection: Connection) -> AssetInfo:
+            asset = await self._lock(connection, key, versions)
+            await _require_unchanged(connection, asset.asset_id, if_match)
+            change = rule(asset)
+            await rows.write_change(connection, asset, change, decision)
+            held, wanted = asset.state.published, change.state.published
+            if held != wanted:
+                await publish(connection, asset.dataset_id, held, wanted)
+            return await read_asset(connection, asset.asset_id)
+
+        changed = await self._transaction("change_asset", act)
+        if self._notifier is not None:
+            self._notifier.notify(CALLBACKS)
+        return changed
+
+    async def state(self, key: str) -> LoadedAsset | None:
+        """The state of an asset as it is now, without a lock."""
+        async with self._connected() as connection:
+            for row in await dicts(connection, "asset_find", {"key": key}):
+                return await rows.load(connection, row)
+        return None
+
+    async def publication(
+        self, key: str, ordinal: int | None = None, revision: int | None = None
+    ) -> AssetPublication | None:
+        """What decides who may read a version; without an ordinal, the latest one."""
+        async with self._connected() as connection:
+            return await publications.read_publication(connection, key, ordinal, revision)
+
+    async def signing_key(self) -> LinkKey:
+        """The key of new signed links. The first use creates it."""
+        async with self._connected() as connection:
+            return await publications.ensure_signing_key(connection)
+
+    async def prepare(self, writer: CollectionWriter, editions: Sequence[Edition]) -> None:
+        """Create what the catalogue needs for these editions before they are published."""
+        await self._transaction("prepare_catalogue", partial(writer.prepare, editions=editions))
+
+    async def cancel_unneeded(self, asset_id: str, *, by: str, reason: str) -> list[UUID]:
+        """Request the cancellation of jobs whose revision was superseded or deleted, each in a transaction of its own:
+        no job is locked together with an asset. If this process dies before, the job runs to its end, and changes
+        nothing that is served."""
+        jobs = [row["job_id"] for row in await self._dicts("asset_jobs_in_progress", {"asset_id": asset_id})]
+        for job_id in jobs:
+            await self._dicts("request_cancel", {"job_id": job_id, "by": by[:64], "reason": reason})
+        if jobs and self._notifier is not None:
+            self._notifier.notify(RESULTS)
+        return jobs
+
+    async def add_platform(self, values: dict[str, Any], decision: Decision) -> PlatformInfo:
+        async def act(connection: Connection) -> PlatformInfo:
+            added = models(PlatformInfo, await dicts(connection, "asset_platform_add", values))
+            if not added:
+                raise Conflict(f"the platform '{values['platform_id']}' exists", code="platform.exists")
+            await rows.add_event(connection, decision, platform_id=values["platform_id"])
+            return added[0]
+
+        return await self._transaction("change_platform", act)
+
+    async def set_platform(self, values: dict[str, Any], decision: Decision) -> PlatformInfo:
+        async def act(connection: Connection) -> PlatformInfo:
+            changed = models(PlatformInfo, await dicts(connection, "asset_platform_set", values))
+            if not changed:
+                raise no_such_platform(values["platform_id"])
+            await rows.add_event(connection, decision, platform_id=values["platform_id"])
+            return changed[0]
+
+        return await self._transaction("change_platform", act)
+
+    async def _lock(self, connection: Connection, key: str, versions: Sequence[int] | None) -> LoadedAsset:
+        for row in await dicts(connection, "asset_lock", {"key": key}):
+            await rows.lock_versions(connection, row["asset_id"], versions)
+            return await rows.load(connection, row)
+        raise no_such_asset(key)
+
+
+async def _require_unchanged(connection: Connection, asset_id: str, if_match: str | None) -> None:
+    if if_match is None or if_match.strip() == "*":
+        return
+    seen = if_match.strip().removeprefix("W/").strip('"')
+    if not seen.isdecimal() or len(seen) > 18:
+        raise InvalidRequest(
+            "If-Match is not an ETag of this asset", code="etag.invalid", hint="send the ETag as it is"
+        )
+    (newest,) = await dicts(connection, "asset_newest_event", {"asset_id": asset_id})
+    if newest["event_id"] == int(seen):
+        return
+    values = {"asset_id": asset_id, "since": int(seen), "limit": SHOWN_EVENTS}
+    since = models(AssetHistoryEntry, await dicts(connection, "asset_events_since", values))
+    raise Conflict(
+        "the asset has changed since the state that If-Match names",
+        code="asset.changed",
+        hint="read it again, and repeat the request with its new ETag",
+        etag=str(newest["event_id"]),
+        events=[event.model_dump(mode="json") for event in since],
+    )

@@ -1,0 +1,57 @@
+"""Transactions on assets: repeated from their beginning if concurrent work of others made them fail.
+
+Locks are taken in this order: the asset, its versions by ordinal, their revisions, the collection in pgSTAC. A row of a
+job is never locked meanwhile: the end of a job locks the other way round, job, version, revision.
+"""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
+
+import psycopg
+
+from dagmaster import faults
+from dagmaster.database.assets.reads import AssetReads
+from dagmaster.database.catalog.pgstac import Retry, retryable
+from dagmaster.database.connect import Connection
+from dagmaster.errors import Unavailable
+
+T = TypeVar("T")
+PATIENCE_SECONDS: Final = 30.0
+_PAUSES_SECONDS = (0.02, 1.0)
+
+
+class AssetTransactions(AssetReads):
+    patience_seconds: float = PATIENCE_SECONDS
+
+    async def _transaction(self, name: str, act: Callable[[Connection], Awaitable[T]]) -> T:
+        """Run `act` in a transaction. `name` is that of its crash points."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self.patience_seconds
+        pause, longest = _PAUSES_SECONDS
+        while True:
+            try:
+                async with self._connected() as connection:
+                    with retryable():
+                        async with connection.transaction():
+                            result = await act(connection)
+                            faults.reach(f"{name}.before-commit")
+                        faults.reach(f"{name}.after-commit")
+                        return result
+            except Retry as error:
+                if loop.time() > deadline:
+                    raise _busy(error) from error.__cause__
+            # With jitter, so that those who wait for the same lock do not all return at once.
+            await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - not a secret
+            pause = min(2 * pause, longest)
+
+
+def _busy(error: Retry) -> Unavailable:
+    sqlstate = error.__cause__.sqlstate if isinstance(error.__cause__, psycopg.Error) else None
+    return Unavailable(
+        f"the asset could not be changed in time: {error}",
+        code="asset.busy",
+        hint="repeat the request; long transactions are in pg_stat_activity",
+        sqlstate=sqlstate,
+    )

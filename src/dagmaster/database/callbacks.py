@@ -1,0 +1,149 @@
+"""What the sender of callbacks reads and writes, and what operators change: repeat a callback, rotate a secret."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Final
+from uuid import UUID
+
+from dagmaster.callbacks.model import LONGEST_ERROR
+from dagmaster.callbacks.schedule import Attempt, Consequence
+from dagmaster.callbacks.signing import new_secret
+from dagmaster.database.connect import Connection
+from dagmaster.database.queries import query
+from dagmaster.database.session import Session, dicts
+from dagmaster.errors import Conflict, NotFound
+
+STATEMENT_SECONDS: Final = 10.0
+LOCK_SECONDS: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedCallback:
+    """A callback that this process delivers now. `number` counts all its attempts, `tries` those of the present
+    series. `now` is the time of the claim by the database's clock."""
+
+    callback_id: UUID
+    sequence: int
+    request_id: str
+    platform_id: str
+    status: str
+    url: str = field(repr=False)
+    job_id: UUID | None
+    number: int
+    tries: int
+    now: datetime
+    secrets: tuple[str, ...] = field(default=(), repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class CallbackLimits:
+    """`lease_seconds` must exceed the time that an attempt may take."""
+
+    lease_seconds: float
+    per_receiver: int
+    max_tries: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedCallbacks:
+    callbacks: tuple[ClaimedCallback, ...]
+    are_pending: bool  # these or others
+
+
+@dataclass(frozen=True, slots=True)
+class NewSecret:
+    """`previous_until` is when the secrets before it expire; None if there were none."""
+
+    platform_id: str
+    secret: str = field(repr=False)
+    created_at: datetime
+    previous_until: datetime | None
+
+
+class PostgresCallbacks(Session):
+    def __init__(self, dsn: str, role: str = "callbacks") -> None:
+        super().__init__(dsn, role, statement_timeout_seconds=STATEMENT_SECONDS, lock_timeout_seconds=LOCK_SECONDS)
+
+    async def claim(self, owner_id: UUID, limit: int, limits: CallbackLimits) -> ClaimedCallbacks:
+        """Claim callbacks that are due, with the secrets that sign them. A platform without a secret gets one."""
+        values = {
+            "owner_id": owner_id,
+            "limit": limit,
+            "lease": limits.lease_seconds,
+            "per_receiver": limits.per_receiver,
+            "max_tries": limits.max_tries,
+        }
+        async with self._transaction("callbacks") as connection:
+            (waiting,) = await dicts(connection, "callbacks_are_pending", {})
+            if not waiting["are_pending"]:
+                return ClaimedCallbacks((), are_pending=False)
+            rows = await dicts(connection, "callbacks_claim", values)
+            secrets = await _secrets(connection, {row["platform_id"] for row in rows})
+        callbacks = tuple(ClaimedCallback(**row, secrets=secrets.get(row["platform_id"], ())) for row in rows)
+        return ClaimedCallbacks(callbacks, are_pending=True)
+
+    async def finish(self, callback: ClaimedCallback, attempt: Attempt, consequence: Consequence) -> bool:
+        """Record how an attempt ended. False if the callback was claimed or repeated by someone else meanwhile."""
+        values = {
+            "callback_id": callback.callback_id,
+            "number": callback.number,
+            "status_code": attempt.status_code,
+            "error": attempt.error and attempt.error[:LONGEST_ERROR],
+            "state": consequence.state,
+            "delay": consequence.delay_seconds,
+        }
+        async with self._transaction("callbacks") as connection:
+            return bool(await dicts(connection, "callbacks_finish", values))
+
+    async def repeat(self, callback_id: UUID, actor: str) -> None:
+        """Make a callback due now, whatever became of it."""
+        async with self._transaction("callbacks") as connection:
+            rows = await dicts(connection, "callbacks_repeat", {"callback_id": callback_id})
+            if not rows:
+                raise await _not_repeated(connection, callback_id)
+            values = {**rows[0], "callback_id": callback_id, "actor": actor}
+            await connection.execute(query("callbacks_note_repeat"), values)
+
+    async def rotate_secret(self, platform_id: str, *, overlap_seconds: float, actor: str) -> NewSecret:
+        """Give a platform a new secret. The others sign for `overlap_seconds` more."""
+        secret = new_secret()
+        values = {"platform_id": platform_id, "secret": secret, "overlap": overlap_seconds, "actor": actor}
+        async with self._transaction("callbacks") as connection:
+            if not await dicts(connection, "callbacks_lock_platform", values):
+                raise NotFound(f"there is no platform '{platform_id}'", code="platform.not-found")
+            await connection.execute(query("callbacks_expire_secrets"), values)
+            await connection.execute(query("callbacks_forget_secrets"), values)
+            (row,) = await dicts(connection, "callbacks_new_secret", values)
+            await connection.execute(query("callbacks_note_rotation"), values)
+        return NewSecret(platform_id, secret, **row)
+
+
+async def _secrets(connection: Connection, platforms: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """By platform. One without a secret gets its first."""
+    wanted = sorted(platforms)
+    secrets = await _read_secrets(connection, wanted)
+    without = [platform_id for platform_id in wanted if platform_id not in secrets]
+    for platform_id in without:
+        values = {"platform_id": platform_id, "secret": new_secret()}
+        await connection.execute(query("callbacks_first_secret"), values)
+    return await _read_secrets(connection, wanted) if without else secrets
+
+
+async def _read_secrets(connection: Connection, platforms: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    secrets: dict[str, list[str]] = defaultdict(list)
+    for row in await dicts(connection, "callbacks_secrets", {"platform_ids": list(platforms)}):
+        secrets[row["platform_id"]].append(row["secret"])
+    return {platform_id: tuple(each) for platform_id, each in secrets.items()}
+
+
+async def _not_repeated(connection: Connection, callback_id: UUID) -> Exception:
+    values: dict[str, Any] = {"callback_id": callback_id}
+    if await dicts(connection, "callbacks_exists", values):
+        return Conflict(
+            "an attempt to deliver this callback is under way",
+            code="callback.under-way",
+            hint="look at it again in a minute",
+        )
+    return NotFound(f"no callback has the id {callback_id}", code="callback.not-found")

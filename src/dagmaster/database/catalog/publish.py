@@ -1,0 +1,142 @@
+"""Bring pgSTAC in line with what an asset publishes, in the transaction that decides it.
+
+The documents are rows of the same database, so the server copies them, and no process reads thousands of items. To
+create a partition locks all searches out until the end of the transaction, so that is done before, in a short one:
+`prepare`. Until something is published, the collection has only its id.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import psycopg
+
+from dagmaster.database.catalog.pgstac import (
+    Retry,
+    blaming_data,
+    dumped,
+    link_versions,
+    lock_collection,
+    not_deployed,
+    put_collection,
+    refresh_extent,
+    set_limits,
+)
+from dagmaster.database.connect import Connection
+from dagmaster.database.queries import query
+from dagmaster.database.session import dicts
+from dagmaster.errors import Conflict, UnfitData
+
+Json = dict[str, Any]
+Edition = tuple[int, int]  # ordinal and revision
+Join = Callable[[Json, Json], Json]
+
+PREPARE_LOCK_SECONDS: Final = 1.0  # searches that begin meanwhile wait as long
+
+
+@dataclass(frozen=True, slots=True)
+class CollectionWriter:
+    """`join` adds a newer version to the document of a collection. Links between items begin with `items_url`."""
+
+    dataset_id: str
+    join: Join
+    items_url: str
+
+    async def prepare(self, connection: Connection, editions: Sequence[Edition]) -> None:
+        """Create the collection and the partitions that these editions need. Nothing of them is published by that."""
+        await _require_deployed(connection)
+        await lock_collection(connection, self.dataset_id)
+        await set_limits(connection, lock_seconds=PREPARE_LOCK_SECONDS)
+        values = {"collection": self.dataset_id, "content": dumped(_unpublished(self.dataset_id))}
+        await connection.execute(query("catalog_open_collection"), values)
+        await self._partitions(connection, editions)
+
+    async def publish(self, connection: Connection, held: Sequence[Edition], wanted: Sequence[Edition]) -> None:
+        """Let the collection hold the items of the wanted editions, and no others. Editions that it held are taken to
+        be complete: documents of a reviewed revision never change."""
+        if not wanted and not await is_deployed(connection):
+            return
+        await _require_deployed(connection)
+        await lock_collection(connection, self.dataset_id)
+        if not wanted:
+            await self._withdraw(connection, wanted)
+            await connection.execute(query("catalog_empty_collection"), {"collection": self.dataset_id})
+            return
+        documents = await self._documents(connection, wanted)
+        await put_collection(connection, self._joined(documents))
+        await self._put(connection, [edition for edition in wanted if edition not in held])
+        await self._withdraw(connection, wanted)
+        await self._require_all(connection, sum(document["items"] for document in documents))
+        await link_versions(connection, self.dataset_id, self.items_url)
+        await refresh_extent(connection, self.dataset_id)
+
+    async def _documents(self, connection: Connection, wanted: Sequence[Edition]) -> list[dict[str, Any]]:
+        documents = await dicts(connection, "catalog_documents", self._values(wanted))
+        for document in documents:
+            if document["content"] is None or not document["items"]:
+                raise Conflict(
+                    f"version {document['ordinal']}, revision {document['revision']} has no STAC documents",
+                    code="version.no-documents",
+                    hint="submit it again with a workflow that registers its results",
+                )
+        return documents
+
+    def _joined(self, documents: Sequence[dict[str, Any]]) -> Json:
+        joined: Json = documents[0]["content"]
+        for document in documents[1:]:
+            joined = self.join(joined, document["content"])
+        return {**joined, "id": self.dataset_id}
+
+    async def _put(self, connection: Connection, editions: Sequence[Edition]) -> None:
+        if not editions:
+            return
+        await self._partitions(connection, editions)
+        with blaming_data(f"items of collection '{self.dataset_id}'"):
+            await connection.execute(query("catalog_publish_items"), self._values(editions))
+
+    async def _partitions(self, connection: Connection, editions: Sequence[Edition]) -> None:
+        try:
+            with blaming_data(f"items of collection '{self.dataset_id}'"):
+                await connection.execute(query("catalog_publish_partitions"), self._values(editions))
+        except psycopg.errors.UndefinedTable as error:
+            # pgSTAC ignores the error if it does not get the lock to create a partition, and misses it afterwards.
+            raise Retry(error.diag.message_primary) from error
+
+    async def _withdraw(self, connection: Connection, wanted: Sequence[Edition]) -> None:
+        await connection.execute(query("catalog_withdraw_items"), self._values(wanted))
+
+    async def _require_all(self, connection: Connection, expected: int) -> None:
+        (row,) = await dicts(connection, "catalog_count", {"collection": self.dataset_id})
+        if row["items"] > expected:
+            raise UnfitData("two versions have items with the same id", code="catalog.duplicate-item")
+        if row["items"] < expected:
+            raise Retry(f"{expected - row['items']} of {expected} items were not stored")
+
+    def _values(self, editions: Sequence[Edition]) -> dict[str, Any]:
+        return {
+            "collection": self.dataset_id,
+            "ordinals": [ordinal for ordinal, _ in editions],
+            "revisions": [revision for _, revision in editions],
+        }
+
+
+async def is_deployed(connection: Connection) -> bool:
+    (row,) = await dicts(connection, "catalog_is_deployed", {})
+    return bool(row["is_deployed"])
+
+
+async def _require_deployed(connection: Connection) -> None:
+    if not await is_deployed(connection):
+        raise not_deployed()
+
+
+def _unpublished(dataset_id: str) -> Json:
+    return {
+        "id": dataset_id,
+        "type": "Collection",
+        "stac_version": "1.1.0",
+        "description": "Not published",
+        "license": "other",
+        "links": [],
+        "extent": {"spatial": {"bbox": [[-180, -90, 180, 90]]}, "temporal": {"interval": [[None, None]]}},
+    }

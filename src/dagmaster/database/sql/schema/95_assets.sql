@@ -1,0 +1,179 @@
+-- Assets: the platforms that are shipped, and how the end of a job reaches the revision that it processes.
+
+-- The same rows as assets/identity.SHIPPED. A platform that was changed stays as it is.
+INSERT INTO dagapp.platforms (platform_id, display_name, required_refs, optional_refs, version_ref)
+VALUES ('ddh', 'Data Distribution Hub', '{dataset_id,resource_id,version_id}', '{}', 'version_id'),
+       ('arcgis', 'ArcGIS', '{item_id,layer_index,version}', '{}', 'version'),
+       ('geonode', 'GeoNode', '{uuid,version}', '{}', 'version'),
+       ('local', 'This installation', '{dataset}', '{version}', 'version'),
+       ('legacy', 'Jobs of the earlier API', '{dataset}', '{version}', 'version')
+    ON CONFLICT (platform_id) DO NOTHING;
+
+-- The processing state of a revision whose job has this status.
+CREATE OR REPLACE FUNCTION dagapp.processing_state_of(job_status text) RETURNS text
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+AS $$
+SELECT CASE job_status
+           WHEN 'pending' THEN 'queued'
+           WHEN 'running' THEN 'processing'
+           WHEN 'completed' THEN 'completed'
+           WHEN 'partial_success' THEN 'completed'
+           ELSE 'failed'
+       END
+$$;
+
+-- Record that a job started, ended or was resumed. Runs in the transaction that changes the job: it happens exactly once,
+-- whatever dies. Locks: the job (held), then the version, then the revision; reviewers lock the asset, then versions, then
+-- revisions, and never a job.
+CREATE OR REPLACE FUNCTION dagapp.follow_job() RETURNS trigger
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    state text := dagapp.processing_state_of(NEW.status);
+    result jsonb := CASE jsonb_typeof(NEW.result_data) WHEN 'object' THEN NEW.result_data ELSE '{}'::jsonb END;
+    place record;
+BEGIN
+    UPDATE dagapp.asset_versions
+       SET processing_state = state, updated_at = dagapp.clock()
+     WHERE asset_id = NEW.asset_id
+       AND version_ordinal = NEW.version_ordinal
+       AND current_job_id = NEW.job_id;
+    UPDATE dagapp.asset_revisions AS revision
+       SET processing_state = state,
+           is_partial = NEW.status = 'partial_success',
+           is_unfit = state = 'failed' AND EXISTS (
+               SELECT
+                 FROM dagapp.dag_node_states AS node
+                WHERE node.job_id = NEW.job_id AND node.status = 'failed' AND node.error ->> 'blame' = 'data'
+           ),
+           error_message = CASE WHEN state = 'failed' THEN coalesce(NEW.error_message, NEW.status) END,
+           content_hash = coalesce(result ->> 'content_hash', revision.content_hash),
+           outputs = revision.outputs || jsonb_strip_nulls(jsonb_build_object(
+               'blob_path', result -> 'blob_path',
+               'table_name', result -> 'table_name',
+               'stac_item_id', result -> 'stac_item_id',
+               'stac_collection_id', result -> 'stac_collection_id'
+           )),
+           processed_at = CASE WHEN state IN ('completed', 'failed') THEN dagapp.clock() END,
+           review_notified_at = CASE WHEN state = 'completed' THEN revision.review_notified_at END
+     WHERE revision.job_id = NEW.job_id
+    RETURNING revision.version_ordinal, revision.revision INTO place;
+    IF place IS NULL OR NEW.status = 'running' AND OLD.status = 'pending' THEN
+        RETURN NULL;
+    END IF;
+    INSERT INTO dagapp.asset_events (asset_id, version_ordinal, revision, action, actor, reason, detail)
+    VALUES (NEW.asset_id, place.version_ordinal, place.revision,
+            CASE state WHEN 'completed' THEN 'processed' WHEN 'failed' THEN 'processing_failed' ELSE 'processing_resumed' END,
+            'dagmaster',
+            CASE WHEN state = 'failed' THEN coalesce(NEW.error_message, NEW.status) END,
+            jsonb_build_object('job_id', NEW.job_id, 'job_status', NEW.status));
+    RETURN NULL;
+END
+$$;
+
+-- Retention deletes jobs that have ended; a revision whose job was deleted before its end will never be processed.
+CREATE OR REPLACE FUNCTION dagapp.forget_job() RETURNS trigger
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    UPDATE dagapp.asset_versions
+       SET processing_state = 'failed', updated_at = dagapp.clock()
+     WHERE asset_id = OLD.asset_id
+       AND version_ordinal = OLD.version_ordinal
+       AND current_job_id = OLD.job_id
+       AND processing_state IN ('queued', 'processing');
+    UPDATE dagapp.asset_revisions
+       SET processing_state = 'failed', error_message = 'its job was deleted', processed_at = dagapp.clock()
+     WHERE job_id = OLD.job_id
+       AND processing_state IN ('queued', 'processing');
+    RETURN NULL;
+END
+$$;
+
+-- A job whose results were reviewed or purged does not run again: what was approved must not change.
+CREATE OR REPLACE FUNCTION dagapp.refuse_rerun() RETURNS trigger
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    reviewed record;
+BEGIN
+    SELECT version_ordinal, revision, coalesce(reviewed_as, 'purged') AS decision
+      INTO reviewed
+      FROM dagapp.asset_revisions
+     WHERE job_id = NEW.job_id AND (reviewed_as IS NOT NULL OR purge_started_at IS NOT NULL)
+       FOR SHARE;
+    IF reviewed IS NOT NULL THEN
+        RAISE EXCEPTION 'version %, revision % was reviewed (%): its job cannot run again',
+              reviewed.version_ordinal, reviewed.revision, reviewed.decision
+              USING ERRCODE = 'DM005', HINT = 'submit it again: that makes a new revision';
+    END IF;
+    RETURN NEW;
+END
+$$;
+
+-- Documents of a revision that was reviewed or purged do not change. The revision is locked before it is read: a reviewer who
+-- has not committed yet is waited for.
+CREATE OR REPLACE FUNCTION dagapp.refuse_document() RETURNS trigger
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    reviewed text;
+BEGIN
+    SELECT coalesce(revision.reviewed_as, CASE WHEN revision.purge_started_at IS NOT NULL THEN 'purged' END)
+      INTO reviewed
+      FROM dagapp.geospatial_assets AS asset
+      JOIN dagapp.asset_revisions AS revision USING (asset_id)
+     WHERE asset.dataset_id = NEW.dataset_id
+       AND revision.version_ordinal = NEW.version_ordinal
+       AND revision.revision = NEW.revision
+       FOR SHARE OF revision;
+    IF reviewed IS NOT NULL THEN
+        RAISE EXCEPTION 'version %, revision % of % was reviewed (%): its documents cannot change',
+              NEW.version_ordinal, NEW.revision, NEW.dataset_id, reviewed
+              USING ERRCODE = 'DM005', HINT = 'submit it again: that makes a new revision';
+    END IF;
+    RETURN NEW;
+END
+$$;
+
+-- What a STAC document has apart from what it shares with a base, as pgSTAC stores items: equal values are left out, and values
+-- that only the base has are marked. pgSTAC's own function needs 6 ms for an item, because it visits every value of it; this one
+-- visits only what the base has too.
+CREATE OR REPLACE FUNCTION dagapp.stac_difference(document jsonb, base jsonb) RETURNS jsonb
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+AS $$
+DECLARE
+    absent constant jsonb := '"𒍟※"';
+    difference jsonb := document;
+    name text;
+    shared jsonb;
+    own jsonb;
+BEGIN
+    IF jsonb_typeof(document) = 'array' AND jsonb_typeof(base) = 'array'
+       AND jsonb_array_length(document) = jsonb_array_length(base) THEN
+        RETURN coalesce(
+            (
+                SELECT jsonb_agg(dagapp.stac_difference(pair.own, pair.shared) ORDER BY pair.place)
+                  FROM ROWS FROM (jsonb_array_elements(document), jsonb_array_elements(base))
+                       WITH ORDINALITY AS pair (own, shared, place)
+            ),
+            '[]'::jsonb
+        );
+    END IF;
+    IF jsonb_typeof(document) IS DISTINCT FROM 'object' OR jsonb_typeof(base) IS DISTINCT FROM 'object' THEN
+        RETURN document;
+    END IF;
+    FOR name, shared IN SELECT key, value FROM jsonb_each(base) LOOP
+        own := document -> name;
+        CONTINUE WHEN jsonb_typeof(shared) = 'null';
+        IF own = shared THEN
+            difference := difference - name;
+        ELSIF own IS NULL OR jsonb_typeof(own) = 'null' THEN
+            difference := difference || jsonb_build_object(name, absent);
+        ELSIF jsonb_typeof(own) = jsonb_typeof(shared) AND jsonb_typeof(own) IN ('object', 'array') THEN
+            difference := difference || jsonb_build_object(name, dagapp.stac_difference(own, shared));
+        END IF;
+    END LOOP;
+    RETURN difference;
+END
+$$;

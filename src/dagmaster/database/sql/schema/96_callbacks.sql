@@ -1,0 +1,115 @@
+-- Callbacks: what submitters are told is recorded in the transaction in which it happens, so that it is told whatever dies,
+-- and once. Triggers call these functions (database/schema/guards.py).
+
+-- How far a request is, in the words for partners, and the reason if there is one: from the rows of its asset, its version and
+-- its revision. What is polled and what is told in callbacks both come from here.
+CREATE OR REPLACE FUNCTION dagapp.request_status(
+    asset dagapp.geospatial_assets, version dagapp.asset_versions, revision dagapp.asset_revisions
+) RETURNS TABLE (status text, reason text)
+LANGUAGE sql STABLE PARALLEL SAFE
+AS $$
+SELECT outcome.status,
+       CASE
+           WHEN outcome.is_deleted THEN 'deleted'
+           WHEN outcome.status IN ('failed', 'invalid') THEN revision.error_message
+           WHEN outcome.status = 'rejected' THEN version.rejection_reason
+           WHEN outcome.status <> 'unpublished' OR version.unpublished_at IS NOT NULL AND revision.reviewed_as = 'approved' THEN NULL
+           WHEN revision.reviewed_as = 'approved' THEN 'superseded by revision ' || version.approved_revision
+           ELSE 'superseded by revision ' || version.revision
+       END
+  FROM (
+           SELECT asset.deleted_at IS NOT NULL OR version.deleted_at IS NOT NULL AS is_deleted,
+                  CASE
+                      WHEN asset.deleted_at IS NOT NULL OR version.deleted_at IS NOT NULL THEN 'unpublished'
+                      WHEN revision.processing_state = 'queued' THEN 'received'
+                      WHEN revision.processing_state = 'processing' THEN 'processing'
+                      WHEN revision.processing_state = 'failed' AND revision.is_unfit THEN 'invalid'
+                      WHEN revision.processing_state = 'failed' THEN 'failed'
+                      WHEN revision.reviewed_as = 'rejected' THEN 'rejected'
+                      WHEN revision.reviewed_as = 'approved' THEN
+                          CASE
+                              WHEN version.unpublished_at IS NOT NULL THEN 'unpublished'
+                              WHEN version.approved_revision IS DISTINCT FROM revision.revision THEN 'unpublished'
+                              WHEN asset.clearance_state <> 'public' THEN 'approved'
+                              WHEN asset.exposure = 'all-versions' THEN 'published'
+                              WHEN asset.latest_approved_version_ordinal = version.version_ordinal THEN 'published'
+                              ELSE 'approved'
+                          END
+                      WHEN revision.revision < version.revision THEN 'unpublished'
+                      WHEN revision.is_partial THEN 'partial'
+                      ELSE 'awaiting_review'
+                  END AS status
+       ) AS outcome
+$$;
+
+-- Tell the requests of an asset whose status has changed, by the event that changed it. Each request has its last status, so an
+-- event that changes nothing for a request is not told to it. A version that is approved and published at once is both.
+CREATE OR REPLACE FUNCTION dagapp.tell_requests(about_asset text, by_event bigint) RETURNS void
+LANGUAGE sql
+AS $$
+WITH changed AS (
+    UPDATE dagapp.asset_submissions AS submission
+       SET told_status = present.status
+      FROM (
+               SELECT s.request_id, s.told_status AS earlier_status, now.status
+                 FROM dagapp.asset_submissions AS s
+                 JOIN dagapp.geospatial_assets AS a
+                   ON a.asset_id = s.asset_id
+                 JOIN dagapp.asset_versions AS v
+                   ON v.asset_id = s.asset_id AND v.version_ordinal = s.version_ordinal
+                 JOIN dagapp.asset_revisions AS r
+                   ON r.asset_id = s.asset_id AND r.version_ordinal = s.version_ordinal AND r.revision = s.revision
+                CROSS JOIN LATERAL dagapp.request_status(a, v, r) AS now
+                WHERE s.asset_id = about_asset AND s.callback_url IS NOT NULL
+           ) AS present
+     WHERE submission.request_id = present.request_id
+       AND submission.told_status IS DISTINCT FROM present.status
+    RETURNING submission.request_id, submission.platform_id, submission.callback_url, present.status, present.earlier_status
+)
+INSERT INTO dagapp.callback_events (request_id, platform_id, status, url, asset_event_id)
+SELECT changed.request_id, changed.platform_id, told.status, changed.callback_url, by_event
+  FROM changed
+ CROSS JOIN LATERAL unnest(
+           CASE
+               WHEN changed.status IN ('received', 'processing') THEN ARRAY[]::text[]
+               WHEN changed.status = 'published' AND changed.earlier_status IN ('awaiting_review', 'partial')
+                   THEN ARRAY['approved', 'published']
+               ELSE ARRAY[changed.status]
+           END) WITH ORDINALITY AS told (status, place)
+ ORDER BY changed.request_id, told.place
+    ON CONFLICT DO NOTHING;
+$$;
+
+CREATE OR REPLACE FUNCTION dagapp.tell_event() RETURNS trigger
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    PERFORM dagapp.tell_requests(NEW.asset_id, NEW.event_id);
+    RETURN NULL;
+END
+$$;
+
+-- A request for a revision that exists is told at once how far that is: nothing more may happen to it.
+CREATE OR REPLACE FUNCTION dagapp.tell_request() RETURNS trigger
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    PERFORM dagapp.tell_requests(
+        NEW.asset_id, (SELECT coalesce(max(event_id), 0) FROM dagapp.asset_events WHERE asset_id = NEW.asset_id)
+    );
+    RETURN NULL;
+END
+$$;
+
+-- The end of a job that belongs to no asset. Such a job has no platform; the secret of this installation signs its callback.
+CREATE OR REPLACE FUNCTION dagapp.tell_submitter() RETURNS trigger
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    INSERT INTO dagapp.callback_events (request_id, platform_id, status, url, job_id, resume_count)
+    VALUES (coalesce(NEW.correlation_id, NEW.job_id::text), 'local', NEW.status, NEW.callback_url, NEW.job_id,
+            NEW.resume_count)
+        ON CONFLICT DO NOTHING;
+    RETURN NULL;
+END
+$$;

@@ -1,0 +1,40 @@
+"""The extras of the package (`pip install 'dagmaster[worker]'`), and which one a missing module belongs to."""
+
+import re
+from importlib import metadata
+
+from dagmaster.errors import InvalidRequest
+
+_REQUIREMENT = re.compile(r"^(?P<name>[\w.-]+).*;.*\bextra == ['\"](?P<extra>\w+)['\"]")
+
+
+def missing_extra(error: ImportError) -> InvalidRequest | None:
+    """The error to report instead, if an extra would have installed the module that could not be imported."""
+    module = (error.name or "").partition(".")[0]
+    extras = _extras_of(module) if module and isinstance(error, ModuleNotFoundError) else set()
+    if not extras:
+        return None
+    extra = extras.pop() if len(extras) == 1 else "all"
+    return InvalidRequest(
+        f"this needs the package {module}, which is not installed",
+        code="extra.missing",
+        hint=f"pip install 'dagmaster[{extra}]'",
+        module=module,
+        extra=extra,
+    )
+
+
+def _extras_of(module: str) -> set[str]:
+    """Distributions have the names of their modules, or begin with them (titiler.core, attrs)."""
+    wanted = _normalised(module)
+    matches = filter(None, map(_REQUIREMENT.match, metadata.requires("dagmaster") or ()))
+    names = {(_normalised(match["name"]), match["extra"]) for match in matches}
+    return {
+        extra
+        for name, extra in names
+        if extra != "all" and (name in {wanted, f"{wanted}s"} or name.startswith(f"{wanted}-"))
+    }
+
+
+def _normalised(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()

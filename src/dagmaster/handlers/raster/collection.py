@@ -1,0 +1,115 @@
+"""The layout of a collection: which of its files keep their pixels, and the grid that the others are resampled to.
+
+    files ─▶ groups on one pixel grid ─▶ the group that is kept, if half of the files are in it ─▶ findings
+
+The first task of a job and the command line apply the same rules.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dagmaster.errors import InvalidRequest, UnfitData
+from dagmaster.handlers.raster.options import Options, reachable_grid, require_alike
+from dagmaster.raster.cog.grid import is_north_up_in
+from dagmaster.raster.cog.stack import GridGroup, grid_groups
+from dagmaster.raster.source.facts import RasterFacts
+from dagmaster.raster.validation.findings import Finding, info, warn
+
+Size = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class CollectionLayout:
+    """Files of the group `kept` keep their pixels. Others are resampled to pixels of `resolution`, counted from
+    `origin`; without it, from the fixed origin of the CRS. Both are None if all files are kept."""
+
+    groups: list[GridGroup]
+    kept: GridGroup | None
+    resolution: Size | None
+    origin: tuple[float, float] | None
+    findings: list[Finding]
+
+
+def layout_of(files: Sequence[RasterFacts], options: Options, resolution: Size) -> CollectionLayout:
+    """`resolution` is that of the first file's own output. UnfitData if the files do not fit together."""
+    require_alike(list(files))
+    groups = grid_groups(files)
+    kept = _kept_group(files, groups, options)
+    if kept is not None and len(kept.members) == len(files):
+        return CollectionLayout(groups, kept, None, None, _findings(files, groups, kept))
+    origin = None
+    if kept is not None:
+        first = files[kept.members[0]]
+        assert first.resolution is not None
+        assert first.transform is not None
+        resolution, origin = first.resolution, (first.transform[2], first.transform[5])
+    _require_one_resolution(files, options.target_crs, resolution, origin, example=kept.members[0] if kept else 0)
+    return CollectionLayout(groups, kept, resolution, origin, _findings(files, groups, kept))
+
+
+def _kept_group(files: Sequence[RasterFacts], groups: list[GridGroup], options: Options) -> GridGroup | None:
+    """The largest group of files that are already as the outputs shall be, if it has at least half of the files."""
+    fitting = [group for group in groups if all(_keeps_pixels(files[at], options) for at in group.members)]
+    largest = max(fitting, key=lambda group: len(group.members), default=None)  # of equal ones the first
+    return largest if largest and 2 * len(largest.members) >= len(files) else None
+
+
+def _keeps_pixels(facts: RasterFacts, options: Options) -> bool:
+    size = options.resolution
+    fits = size is None or all(abs(side - size) <= 1e-9 * size for side in facts.resolution or ())
+    return fits and is_north_up_in(facts, options.target_crs)
+
+
+def _require_one_resolution(
+    files: Sequence[RasterFacts],
+    target_crs: str,
+    resolution: Size,
+    origin: tuple[float, float] | None,
+    *,
+    example: int,
+) -> None:
+    """All COGs have one pixel size, that of the example: refuse files for which it is far too coarse or too fine."""
+    problems = []
+    for at, file in enumerate(files):
+        try:
+            if at != example:
+                reachable_grid(file, target_crs, resolution, origin)
+        except (InvalidRequest, UnfitData) as error:
+            problems.append(f"'{file.name}': {error.message}")
+    if problems:
+        raise UnfitData(
+            f"with the pixel size of '{files[example].name}', {'; '.join(problems)}",
+            code="collection.resolutions-differ",
+            hint="submit files of similar resolution together, or pass a `resolution` that fits all of them",
+        )
+
+
+def _findings(files: Sequence[RasterFacts], groups: list[GridGroup], kept: GridGroup | None) -> list[Finding]:
+    """What the user may not expect of files that are submitted together."""
+    findings = []
+    if len(groups) > 1:
+        how = "each group of files is resampled on its own"
+        if kept is not None:
+            how = f"{len(kept.members)} of {len(files)} files keep their pixels, the others are resampled to their grid"
+        reason = f"the files are on {len(groups)} different pixel grids: {how}, and values may differ at the seams"
+        findings.append(info("collection.grids-differ", reason, "resample them to one grid first: `gdalwarp -tap -tr`"))
+    if same := _same_area(files, groups):
+        findings.append(same)
+    return findings
+
+
+def _same_area(files: Sequence[RasterFacts], groups: list[GridGroup]) -> Finding | None:
+    most, name = 1, ""
+    for group in groups:
+        _, first, counts = np.unique(group.places, axis=0, return_index=True, return_counts=True)
+        if counts.max() > most:
+            most, name = int(counts.max()), files[group.members[int(first[counts.argmax()])]].name
+    if most == 1:
+        return None
+    message = f"{most} files cover the same pixels as '{name}'; the map shows one of them"
+    bands = "if they are bands of one scene, combine them first: `gdal_merge.py -separate -o scene.tif …`"
+    times = "if they are of different times, each is an item of its own in the catalogue"
+    is_single = all(file.count == 1 for file in files)
+    return warn("collection.same-area", message, f"{bands}; {times}" if is_single else times)

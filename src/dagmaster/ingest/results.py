@@ -1,0 +1,95 @@
+"""The results of a raster job: where its files are, and where they are served."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dagmaster.addresses import Addresses
+from dagmaster.storage.location import Edition, Folder, Location, Zone
+
+if TYPE_CHECKING:
+    from dagmaster.storage.zones import Storage
+
+
+@dataclass(frozen=True, slots=True)
+class ServedUrls:
+    """Where a version is served. A revision that is not approved has a map and a TileJSON only, by a signed link."""
+
+    collection: str | None = None
+    item: str | None = None
+    tilejson: str | None = None
+    xyz: str | None = None
+    viewer: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ResultSummary:
+    dataset_id: str
+    cogs: str
+    cog_count: int
+    cog_bytes: int
+    mosaic: str | None
+    urls: ServedUrls = ServedUrls()
+    preview: Path | None = None
+
+    def public(self) -> dict[str, Any]:
+        return {
+            "dataset_id": self.dataset_id,
+            "cogs": {"folder": self.cogs, "count": self.cog_count, "size_bytes": self.cog_bytes},
+            "mosaic": self.mosaic,
+            "stac_collection_url": self.urls.collection,
+            "stac_item_url": self.urls.item,
+            "tilejson_url": self.urls.tilejson,
+            "xyz_url": self.urls.xyz,
+            "viewer_url": self.urls.viewer,
+            "preview": str(self.preview) if self.preview else None,
+        }
+
+
+def summarise(storage: "Storage", edition: Edition, urls: ServedUrls) -> ResultSummary:
+    """What storage contains now, including files from before a resume."""
+    cogs = _siblings(storage, edition.cog("x"))
+    mosaic = storage.location(edition.mosaic(), zone=Zone.SILVER)
+    return ResultSummary(
+        dataset_id=edition.dataset,
+        cogs=str(Path(storage.gdal_path(_silver(storage, edition.cog("x")))).parent),
+        cog_count=len(cogs),
+        cog_bytes=sum(cog.size_bytes for cog in cogs),
+        mosaic=storage.gdal_path(mosaic) if storage.exists(mosaic) else None,
+        urls=urls,
+    )
+
+
+def served_urls(storage: "Storage", edition: Edition, maps_url: str) -> ServedUrls:
+    """The URLs of an approved version."""
+    addresses, dataset, ordinal = Addresses(maps_url), edition.dataset, edition.ordinal
+    items = sorted(
+        stored.location.name.removesuffix(".json")
+        for stored in _siblings(storage, edition.stac("x"))
+        if stored.location.name != "collection.json"
+    )
+    return ServedUrls(
+        collection=addresses.collection(dataset),
+        item=addresses.item(dataset, items[0]) if items else None,
+        tilejson=addresses.tilejson(dataset, ordinal),
+        xyz=addresses.xyz(dataset, f"version={ordinal}"),
+        viewer=addresses.map(dataset, ordinal),
+    )
+
+
+def is_complete(storage: "Storage", edition: Edition, result: dict[str, Any]) -> bool:
+    """Whether storage still has all results of a completed job: objects may have been deleted since."""
+    expected = [result.get("blob_path") or result.get("mosaic_blob"), edition.stac("collection.json")]
+    has_all = all(storage.exists(_silver(storage, blob)) for blob in expected if blob)
+    count = result.get("total_tiles") or result.get("item_count") or 1
+    return has_all and len(_siblings(storage, edition.cog("x"))) >= count
+
+
+def _silver(storage: "Storage", blob: str) -> Location:
+    return storage.location(blob, zone=Zone.SILVER)
+
+
+def _siblings(storage: "Storage", blob: str) -> list[Any]:
+    """All objects in the folder of a blob."""
+    location = _silver(storage, blob)
+    return list(storage.list(Folder(location.zone, location.container, location.blob.rpartition("/")[0])))

@@ -1,0 +1,188 @@
+"""The local data of `up`, `process` and `demo`: which data folders and databases there are, and how to remove them.
+
+    <home>/folders/<id>   the path of a data folder that a platform has used; <home> is the default data folder
+    <home>/<id>           as root, the database of that data folder; otherwise it is in the data folder
+
+A database of root whose data folder is not recorded, because an older version made it, has an id only.
+"""
+
+import os
+import pwd
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from dagmaster.errors import Conflict, NotAllowed, NotFound, Unavailable
+from dagmaster.local import discovery
+from dagmaster.local.embedded import ROOT_HOME, Cluster, identity_of
+from dagmaster.settings import Settings
+
+# What a platform puts into its data folder. Everything else in the folder belongs to the user, and is kept.
+_OWN_NAMES = ("platform.json", "platform.lock", "postgres", "previews", "storage", "preview.png", ".dagmaster-demo")
+_DEFAULT = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class LocalData:
+    """`folder` is None if it is unknown; sizes are None if this user may not read them."""
+
+    id: str
+    folder: Path | None
+    cluster: Cluster
+    owner: str
+    pid: int | None
+    is_starting: bool
+    database_bytes: int | None
+    folder_bytes: int | None
+
+    @property
+    def is_running(self) -> bool:
+        return self.pid is not None or self.is_starting
+
+    @property
+    def is_orphaned(self) -> bool:
+        """Whether the data folder was deleted, and only the database is left."""
+        return self.folder is not None and not self.folder.exists()
+
+
+def record(folder: Path, settings: Settings) -> None:
+    """Remember a data folder, so that it can be listed. A platform starts even if that fails."""
+    if settings.data_folder is None:
+        return
+    with suppress(OSError):
+        entry = _record_of(identity_of(settings.data_folder))
+        entry.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        entry.write_text(str(folder))
+
+
+def local_data() -> list[LocalData]:
+    """Everything that is there; as a normal user also the databases that root has made."""
+    folders: dict[str, Path | None] = {_DEFAULT: _home()}
+    folders |= {entry.name: Path(entry.read_text()) for entry in _files(_home() / "folders")}
+    if os.geteuid() == 0:
+        folders |= {name: None for name in _databases(ROOT_HOME) if name not in folders}
+    data = [
+        _read(name, folder, Cluster.of(name, None if name == _DEFAULT else folder)) for name, folder in folders.items()
+    ]
+    if os.geteuid() != 0:
+        data += [_read(name, None, Cluster.of_root(name)) for name in _databases(ROOT_HOME)]
+    for each in data:
+        if not _exists(each):
+            with suppress(OSError):
+                _record_of(each.id).unlink(missing_ok=True)
+    return [each for each in data if _exists(each)]
+
+
+def find_local_data(name: str) -> LocalData:
+    """By its id, or by its data folder."""
+    path = Path(name).absolute()
+    for each in local_data():
+        if name == each.id or (each.folder is not None and each.folder.absolute() == path):
+            return each
+    raise NotFound(f"there is no local data {name}", code="local.not-found", hint="list it with `dagmaster local ls`")
+
+
+def remove(data: LocalData) -> int:
+    """Delete the database and what the platform has put into the data folder; returns the number of bytes."""
+    if data.is_running:
+        what = f"process {data.pid}" if data.pid else "a process that is starting or stopping"
+        raise Conflict(
+            f"a platform is running on {data.folder or data.id} ({what})",
+            code="platform.running",
+            hint="stop it with Ctrl-C in its terminal, then try again",
+        )
+    folder = data.folder if data.folder and data.folder.is_dir() else None
+    with discovery.hold(folder) if folder else nullcontext(), _translated(data):
+        for path in (data.cluster.folder, data.cluster.socket_folder):
+            _delete(path)
+        for name in _OWN_NAMES if folder else ():
+            _delete(folder / name)  # type: ignore[operator]
+        _record_of(data.id).unlink(missing_ok=True)
+    with suppress(OSError):  # it has files of the user
+        if folder and data.id != _DEFAULT:
+            folder.rmdir()
+    return (data.database_bytes or 0) + (data.folder_bytes or 0)
+
+
+def _read(name: str, folder: Path | None, cluster: Cluster) -> LocalData:
+    own = [folder / own for own in _OWN_NAMES] if folder else []
+    database_bytes = _size(cluster.folder)
+    outside = [path for path in own if path != cluster.folder]
+    sizes = [_size(path) for path in outside]
+    pid = cluster.server_pid()
+    return LocalData(
+        id=name,
+        folder=folder,
+        cluster=cluster,
+        owner=_owner(cluster.folder if os.path.lexists(cluster.folder) else folder),
+        pid=discovery.holder_of(folder) if folder else pid,
+        is_starting=pid is not None,
+        database_bytes=database_bytes,
+        folder_bytes=sum(size or 0 for size in sizes) if folder else None,
+    )
+
+
+def _exists(data: LocalData) -> bool:
+    has_folder = data.folder is not None and any(os.path.lexists(data.folder / name) for name in _OWN_NAMES)
+    return has_folder or os.path.lexists(data.cluster.folder)
+
+
+def _home() -> Path:
+    return Settings.default_home()
+
+
+def _record_of(identity: str) -> Path:
+    return _home() / "folders" / identity
+
+
+def _databases(home: Path) -> Iterator[str]:
+    for entry in sorted(home.iterdir()) if home.is_dir() else ():
+        if entry.is_dir() and entry.name not in {*_OWN_NAMES, "folders"}:
+            yield entry.name
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.is_file()) if folder.is_dir() else []
+
+
+def _size(path: Path) -> int | None:
+    """The size of a file or of all files in a folder; None if some of it may not be read."""
+    try:
+        if not path.is_dir() or path.is_symlink():
+            return path.lstat().st_size if os.path.lexists(path) else 0
+        sizes = [_size(entry) for entry in path.iterdir()]
+    except PermissionError:
+        return None
+    except FileNotFoundError:  # deleted meanwhile
+        return 0
+    return None if None in sizes else sum(size or 0 for size in sizes)
+
+
+def _owner(path: Path | None) -> str:
+    try:
+        return pwd.getpwuid(path.stat().st_uid).pw_name if path else ""
+    except (OSError, KeyError):
+        return ""
+
+
+def _delete(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+@contextmanager
+def _translated(data: LocalData) -> Iterator[None]:
+    try:
+        yield
+    except PermissionError as error:
+        raise NotAllowed(
+            f"{error.filename} cannot be deleted: it belongs to another user",
+            code="local.not-allowed",
+            hint=f"a platform was run as root there: `sudo dagmaster local rm {data.folder or data.id}`",
+        ) from None
+    except OSError as error:
+        raise Unavailable(f"{error.filename} cannot be deleted: {error.strerror}", code="local.busy") from None

@@ -1,0 +1,5 @@
+"""What is done to assets, one verb a module: submit, approve, reject, clear, expose, unpublish, delete; and platforms.
+
+Each applies a pure rule of `dagmaster.assets.rules` under a lock on the asset, and records who did what and why. A
+change and its effect on the catalogue are one transaction.
+"""

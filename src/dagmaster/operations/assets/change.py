@@ -1,0 +1,86 @@
+"""The common part of a reviewer's actions: prepare the catalogue, then change the asset and the catalogue in one
+transaction."""
+
+from collections.abc import Callable, Sequence
+
+from dagmaster.addresses import Addresses
+from dagmaster.assets.rules import AssetChange
+from dagmaster.assets.states import AssetState
+from dagmaster.client.models.assets import AssetInfo
+from dagmaster.database.assets.rows import Decision, Edition, LoadedAsset
+from dagmaster.database.assets.store import AssetStore
+from dagmaster.database.catalog.publish import CollectionWriter
+from dagmaster.database.connect import Connection
+from dagmaster.errors import Conflict, DagmasterError
+from dagmaster.stac.versions import joined
+
+Act = Callable[[AssetState], AssetChange]
+
+
+async def change_asset(
+    store: AssetStore,
+    key: str,
+    act: Act,
+    decision: Decision,
+    *,
+    versions: Sequence[int] | None = None,
+    revision: int | None = None,
+    if_match: str | None = None,
+) -> AssetInfo:
+    """`act` is a rule; `versions` are those that it may change (None: all). With `revision`, that one must be the
+    newest of the version that is decided on."""
+
+    def rule(asset: LoadedAsset) -> AssetChange:
+        _require_revision(asset.state, decision.ordinal, revision)
+        change = act(asset.state)
+        _require_kept(asset, change)
+        return change
+
+    await _prepare(store, key, rule)
+    return await store.change(key, rule, decision, publish=publish, versions=versions, if_match=if_match)
+
+
+async def publish(connection: Connection, dataset_id: str, held: Sequence[Edition], wanted: Sequence[Edition]) -> None:
+    await writer_of(dataset_id).publish(connection, held, wanted)
+
+
+def writer_of(dataset_id: str) -> CollectionWriter:
+    return CollectionWriter(dataset_id, joined, f"{Addresses('').collection(dataset_id)}/items/")
+
+
+async def _prepare(store: AssetStore, key: str, rule: Callable[[LoadedAsset], AssetChange]) -> None:
+    """What locks all searches out is done before the change, in a short transaction. A change that would be refused
+    prepares nothing; it is refused under the lock, where a stale ETag comes first."""
+    asset = await store.state(key)
+    if asset is None:
+        return
+    try:
+        held, wanted = asset.state.published, rule(asset).state.published
+    except DagmasterError:
+        return
+    if added := [edition for edition in wanted if edition not in held]:
+        await store.prepare(writer_of(asset.dataset_id), added)
+
+
+def _require_revision(asset: AssetState, ordinal: int | None, revision: int | None) -> None:
+    version = None if ordinal is None else asset.version(ordinal)
+    if version is not None and revision not in (None, version.revision):
+        raise Conflict(
+            f"version {ordinal} has revision {version.revision} by now, not {revision}",
+            code="version.revised",
+            hint="review the newest revision, and repeat the request with its number",
+            revision=version.revision,
+        )
+
+
+def _require_kept(asset: LoadedAsset, change: AssetChange) -> None:
+    """What was purged cannot be published."""
+    for version in change.state.versions:
+        known = asset.state.version(version.ordinal)
+        is_published = version.served_revision == version.revision != (known and known.served_revision)
+        if is_published and version.ordinal in asset.purged:
+            raise Conflict(
+                f"the data of version {version.ordinal}, revision {version.revision} was purged",
+                code="version.purged",
+                hint="submit it again",
+            )

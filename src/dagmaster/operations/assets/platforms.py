@@ -1,0 +1,48 @@
+"""Platforms: external systems that submit data. A new one is a row."""
+
+from dagmaster.access.caller import Caller
+from dagmaster.client.models.assets import PlatformInfo, PlatformRequest
+from dagmaster.database.assets.rows import Decision
+from dagmaster.database.assets.store import AssetStore
+from dagmaster.errors import InvalidRequest
+
+
+async def add_platform(store: AssetStore, *, request: PlatformRequest, caller: Caller) -> PlatformInfo:
+    _check(request)
+    values = request.model_dump()
+    return await store.add_platform(values, Decision("platform_added", caller.name, detail=values))
+
+
+async def set_platform(
+    store: AssetStore,
+    platform_id: str,
+    *,
+    caller: Caller,
+    display_name: str | None = None,
+    is_active: bool | None = None,
+    reason: str | None = None,
+) -> PlatformInfo:
+    """Rename a platform, or let it submit or not. Its references never change: they identify its assets."""
+    changes = {"display_name": display_name, "is_active": is_active}
+    detail = {name: value for name, value in changes.items() if value is not None}
+    if not detail:
+        raise InvalidRequest("nothing is to be changed", code="platform.unchanged", hint="give a name or a state")
+    decision = Decision("platform_changed", caller.name, reason, detail=detail)
+    return await store.set_platform({"platform_id": platform_id, **changes}, decision)
+
+
+def _check(request: PlatformRequest) -> None:
+    names = [*request.required_refs, *request.optional_refs]
+    problems = [f"'{name}' is named twice" for name in sorted(set(names)) if names.count(name) > 1]
+    problems += [f"'{name}' is not a name of a reference" for name in names if not name.isidentifier()]
+    if request.version_ref is not None and request.version_ref not in names:
+        problems.append(f"the version's reference '{request.version_ref}' is neither required nor optional")
+    if not set(request.required_refs) - {request.version_ref}:
+        problems.append("no required reference identifies the asset")
+    if problems:
+        raise InvalidRequest(
+            f"the platform cannot be added: {'; '.join(problems)}",
+            code="platform.invalid",
+            hint="references have names such as dataset_id",
+            problems=problems,
+        )

@@ -1,0 +1,234 @@
+"""The request of a submission, checked: its platform, references, workflow, parameters and source."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+from uuid import uuid4
+
+import orjson
+
+from dagmaster.access.caller import Caller, Scope
+from dagmaster.assets import rules
+from dagmaster.assets.identity import References, RegisteredPlatform, check_references
+from dagmaster.assets.rules import SubmissionDecision, SubmittedSource
+from dagmaster.assets.states import AssetState
+from dagmaster.client.models.assets import AssetSubmissionRequest, PlatformInfo
+from dagmaster.database.assets.store import AssetStore
+from dagmaster.database.assets.submissions import NewSubmission, RevisionTarget
+from dagmaster.database.ledger.protocol import NewJob
+from dagmaster.dataset_ids import LONGEST, dataset_id_from, is_reserved, require_dataset_id
+from dagmaster.errors import InvalidRequest, NotAllowed
+from dagmaster.jobs.model import Submission
+from dagmaster.operations.assets.source import PinnedSource, pin
+from dagmaster.operations.library import WorkflowLibrary
+from dagmaster.operations.submit import prepare
+from dagmaster.storage import Storage
+from dagmaster.workflows.model import Workflow
+
+ONE_FILE, MANY_FILES = "raster_ingest", "raster_collection"
+LOCAL: Final = ("local", "legacy")  # platforms whose only reference is the name of the dataset
+# What only a submission decides; `collection_id` is another name of the dataset id.
+RESERVED: Final = frozenset(
+    {"dataset_id", "collection_id", "version_ordinal", "revision", "version_label", "platform_refs"}
+)
+PINS: Final = frozenset({"source_etag", "source_etags"})
+SOURCES: Final = frozenset({"container_name", "blob_name", "blob_names"})
+_LONGEST_ACTOR = 64  # of a job's row
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedSubmission:
+    """A request that fits its platform and its workflow, with its source as it is now."""
+
+    request: AssetSubmissionRequest
+    references: References
+    label: str | None
+    workflow: Workflow
+    source: PinnedSource
+    inputs: Mapping[str, Any]  # with defaults, without what only the submission decides
+    new: NewSubmission
+
+    def decide(self, asset: AssetState | None) -> SubmissionDecision:
+        submitted = SubmittedSource(self.label, self.source.identity, self.new.parameters_hash, self.new.actor)
+        return rules.submit(asset, submitted, platform_id=self.request.platform_id, force=self.request.force)
+
+
+async def check(
+    store: AssetStore,
+    library: WorkflowLibrary,
+    storage: Storage,
+    request: AssetSubmissionRequest,
+    caller: Caller,
+) -> CheckedSubmission:
+    """Everything that can be said about a request before the asset is locked."""
+    _require_own_platform(caller, request.platform_id)
+    platform = await store.platform(request.platform_id)
+    references = check_references(_registered(platform), request.platform_refs)
+    label = _label(platform, references, request)
+    workflow = library.get(request.workflow_id or (ONE_FILE if request.source.blobs is None else MANY_FILES))
+    _require_assets_workflow(workflow)
+    _refuse_reserved(workflow, request.parameters)
+    source = await pin(storage, request.source)
+    inputs = _checked_inputs(library, workflow, source, request)
+    dataset_ids = _dataset_ids(request.platform_id, references)
+    parameters_hash = _hash([workflow.workflow_id, inputs])
+    title = request.parameters.get("title")
+    new = NewSubmission(
+        request_id=request.request_id or str(uuid4()),
+        request_hash=_hash(request.model_dump(mode="json", exclude={"request_id", "dry_run"})),
+        platform_id=request.platform_id,
+        asset_id=references.asset_id,
+        identity=references.identity,
+        platform_refs=references.all,
+        dataset_ids=dataset_ids,
+        actor=caller.name,
+        workflow_id=workflow.workflow_id,
+        parameters=request.parameters,
+        parameters_hash=parameters_hash,
+        source=source.described,
+        source_etag=source.etag,
+        source_size=source.size_bytes,
+        title=title if isinstance(title, str) else None,
+        callback_url=request.callback_url,
+    )
+    return CheckedSubmission(request, references, label, workflow, source, inputs, new)
+
+
+def job_of(library: WorkflowLibrary, checked: CheckedSubmission, target: RevisionTarget) -> NewJob:
+    """The job of a revision, with the inputs that only a submission decides."""
+    decided = {
+        "dataset_id": target.dataset_id,
+        "version_ordinal": target.ordinal,
+        "revision": target.revision,
+        "version_label": target.label,
+        "platform_refs": dict(checked.references.all),
+        **_pins(checked.source),
+    }
+    inputs = {name: value for name, value in decided.items() if name in checked.workflow.inputs}
+    request = checked.request
+    job = prepare(
+        library,
+        Submission(
+            workflow_id=checked.workflow.workflow_id,
+            inputs={**request.parameters, **_source_inputs(checked.source), **inputs},
+            priority=request.priority,
+            correlation_id=checked.new.request_id,
+            submitted_by=checked.new.actor[:_LONGEST_ACTOR],
+            callback_url=request.callback_url,
+        ),
+        allow_reserved=True,
+    )
+    return replace(job, asset_id=checked.new.asset_id, version_ordinal=target.ordinal)
+
+
+def _require_own_platform(caller: Caller, platform_id: str) -> None:
+    is_partner = caller.has(Scope.B2B) and not caller.has(Scope.OPERATOR, Scope.ADMIN)
+    if is_partner and caller.platform_id != platform_id:
+        raise NotAllowed(
+            f"this key belongs to the platform '{caller.platform_id}' and cannot submit for '{platform_id}'",
+            code="platform.not-own",
+            hint="submit for the platform of the key",
+        )
+
+
+def _registered(platform: PlatformInfo) -> RegisteredPlatform:
+    return RegisteredPlatform(
+        platform.platform_id,
+        platform.display_name,
+        tuple(platform.required_refs),
+        tuple(platform.optional_refs),
+        platform.version_ref,
+        platform.is_active,
+    )
+
+
+def _label(platform: PlatformInfo, references: References, request: AssetSubmissionRequest) -> str | None:
+    """The label of the version: from the references, or from the request."""
+    if None not in (references.version_label, request.version_label) and (
+        references.version_label != request.version_label
+    ):
+        raise InvalidRequest(
+            f"the version is '{request.version_label}' in version_label, and '{references.version_label}' in the "
+            f"reference '{platform.version_ref}'",
+            code="version.labels-differ",
+            hint="give one of the two",
+        )
+    return references.version_label or request.version_label
+
+
+def _dataset_ids(platform_id: str, references: References) -> tuple[str, ...]:
+    """The preferred dataset id of a new asset, and one that no other asset can have."""
+    values = list(references.identity.values())
+    if platform_id in LOCAL:
+        name = values[0]
+        require_dataset_id(name)
+    else:
+        name = dataset_id_from("-".join(values))
+    suffix = f"-{references.asset_id[:8]}"
+    if is_reserved(name):
+        if platform_id in LOCAL:
+            raise InvalidRequest(
+                f"'{name}' looks like the id of an asset or a job", code="storage.bad-dataset", hint="use another name"
+            )
+        return (f"{name}{suffix}",)
+    return name, f"{name[: LONGEST - len(suffix)].rstrip('._-')}{suffix}"
+
+
+def _require_assets_workflow(workflow: Workflow) -> None:
+    missing = sorted({"dataset_id", "version_ordinal", "revision"} - workflow.inputs.keys())
+    if missing:
+        raise InvalidRequest(
+            f"workflow '{workflow.workflow_id}' does not make assets: it has no input {', '.join(missing)}",
+            code="workflow.not-for-assets",
+            hint="choose a workflow that writes datasets, or submit it as a job",
+            workflow_id=workflow.workflow_id,
+        )
+
+
+def _refuse_reserved(workflow: Workflow, parameters: Mapping[str, Any]) -> None:
+    names = sorted(
+        name for name, value in parameters.items() if value is not None and name in RESERVED | PINS | SOURCES
+    )
+    if names:
+        raise InvalidRequest(
+            f"the submission itself decides these inputs: {', '.join(names)}",
+            code="inputs.reserved",
+            hint="leave them out of `parameters`; references, label and source are fields of the submission",
+            fields=names,
+            workflow_id=workflow.workflow_id,
+        )
+
+
+def _checked_inputs(
+    library: WorkflowLibrary, workflow: Workflow, source: PinnedSource, request: AssetSubmissionRequest
+) -> dict[str, Any]:
+    """The parameters with their defaults, once they fit the workflow."""
+    many = "blob_names" in workflow.inputs
+    if many != source.is_many:
+        takes = "several blobs" if many else "one blob"
+        raise InvalidRequest(
+            f"workflow '{workflow.workflow_id}' takes {takes}",
+            code="source.invalid",
+            hint="use `blobs`" if many else "use `blob`",
+        )
+    inputs = {**request.parameters, **_source_inputs(source)}
+    job = prepare(
+        library,
+        Submission(workflow_id=workflow.workflow_id, inputs=inputs, callback_url=request.callback_url),
+    )
+    decided = RESERVED | PINS | SOURCES
+    return {name: value for name, value in job.input_params.items() if name not in decided}
+
+
+def _source_inputs(source: PinnedSource) -> dict[str, Any]:
+    name = {"blob_names": source.blobs} if source.is_many else {"blob_name": source.blobs[0]}
+    return {"container_name": source.container, **name}
+
+
+def _pins(source: PinnedSource) -> dict[str, Any]:
+    return {"source_etags": source.etags} if source.is_many else {"source_etag": source.etag}
+
+
+def _hash(value: Any) -> str:
+    return hashlib.sha256(orjson.dumps(value, option=orjson.OPT_SORT_KEYS)).hexdigest()

@@ -1,0 +1,95 @@
+"""The source of a submission: objects of the bronze zone, pinned by their ETags."""
+
+import asyncio
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from dagmaster.assets.states import SourceIdentity
+from dagmaster.client.models.assets import SourceReference
+from dagmaster.errors import InvalidRequest, NotFound
+from dagmaster.storage import ObjectInfo, Storage, Zone
+
+MOST_BLOBS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class PinnedSource:
+    """The objects as they are now. `is_many`: several that become one collection."""
+
+    container: str
+    objects: tuple[ObjectInfo, ...]
+    is_many: bool
+
+    @property
+    def blobs(self) -> list[str]:
+        return [each.location.blob for each in self.objects]
+
+    @property
+    def etags(self) -> list[str]:
+        return [each.etag for each in self.objects]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(each.size_bytes for each in self.objects)
+
+    @property
+    def etag(self) -> str:
+        """Of one object its own; of several a hash over all names and ETags."""
+        if not self.is_many:
+            return self.objects[0].etag
+        pairs = sorted((each.location.blob, each.etag) for each in self.objects)
+        return hashlib.sha256(orjson.dumps(pairs)).hexdigest()
+
+    @property
+    def identity(self) -> SourceIdentity:
+        return SourceIdentity(self.etag, self.size_bytes)
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """As it is recorded with the revision."""
+        name = {"blobs": self.blobs} if self.is_many else {"blob": self.blobs[0]}
+        return {"container": self.container, **name}
+
+
+async def pin(storage: Storage, source: SourceReference) -> PinnedSource:
+    """Read the ETag and the size of each object, or say which of them do not exist."""
+    blobs, is_many = _named(source)
+    container = source.container or storage.containers[Zone.BRONZE]
+    return await asyncio.to_thread(_pinned, storage, container, blobs, is_many)
+
+
+def _named(source: SourceReference) -> tuple[Sequence[str], bool]:
+    if (source.blob is None) == (source.blobs is None):
+        raise InvalidRequest(
+            "a source is one `blob`, or several `blobs`", code="source.invalid", hint="give one of the two"
+        )
+    if source.blob is not None:
+        return [source.blob], False
+    blobs = source.blobs or []
+    if not 0 < len(blobs) <= MOST_BLOBS or len(set(blobs)) < len(blobs):
+        raise InvalidRequest(
+            f"`blobs` names 1 to {MOST_BLOBS:,} objects, each once", code="source.invalid", hint="correct the list"
+        )
+    return blobs, True
+
+
+def _pinned(storage: Storage, container: str, blobs: Sequence[str], is_many: bool) -> PinnedSource:
+    objects, missing = [], []
+    for blob in blobs:
+        try:
+            objects.append(storage.head(storage.location(blob, container=container)))
+        except NotFound:
+            missing.append(blob)
+    if missing:
+        shown = ", ".join(f"'{container}/{blob}'" for blob in missing[:5]) + (", …" if len(missing) > 5 else "")
+        raise InvalidRequest(
+            f"the source does not exist: {shown}",
+            code="source.not-found",
+            hint="upload it to the bronze zone first, or correct its name",
+            missing=missing[:100],
+        )
+    return PinnedSource(container, tuple(objects), is_many)

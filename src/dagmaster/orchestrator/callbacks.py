@@ -1,0 +1,194 @@
+"""Deliver callbacks: what happened to a request is posted to its callback_url.
+
+    notification or poll ──▶ claim callbacks that are due, each with a lease and a record of the attempt
+                         ──▶ check the URL again, sign, post (orchestrator/webhook)
+                         ──▶ record the response; tried again later, delivered, or given up (callbacks/schedule)
+
+It runs as a task in each orchestrator's process, with a connection of its own; any number of them share the work. If
+the process dies between the post and the record, the lease expires and another one posts the same callback again, with
+the same id: receivers get every callback at least once.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, Final
+from uuid import UUID, uuid4
+
+import orjson
+
+from dagmaster import faults
+from dagmaster.callbacks.payload import payload_of
+from dagmaster.callbacks.schedule import Attempt, CallbackState, Consequence, after
+from dagmaster.callbacks.signing import sign
+from dagmaster.database.callbacks import CallbackLimits, ClaimedCallback, PostgresCallbacks
+from dagmaster.errors import InvalidRequest, Unavailable
+from dagmaster.observe import log
+from dagmaster.operations.callback import check_callback_url
+from dagmaster.orchestrator import webhook
+from dagmaster.settings import Settings
+
+AT_ONCE: Final = 16
+PER_RECEIVER: Final = 4
+LEASE_SECONDS: Final = 60.0  # far more than an attempt may take
+TURN_SECONDS: Final = 0.2  # at most this often, however many jobs end
+IDLE_POLLS: Final = 5  # without pending callbacks, polls are so many times as far apart
+LAST_SECONDS: Final = 2.0  # for attempts that are under way when the process is stopped
+_log = log.get("callbacks")
+
+Send = Callable[..., Awaitable[int]]
+
+
+@dataclass(slots=True)
+class CallbackCounters:
+    delivered: int = 0
+    retried: int = 0
+    failed: int = 0
+    errors: int = 0
+
+
+@dataclass
+class CallbackSender:
+    settings: Settings
+    store: PostgresCallbacks
+    owner_id: UUID = field(default_factory=uuid4)  # the orchestrator's, which sets it
+    send: Send = webhook.send
+    random: Random = field(default_factory=Random)
+
+    def __post_init__(self) -> None:
+        self.counters = CallbackCounters()
+        self._under_way: dict[asyncio.Task[None], ClaimedCallback] = {}
+        self._is_wanted = asyncio.Event()
+
+    async def run(self) -> None:
+        """Until cancelled. Attempts that are under way then have a moment to end."""
+        try:
+            while True:
+                await self._pause(await self._turn_safely())
+        finally:
+            await self._wind_down()
+
+    async def close(self) -> None:
+        await self.store.close()
+
+    def wake(self) -> None:
+        """There may be something to deliver."""
+        self._is_wanted.set()
+
+    def stats(self) -> dict[str, Any]:
+        counted = {name: getattr(self.counters, name) for name in CallbackCounters.__dataclass_fields__}
+        return {**counted, "under_way": len(self._under_way)}
+
+    async def turn(self) -> bool:
+        """Begin attempts for callbacks that are due. Whether any callback is pending."""
+        free = AT_ONCE - len(self._under_way)
+        if not free:
+            return True
+        limits = CallbackLimits(LEASE_SECONDS, PER_RECEIVER, self.settings.callback_attempts)
+        claimed = await self.store.claim(self.owner_id, free, limits)
+        for callback in claimed.callbacks:
+            task = asyncio.create_task(self._deliver_safely(callback), name="callback")
+            self._under_way[task] = callback
+            task.add_done_callback(self._forget)
+        return claimed.are_pending
+
+    async def settle(self) -> None:
+        """Wait until no attempt is under way."""
+        while self._under_way:
+            await asyncio.wait(list(self._under_way))
+
+    async def _turn_safely(self) -> float:
+        """Seconds until the next turn, unless it is wanted earlier."""
+        try:
+            are_pending = await self.turn()
+        except Exception as error:  # no failure may end the sender
+            self.counters.errors += 1
+            _log.warning("callbacks cannot be claimed; trying again", error=str(error))
+            are_pending = True
+        return self.settings.orchestrator_poll_interval * (1 if are_pending else IDLE_POLLS)
+
+    async def _pause(self, seconds: float) -> None:
+        await asyncio.sleep(min(TURN_SECONDS, seconds))
+        try:
+            async with asyncio.timeout(seconds):
+                await self._is_wanted.wait()
+        except TimeoutError:
+            pass
+        self._is_wanted.clear()
+
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        self._under_way.pop(task, None)
+        self.wake()  # there is room for another attempt, and the request may have another event
+
+    async def _deliver_safely(self, callback: ClaimedCallback) -> None:
+        try:
+            await self._deliver(callback)
+        except Exception as error:  # the lease expires, and it is tried again
+            self.counters.errors += 1
+            _log.warning("the outcome of a callback is not recorded", error=str(error), **_facts(callback))
+
+    async def _deliver(self, callback: ClaimedCallback) -> None:
+        attempt = await self._post(callback)
+        faults.reach("callback.after-post")
+        consequence = after(attempt, callback.tries, max_tries=self.settings.callback_attempts, random=self.random)
+        if await self.store.finish(callback, attempt, consequence):
+            self._note(callback, attempt, consequence)
+
+    async def _post(self, callback: ClaimedCallback) -> Attempt:
+        payload = payload_of(callback.request_id, callback.status, callback.job_id, self.settings.callback_result_url)
+        body = orjson.dumps(payload)
+        allow_private = self.settings.allow_private_webhooks
+        try:
+            check_callback_url(callback.url, allow_private=allow_private)
+            if not callback.secrets:
+                raise InvalidRequest(f"the platform {callback.platform_id} does not exist", code="platform.not-found")
+            headers = sign(callback.secrets, str(callback.callback_id), int(callback.now.timestamp()), body)
+            return Attempt(await self.send(callback.url, body, headers, allow_private=allow_private))
+        except InvalidRequest as error:
+            return Attempt(error=error.message, is_final=True)
+        except Unavailable as error:
+            return Attempt(error=error.message)
+        except Exception as error:
+            _log.error("a callback failed unexpectedly", exc_info=error, **_facts(callback))
+            return Attempt(error=f"unexpected {type(error).__name__}")
+
+    def _note(self, callback: ClaimedCallback, attempt: Attempt, consequence: Consequence) -> None:
+        facts = {**_facts(callback), "status": attempt.status_code, "error": attempt.error}
+        match consequence.state:
+            case CallbackState.DELIVERED:
+                self.counters.delivered += 1
+                _log.info("callback delivered", **_facts(callback))
+            case CallbackState.PENDING:
+                self.counters.retried += 1
+                _log.warning("callback not accepted; trying again", **facts, seconds=consequence.delay_seconds)
+            case CallbackState.FAILED:
+                self.counters.failed += 1
+                _log.error("callback given up", **facts)
+
+    async def _wind_down(self) -> None:
+        if self._under_way:
+            await asyncio.wait(list(self._under_way), timeout=LAST_SECONDS)
+        interrupted = dict(self._under_way)
+        for task in interrupted:
+            task.cancel()
+        await asyncio.gather(*interrupted, return_exceptions=True)
+        for callback in interrupted.values():
+            await self._give_back(callback)
+
+    async def _give_back(self, callback: ClaimedCallback) -> None:
+        """Another instance need not wait for the lease."""
+        attempt = Attempt(error="its process was stopped before a response came")
+        try:
+            await self.store.finish(callback, attempt, Consequence(CallbackState.PENDING, 0.0))
+        except Exception as error:
+            _log.warning("a callback is not given back; its lease will expire", error=str(error), **_facts(callback))
+
+
+def _facts(callback: ClaimedCallback) -> dict[str, Any]:
+    return {
+        "callback_id": str(callback.callback_id),
+        "request_id": callback.request_id,
+        "platform": callback.platform_id,
+        "attempt": callback.number,
+    }

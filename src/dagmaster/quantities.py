@@ -1,0 +1,14 @@
+"""Numbers with their nouns and units, for messages."""
+
+
+def counted(number: int, noun: str, plural: str | None = None) -> str:
+    """A number with its noun: `1 file`, `3 files`."""
+    return f"{number} {noun if number == 1 else plural or f'{noun}s'}"
+
+
+def size_text(size_bytes: int) -> str:
+    """A size in a readable unit: `12.3 MB`."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size_bytes >= size:
+            return f"{size_bytes / size:,.1f} {unit}"
+    return counted(size_bytes, "byte")

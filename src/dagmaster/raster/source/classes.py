@@ -1,0 +1,59 @@
+"""Distinguish classes from measurements by their values, for integers whose type is not given otherwise."""
+
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dagmaster.raster.source.pixels import Pixels
+from dagmaster.raster.source.window import Window
+
+_MOST_CLASSES = 64
+_FEW = 12  # as few values are taken as classes, whatever their order
+_NEAR = 0.12  # of the number of values: how far apart neighbours are, on average, in a measurement that is coarse
+_SIDE = 256
+
+Values = NDArray[np.generic]
+Mask = NDArray[np.bool_]
+
+
+def are_classes(patches: Iterable[tuple[Values, Mask]]) -> bool:
+    """Few distinct values in contiguous areas, that do not change gradually.
+
+    A patch is values and which of them are valid. Their number alone does not decide: a dark photograph may have 27
+    values. But in a measurement, neighbours that differ have values near to each other, and classes do not.
+    """
+    patches = list(patches)
+    values = np.concatenate([each[valid] for each, valid in patches]) if patches else np.empty(0)
+    if values.dtype.kind not in "iu" or values.size < 64:
+        return False
+    levels = np.unique(values)
+    if not 2 <= levels.size <= min(_MOST_CLASSES, values.size // 16):
+        return False
+    steps = np.concatenate([_steps(np.searchsorted(levels, each), valid) for each, valid in patches])
+    unequal = steps[steps > 0]
+    if unequal.size == 0 or unequal.size >= steps.size / 2:
+        return False
+    return bool(levels.size <= _FEW or unequal.mean() >= _NEAR * levels.size)
+
+
+def holds_classes(source: Pixels) -> bool:
+    """Whether the first band of a source has classes, judged by nine windows. It is the same for all tiles of it."""
+    width, height = min(_SIDE, source.width), min(_SIDE, source.height)
+    corners = {
+        (int(across * (source.width - width)), int(down * (source.height - height)))
+        for across in (0.1, 0.5, 0.9)
+        for down in (0.1, 0.5, 0.9)
+    }
+    patches = []
+    for col, row in sorted(corners):
+        block = source.read(Window(col, row, width, height))
+        valid = np.ones((height, width), np.bool_) if block.valid is None else block.valid[0]
+        patches.append((block.values[0], valid))
+    return are_classes(patches)
+
+
+def _steps(ranks: NDArray[np.intp], valid: Mask) -> NDArray[np.intp]:
+    """Distances between neighbours in a row, where both are valid, in the order of all values."""
+    steps: NDArray[np.intp] = np.abs(np.diff(ranks, axis=1))[valid[:, 1:] & valid[:, :-1]]
+    return steps

@@ -1,0 +1,131 @@
+"""Who may read what. Everything that is served is decided here, for each request and from the current state.
+
+    request ──▶ caller, signed link ─┐
+    asset or dataset, version, rev ──┴▶ one query ──▶ access.decision ──▶ the revision that is read, or 404
+
+Nothing is cached, so that what a reviewer decides takes effect with the next request in every process. What a caller
+may not read is answered as if it did not exist: the response depends only on what the caller may see anyway.
+"""
+
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from starlette.requests import Request
+
+from dagmaster.access.caller import ANONYMOUS, Caller
+from dagmaster.access.decision import Publication, ReadAccess, link_access, read_access, readable_clearances
+from dagmaster.access.links import PARAMETER, VersionLink, key_id_of, verified
+from dagmaster.database.assets.publications import AssetPublication
+from dagmaster.database.catalog.datasets import CatalogReader
+from dagmaster.errors import DagmasterError, NotAllowed, NotFound
+from dagmaster.web.authentication import caller_of
+
+LATEST = "latest"
+VERSION = re.compile(rf"{LATEST}|\d{{1,9}}", re.ASCII)
+REVISION = re.compile(r"\d{1,9}(?:-[0-9a-f]{1,16})?", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadableRevision:
+    """A revision that the caller may read.
+
+    `is_published` is false for a preview: it may still be processed again. `is_public`: anyone may read it, so that
+    caches of others may keep it.
+    """
+
+    asset_id: str
+    dataset_id: str
+    ordinal: int
+    revision: int
+    is_published: bool
+    is_public: bool
+
+
+def revision_number(rev: str | None) -> int | None:
+    """The number of a revision that a request names, with or without its digest."""
+    return int(rev.partition("-")[0]) if rev else None
+
+
+class AccessDecisions:
+    def __init__(self, catalog: CatalogReader, clock: Callable[[], float] = time.time) -> None:
+        self._catalog = catalog
+        self._clock = clock
+
+    async def readable(
+        self, request: Request, name: str, version: str = LATEST, revision: int | None = None
+    ) -> ReadableRevision:
+        """The revision that a request reads, by the id of an asset or of its dataset.
+
+        Without a revision it is the approved one; if there is none, the newest that was processed, which is a preview.
+        """
+        ordinal = None if version == LATEST else int(version)
+        asset = await self._catalog.publication(name, ordinal, revision)
+        reader = _Reader(caller_of(request), await self._link(request), self._clock())
+        if asset is not None and asset.version is not None:
+            chosen = asset.chosen_revision(revision)
+            if chosen is not None and reader.may_read(asset, asset.version, chosen):
+                return _readable(asset, asset.version, chosen)
+        raise reader.refusal(asset, revision)
+
+    async def is_listed(self, request: Request, dataset_id: str) -> bool:
+        """Whether the catalogue shows the collection of a dataset to the caller."""
+        asset = await self._catalog.publication(dataset_id)
+        if asset is None or asset.version is None or asset.dataset_id != dataset_id:
+            return False
+        return read_access(caller_of(request), asset.version) == ReadAccess.DATA
+
+    async def listed_collections(self, request: Request) -> tuple[str, ...] | None:
+        """The collections that the catalogue shows to the caller; None if it has no others."""
+        collections = await self._catalog.collections(readable_clearances(caller_of(request)))
+        return collections.ids if collections.has_others else None
+
+    async def _link(self, request: Request) -> VersionLink | None:
+        """The link of a token with a valid signature. It may have expired."""
+        token = request.query_params.get(PARAMETER, "")
+        key_id = key_id_of(token)
+        secret = await self._catalog.signing_secret(key_id) if key_id else None
+        return verified(token, secret) if secret else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """The caller of a request, perhaps with a signed link."""
+
+    caller: Caller
+    link: VersionLink | None
+    now: float
+
+    def may_read(self, asset: AssetPublication, version: Publication, revision: int | None = None) -> bool:
+        if read_access(self.caller, version, revision).includes_data:
+            return True
+        if self.link is None or self.link.is_expired(self.now):
+            return False
+        return link_access(self.link, asset.asset_id, version, revision).includes_data
+
+    def refusal(self, asset: AssetPublication | None, revision: int | None) -> DagmasterError:
+        """Why nothing is read. It says no more than the caller may know: whoever holds a link that has expired knows
+        what it was for, and whoever may read a dataset may know that it does not have a version."""
+        if self.link is not None and self.link.is_expired(self.now):
+            return NotAllowed("the link has expired", code="link.expired", hint="ask for a new link")
+        if asset is not None and revision is not None and asset.version and self.may_read(asset, asset.version):
+            return NotFound("the revision was replaced", code="version.replaced", hint="request the TileJSON again")
+        if asset is not None and asset.latest and read_access(self.caller, asset.latest).includes_data:
+            return NotFound(
+                "the dataset does not have this version",
+                code="version.not-found",
+                hint="use version=latest for the newest",
+            )
+        return NotFound("the dataset does not exist", code="asset.not-found", hint="/stac/collections lists datasets")
+
+
+def _readable(asset: AssetPublication, version: Publication, revision: int) -> ReadableRevision:
+    return ReadableRevision(
+        asset_id=asset.asset_id,
+        dataset_id=asset.dataset_id,
+        ordinal=version.ordinal,
+        revision=revision,
+        is_published=version.is_published(revision),
+        is_public=read_access(ANONYMOUS, version, revision) == ReadAccess.DATA,
+    )

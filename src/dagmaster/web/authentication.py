@@ -1,0 +1,227 @@
+"""Who sends a request, and whether the caller may send it.
+
+    RequestMiddleware ──▶ Authentication.caller(headers) ──▶ the request's state
+    route ──▶ Depends(needs(Permission.…)) ──▶ the caller, or 401 (no credentials) or 403 (a permission is missing)
+
+Every route of every app declares the permission that it needs; `permission_of` reads it from the route. What a caller
+may read of an asset is not decided here but by `access.decision.read_access`, for each version.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from fastapi import Depends
+from fastapi.dependencies.models import Dependant
+from fastapi.routing import iter_route_contexts
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.routing import BaseRoute
+
+from dagmaster.access.caller import ANONYMOUS, Caller, Scope
+from dagmaster.access.keys import PREFIX, KeyText, parse_key
+from dagmaster.access.permissions import ALLOWED, Permission, may
+from dagmaster.database.assets.keys import KeyStore, StoredKey
+from dagmaster.errors import DagmasterError, NotAllowed, NotAuthenticated
+from dagmaster.observe import log
+from dagmaster.settings import Settings
+
+if TYPE_CHECKING:
+    from dagmaster.web.tokens import TokenVerifier
+
+CALLER = "caller"
+LOCAL_ADMIN = Caller("local", frozenset({Scope.ADMIN}))
+LOCAL_VIEWER = Caller("local", frozenset({Scope.VIEWER}))
+_RECORD_USES_SECONDS = 5.0
+_log = log.get("auth")
+
+
+class Authentication(Protocol):
+    async def caller(self, headers: Headers) -> Caller:
+        """The caller of a request. Credentials that are not valid are an error; a request without any is anonymous."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class NoAuthentication:
+    """Every request has the same caller, whatever credentials it has."""
+
+    everyone: Caller
+
+    async def caller(self, _headers: Headers) -> Caller:
+        return self.everyone
+
+
+class CredentialAuthentication:
+    """Callers have an API key or an OIDC token; without either they are anonymous. Keys are looked up with each
+    request, so that a change takes effect at once. Use it as a context: it records when keys are used."""
+
+    def __init__(self, keys: KeyStore, tokens: "TokenVerifier | None" = None) -> None:
+        self._keys = keys
+        self._tokens = tokens
+
+    async def caller(self, headers: Headers) -> Caller:
+        text = credentials_in(headers)
+        if text is None:
+            return ANONYMOUS
+        if text.startswith(PREFIX):
+            return await self._caller_of_key(text)
+        if self._tokens is None:
+            raise NotAuthenticated("this is not a key", code="auth.invalid-key", hint="keys begin with dgm_")
+        return await self._tokens.caller(text)
+
+    async def _caller_of_key(self, text: str) -> Caller:
+        key = parse_key(text)
+        stored = await self._keys.find(key.key_id) if key else None
+        if key is None or stored is None or not _is_secret_of(key, stored):
+            raise NotAuthenticated("this key is not valid", code="auth.invalid-key", hint="run `dagmaster login`")
+        if stored.is_revoked:
+            raise NotAuthenticated(
+                "this key was revoked", code="auth.revoked", hint="ask an administrator for a new one"
+            )
+        if stored.is_expired:
+            raise NotAuthenticated(
+                "this key has expired", code="auth.expired", hint="ask an administrator to rotate it"
+            )
+        self._keys.note_use(stored.key_id)
+        return Caller(stored.name, _known_scopes(stored.scopes), stored.platform_id)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Write the uses of keys in the background, and those that are left at the end."""
+        task = asyncio.create_task(self._record_uses(), name="key-uses")
+        try:
+            yield
+        finally:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+            with suppress(DagmasterError):
+                await self._keys.record_uses()
+            if self._tokens is not None:
+                await self._tokens.close()
+
+    async def _record_uses(self) -> None:
+        while True:
+            await asyncio.sleep(_RECORD_USES_SECONDS)
+            try:
+                await self._keys.record_uses()
+            except Exception as error:  # requests do not depend on it; it is tried again
+                _log.warning("the use of keys could not be recorded", error=str(error))
+
+
+def _is_secret_of(key: KeyText, stored: StoredKey) -> bool:
+    """Both are compared, so that the time does not tell which secret is the present one."""
+    is_current = key.has_hash(stored.secret_hash)
+    is_previous = key.has_hash(stored.previous_hash or "")
+    return is_current or is_previous
+
+
+def _known_scopes(names: list[str]) -> frozenset[Scope]:
+    """Scopes of a later version are ignored."""
+    return frozenset(Scope(name) for name in names if name in set(Scope))
+
+
+def credentials_in(headers: Headers) -> str | None:
+    """The key or token of a request: `Authorization: Bearer …` or `X-API-Key: …`."""
+    sent = set()
+    for value in headers.getlist("authorization"):
+        scheme, _, text = value.strip().partition(" ")
+        if scheme.lower() != "bearer" or not text.strip():
+            raise NotAuthenticated("the Authorization header is not of the form `Bearer …`", code="auth.scheme")
+        sent.add(text.strip())
+    sent.update(value.strip() for value in headers.getlist("x-api-key"))
+    if len(sent) > 1:
+        raise NotAuthenticated("the request has several different credentials", code="auth.ambiguous")
+    return sent.pop() if sent else None
+
+
+@asynccontextmanager
+async def authentication_running(authentication: Authentication) -> AsyncIterator[None]:
+    async with AsyncExitStack() as stack:
+        if isinstance(authentication, CredentialAuthentication):
+            await stack.enter_async_context(authentication.running())
+        yield
+
+
+def authentication_of(settings: Settings, keys: KeyStore, everyone: Caller) -> Authentication:
+    """`everyone` is the caller of all requests if authentication is disabled."""
+    if not settings.auth_enabled:
+        return NoAuthentication(everyone)
+    if settings.oidc_issuer is None:
+        return CredentialAuthentication(keys)
+    from dagmaster.web.tokens import TokenVerifier  # imports the library for tokens
+
+    return CredentialAuthentication(keys, TokenVerifier.of(settings, settings.oidc_issuer))
+
+
+def caller_of(request: Request) -> Caller:
+    caller: Caller = request.scope.get("state", {}).get(CALLER, ANONYMOUS)
+    return caller
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """A dependency of a route: the caller, if it has the permission."""
+
+    permission: Permission
+
+    async def __call__(self, request: Request) -> Caller:
+        caller = caller_of(request)
+        require(caller, self.permission)
+        return caller
+
+
+def require(caller: Caller, permission: Permission) -> None:
+    """Refuse the request of a caller without the permission."""
+    if may(caller, permission):
+        return
+    if caller == ANONYMOUS:
+        raise NotAuthenticated(
+            "this request needs a key or a token",
+            code="auth.required",
+            hint="run `dagmaster login`, or send a key in the header X-API-Key",
+        )
+    scopes = [scope for scope, allowed in ALLOWED.items() if permission in allowed]
+    raise NotAllowed(
+        f"this caller does not have the permission {permission}",
+        code="auth.not-allowed",
+        hint=f"one of these scopes has it: {', '.join(scopes)}",
+        permission=str(permission),
+    )
+
+
+def needs(permission: Permission) -> Needs:
+    return Needs(permission)
+
+
+def requires(permission: Permission) -> Any:
+    """For `dependencies` of a route or router that does not use its caller."""
+    return Depends(needs(permission))
+
+
+def routes_of(routes: Iterable[BaseRoute]) -> Iterator[Any]:
+    """All routes, also of included routers and of apps behind a route, with their whole path and dependencies."""
+    for route in iter_route_contexts(list(routes)):
+        yield route
+        inner = getattr(route, "app", None)
+        inner = getattr(inner, "inner_app", inner)
+        if inner is not None and hasattr(inner, "routes"):
+            yield from routes_of(inner.routes)
+
+
+def permission_of(route: Any) -> Permission | None:
+    """The permission that a route declares. Plain routes of Starlette have it as attribute of their endpoint."""
+    dependant: Dependant | None = getattr(route, "dependant", None)
+    if dependant is not None:
+        declared = next((part.call for part in _all(dependant) if isinstance(part.call, Needs)), None)
+        if declared is not None:
+            return declared.permission
+    permission: Permission | None = getattr(getattr(route, "endpoint", None), "permission", None)
+    return permission
+
+
+def _all(dependant: Dependant) -> list[Dependant]:
+    return [part for child in dependant.dependencies for part in (child, *_all(child))]

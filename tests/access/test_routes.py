@@ -1,0 +1,95 @@
+"""Every route of every app declares the permission that it needs."""
+
+from typing import Any
+
+import pytest
+
+from dagmaster.access.caller import ANONYMOUS, Caller, Scope
+from dagmaster.access.permissions import ALLOWED, Permission, may
+from dagmaster.api.app import create_app as create_api
+from dagmaster.handlers.registry import installed
+from dagmaster.observe import probes
+from dagmaster.operations.library import WorkflowLibrary
+from dagmaster.roles.lifecycle import PROBE_PERMISSION
+from dagmaster.serving.app import create_app as create_maps
+from dagmaster.settings import SCOPES, load
+from dagmaster.web.authentication import permission_of, routes_of
+
+pytestmark = pytest.mark.requirement("X1")
+
+NOWHERE = "postgresql://nobody@127.0.0.1:1/none"
+# What anyone may send to the API: probes, its description, and the question who one is.
+OPEN = {
+    "/",
+    "/docs",
+    "/docs/assets/{name}",
+    "/docs/try",
+    "/docs/try.js",
+    "/openapi.json",
+    "/livez",
+    "/readyz",
+    "/api/v1/caller",
+}
+
+
+def routes(app: Any) -> list[Any]:
+    return list(routes_of(app.routes))
+
+
+API = create_api(load(), NOWHERE, WorkflowLibrary({}), installed())
+
+
+def test_every_route_of_the_api_declares_its_permission():
+    undeclared = [route.path for route in routes(API) if permission_of(route) is None]
+
+    assert undeclared == []
+
+
+def test_only_these_routes_of_the_api_are_for_anyone():
+    assert {route.path for route in routes(API) if permission_of(route) is Permission.ANYONE} == OPEN
+
+
+def test_routes_that_change_something_do_not_get_by_with_a_permission_to_read():
+    reading = {permission for permission in Permission if permission.endswith(":read")}
+    changing = {
+        route.path
+        for route in routes(API)
+        if route.methods - {"GET", "HEAD", "OPTIONS"} and permission_of(route) in {*reading, Permission.ANYONE}
+    }
+
+    assert changing == {"/api/v1/workflows/validate"}  # it stores nothing
+
+
+@pytest.mark.xfail(strict=True, reason="the map server does not declare its permissions yet")
+def test_every_route_of_the_map_server_declares_its_permission():
+    maps = create_maps(load(), NOWHERE)
+
+    undeclared = [route.path for route in routes(maps) if permission_of(route) is None]
+
+    assert undeclared == []
+
+
+def test_the_probes_of_workers_are_for_anyone_who_reaches_them():
+    assert set(PROBE_PERMISSION) == set(probes.PATHS)
+    assert set(PROBE_PERMISSION.values()) == {Permission.ANYONE}
+
+
+def test_a_worker_key_reports_tasks_and_nothing_else():
+    assert ALLOWED[Scope.WORKER] == {Permission.TASKS_REPORT}
+    paths = {route.path for route in routes(API) if permission_of(route) is Permission.TASKS_REPORT}
+    assert paths == {"/api/v1/callbacks/task-result"}
+
+
+def test_anonymous_callers_and_callers_without_scopes_may_only_do_what_anyone_may():
+    for caller in (ANONYMOUS, Caller("somebody")):
+        assert [permission for permission in Permission if may(caller, permission)] == [Permission.ANYONE]
+
+
+def test_only_administrators_have_every_permission():
+    complete = [scope for scope in Scope if ALLOWED[scope] >= set(Permission) - {Permission.ANYONE}]
+
+    assert complete == [Scope.ADMIN]
+
+
+def test_roles_of_tokens_may_name_every_scope():
+    assert {*SCOPES, "b2b"} == set(Scope)

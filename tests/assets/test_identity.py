@@ -1,0 +1,80 @@
+"""Platforms, references and asset ids."""
+
+import pytest
+
+from dagmaster.assets.identity import SHIPPED, RegisteredPlatform, asset_id_of, check_references
+from dagmaster.errors import Conflict, InvalidRequest
+
+pytestmark = pytest.mark.requirement("A1", "A2")
+
+PLATFORMS = {platform.platform_id: platform for platform in SHIPPED}
+DDH = PLATFORMS["ddh"]
+REFS = {"dataset_id": "floods", "resource_id": "r1", "version_id": "2024"}
+
+# Computed with: printf '%s' 'ddh|{"dataset_id": "floods", "resource_id": "r1"}' | sha256sum | cut -c1-32
+VECTORS = [
+    ("ddh", {"dataset_id": "floods", "resource_id": "r1"}, "461328a8a54dee1e9a75fcbfc496f249"),
+    ("ddh", {"resource_id": "r1", "dataset_id": "floods"}, "461328a8a54dee1e9a75fcbfc496f249"),
+]
+
+
+@pytest.mark.parametrize(("platform", "identity", "expected"), VECTORS)
+def test_asset_ids_never_change(platform, identity, expected):
+    assert asset_id_of(platform, identity) == expected
+
+
+def test_the_version_is_not_part_of_the_asset_id():
+    ids = {check_references(DDH, {**REFS, "version_id": version}).asset_id for version in ("2024", "2025", "ü")}
+
+    assert ids == {"461328a8a54dee1e9a75fcbfc496f249"}
+    assert check_references(DDH, REFS).version_label == "2024"
+
+
+def test_other_platforms_and_values_have_other_ids():
+    refs = {"dataset": "a"}
+
+    assert len({asset_id_of("local", refs), asset_id_of("legacy", refs), asset_id_of("local", {"dataset": "b"})}) == 3
+
+
+@pytest.mark.parametrize(
+    ("refs", "problem"),
+    [
+        ({"dataset_id": "floods", "resource_id": "r1"}, "'version_id' is missing"),
+        ({**REFS, "colour": "red"}, "'colour' is not a reference of this platform"),
+        ({**REFS, "dataset_id": " "}, "'dataset_id' is empty"),
+        ({**REFS, "dataset_id": "a\0"}, "cannot be printed"),
+        ({**REFS, "dataset_id": "\ud800"}, "cannot be printed"),
+        ({**REFS, "dataset_id": "a "}, "spaces at its ends"),
+        ({**REFS, "dataset_id": "a" * 201}, "more than 200"),
+        ({**REFS, "dataset_id": 7}, "must be a text"),
+    ],
+)
+def test_references_must_fit_their_platform(refs, problem):
+    with pytest.raises(InvalidRequest, match=problem) as raised:
+        check_references(DDH, refs)
+
+    assert raised.value.code == "refs.invalid"
+
+
+def test_every_mistake_is_named_at_once():
+    with pytest.raises(InvalidRequest) as raised:
+        check_references(DDH, {"dataset_id": "", "colour": "red"})
+
+    assert len(raised.value.facts["problems"]) == 4
+
+
+def test_a_platform_that_is_not_active_accepts_nothing():
+    with pytest.raises(Conflict) as raised:
+        check_references(RegisteredPlatform("old", "Old", ("id",), is_active=False), {"id": "1"})
+
+    assert raised.value.code == "platform.inactive"
+
+
+def test_the_shipped_platforms_identify_assets_without_a_version():
+    assert {p.platform_id: p.identity_refs for p in SHIPPED} == {
+        "ddh": ("dataset_id", "resource_id"),
+        "arcgis": ("item_id", "layer_index"),
+        "geonode": ("uuid",),
+        "local": ("dataset",),
+        "legacy": ("dataset",),
+    }

@@ -1,0 +1,325 @@
+"""Which jobs lead to callbacks, who delivers them, and what is recorded. What happens to assets: test_told.py."""
+
+import asyncio
+from uuid import uuid4
+
+import psycopg
+import pytest
+
+from dagmaster.callbacks.schedule import Attempt, CallbackState, Consequence
+from dagmaster.database.callbacks import CallbackLimits
+from dagmaster.database.maintenance.retention import PostgresRetention
+from dagmaster.errors import Conflict, NotFound
+from tests.callbacks.stage import URL, ClockedCallbacks
+
+pytestmark = pytest.mark.requirement("E24")
+
+LIMITS = CallbackLimits(lease_seconds=60, per_receiver=4, max_tries=3)
+DELIVERED = Attempt(204), Consequence(CallbackState.DELIVERED)
+RETRIED = Attempt(error="connection refused"), Consequence(CallbackState.PENDING, 30.0)
+GIVEN_UP = Attempt(500), Consequence(CallbackState.FAILED)
+
+
+async def claim(store, limit=10, limits=LIMITS):
+    return (await store.claim(uuid4(), limit, limits)).callbacks
+
+
+# --- jobs -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_end_of_a_job_with_a_callback_url_is_told(stage):
+    named = stage.job(callback_url=URL, correlation_id="order 7")
+    unnamed = stage.job(callback_url=URL)
+    silent = stage.job()
+    for job_id in (named, unnamed, silent):
+        stage.moves(job_id, "running")
+        assert stage.told() == [] or job_id != named
+
+        stage.moves(job_id, "completed")
+
+    assert stage.told() == [("order 7", "completed"), (str(unnamed), "completed")]
+    assert {row["platform_id"] for row in stage.callbacks()} == {"local"}
+
+
+@pytest.mark.parametrize("end", ["partial_success", "failed", "cancelled"])
+def test_a_job_that_is_resumed_ends_twice_and_is_told_twice(stage, end):
+    job_id = stage.job(callback_url=URL)
+    stage.moves(job_id, "running")
+    stage.moves(job_id, end)
+    stage.moves(job_id, "running", resumed=True)
+
+    stage.moves(job_id, "completed")
+
+    assert [row["status"] for row in stage.callbacks()] == [end, "completed"]
+    assert [row["resume_count"] for row in stage.callbacks()] == [0, 1]
+
+
+def test_the_end_of_a_job_that_is_rolled_back_is_not_told(stage):
+    job_id = stage.job(callback_url=URL)
+    stage.moves(job_id, "running")
+
+    with stage.connection.transaction(force_rollback=True):
+        stage.moves(job_id, "completed")
+
+    assert stage.told() == []
+
+
+def test_what_happened_is_told_once(stage):
+    job_id = stage.job(callback_url=URL)
+    stage.moves(job_id, "running")
+    stage.moves(job_id, "completed")
+
+    with pytest.raises(psycopg.errors.UniqueViolation):
+        stage.rows(
+            "INSERT INTO dagapp.callback_events (request_id, platform_id, status, url, job_id, resume_count)"
+            " VALUES ('other', 'local', 'completed', 'https://x', %s, 0)",
+            job_id,
+        )
+    stage.tell("r")
+    with pytest.raises(psycopg.errors.UniqueViolation):
+        stage.rows(
+            "INSERT INTO dagapp.callback_events (request_id, platform_id, status, url, asset_event_id)"
+            " SELECT request_id, platform_id, status, url, asset_event_id FROM dagapp.callback_events"
+            " WHERE asset_event_id IS NOT NULL"
+        )
+
+
+# --- who delivers it -------------------------------------------------------------------------------------------------
+
+
+async def test_a_callback_is_claimed_once_with_a_record_and_a_secret(stage, store):
+    stage.tell("r")
+
+    (callback,) = await claim(store)
+
+    assert await claim(store) == ()
+    assert (callback.request_id, callback.status, callback.number, callback.tries) == ("r", "approved", 1, 1)
+    assert len(callback.secrets) == 1
+    assert callback.secrets[0] not in repr(callback)
+    (delivery,) = stage.deliveries()
+    assert (delivery["number"], delivery["finished_at"]) == (1, None)
+
+
+async def test_several_claim_at_once_and_each_callback_goes_to_one(stage, store, database):
+    for number in range(12):
+        stage.tell(f"r{number}", url=f"https://host-{number}.example/")
+    stores = [ClockedCallbacks(database) for _ in range(4)]
+    try:
+        claimed = await asyncio.gather(*(claim(each, limit=5) for each in stores))
+    finally:
+        for each in stores:
+            await each.close()
+
+    ids = [callback.callback_id for batch in claimed for callback in batch]
+    assert len(ids) == len(set(ids))
+    rest = await claim(store, limit=100)
+    assert len(ids) + len(rest) == 12
+
+
+async def test_a_request_is_told_one_thing_after_the_other(stage, store):
+    stage.tell("other", "r", status="awaiting_review")
+    stage.tell("other", "r", status="approved")
+
+    first = await claim(store)
+    assert [(each.request_id, each.status) for each in first] == [
+        ("other", "awaiting_review"),
+        ("r", "awaiting_review"),
+    ]
+
+    await store.finish(first[0], *DELIVERED)
+    await store.finish(first[1], *RETRIED)
+    (second,) = await claim(store)
+    assert (second.request_id, second.status) == ("other", "approved")
+
+    store.advance(31)
+    (again,) = await claim(store)
+    assert (again.callback_id, again.number) == (first[1].callback_id, 2)
+    await store.finish(again, *GIVEN_UP)
+    (last,) = await claim(store)
+    assert (last.request_id, last.status) == ("r", "approved")
+
+
+async def test_jobs_with_one_correlation_id_do_not_wait_for_each_other(stage, store):
+    for _ in range(3):
+        job_id = stage.job(callback_url=URL, correlation_id="batch")
+        stage.moves(job_id, "running")
+        stage.moves(job_id, "completed")
+
+    assert len(await claim(store)) == 3
+
+
+async def test_a_slow_receiver_is_not_in_the_way_of_others(stage, store):
+    stage.tell(*(f"slow-{number:02}" for number in range(20)), url="https://slow.example/")
+    stage.tell("z", url="https://z.example/")
+
+    claimed = await claim(store, limit=8)
+
+    assert [each.request_id for each in claimed] == ["slow-00", "slow-01", "slow-02", "slow-03", "z"]
+    assert await claim(store, limit=8) == ()
+    await store.finish(claimed[0], *DELIVERED)
+    assert [each.request_id for each in await claim(store, limit=8)] == ["slow-04"]
+
+
+async def test_a_receiver_is_a_host_and_port_in_any_notation(stage):
+    urls = ["https://A.example/x?y", "https://a.EXAMPLE?z", "https://a.example:8443/x", "https://[2606::1]:443/"]
+    for url in urls:
+        stage.tell("r", url=url)
+
+    assert [row["receiver"] for row in stage.callbacks()] == [
+        "a.example",
+        "a.example",
+        "a.example:8443",
+        "[2606::1]:443",
+    ]
+
+
+async def test_an_attempt_that_was_lost_with_its_process_is_made_again(stage, store):
+    stage.tell("r")
+    (lost,) = await claim(store)
+
+    store.advance(61)
+    (again,) = await claim(store)
+
+    assert (again.callback_id, again.number, again.tries) == (lost.callback_id, 2, 2)
+    assert [row["error"] is not None for row in stage.deliveries()] == [True, False]
+    assert not await store.finish(lost, *DELIVERED), "the next attempt decides"
+    assert stage.deliveries()[0]["status_code"] == 204, "what it had to say is recorded"
+    assert stage.callbacks()[0]["state"] == "pending"
+    assert await store.finish(again, *DELIVERED)
+    assert stage.callbacks()[0]["state"] == "delivered"
+
+
+async def test_a_callback_whose_attempts_are_all_lost_is_given_up(stage, store):
+    stage.tell("r")
+    for _ in range(LIMITS.max_tries):
+        assert await claim(store)
+        store.advance(61)
+
+    assert await claim(store) == ()
+
+    (row,) = stage.callbacks()
+    assert (row["state"], row["attempts"]) == ("failed", LIMITS.max_tries)
+    assert all(each["finished_at"] for each in stage.deliveries())
+
+
+async def test_a_result_is_recorded_even_if_the_lease_ran_out(stage, store):
+    stage.tell("r")
+    (callback,) = await claim(store)
+
+    store.advance(61)
+
+    assert await store.finish(callback, *DELIVERED)
+    assert stage.callbacks()[0]["state"] == "delivered"
+
+
+async def test_nothing_pending_is_known_without_a_claim(stage, store):
+    assert not (await store.claim(uuid4(), 5, LIMITS)).are_pending
+    stage.tell("r")
+    assert (await store.claim(uuid4(), 5, LIMITS)).are_pending
+
+
+# --- what operators change -------------------------------------------------------------------------------------------
+
+
+async def test_a_callback_is_repeated_with_its_own_id_and_all_its_attempts(stage, store):
+    stage.tell("r")
+    (callback,) = await claim(store)
+    await store.finish(callback, *GIVEN_UP)
+
+    await store.repeat(callback.callback_id, "olga")
+
+    (again,) = await claim(store)
+    assert (again.callback_id, again.number, again.tries) == (callback.callback_id, 2, 1)
+    (event,) = stage.rows("SELECT * FROM dagapp.asset_events WHERE action = 'callback_repeated'")
+    assert (event["actor"], event["request_id"], event["asset_id"]) == ("olga", "r", None)
+    assert event["detail"] == {"callback_id": str(callback.callback_id), "status": "approved"}
+
+
+async def test_a_callback_that_waits_is_tried_at_once(stage, store):
+    stage.tell("r")
+    (callback,) = await claim(store)
+    await store.finish(callback, *RETRIED)
+    assert await claim(store) == ()
+
+    await store.repeat(callback.callback_id, "olga")
+
+    assert len(await claim(store)) == 1
+
+
+async def test_a_callback_is_not_repeated_while_an_attempt_is_under_way(stage, store):
+    stage.tell("r")
+    (callback,) = await claim(store)
+
+    with pytest.raises(Conflict, match="under way"):
+        await store.repeat(callback.callback_id, "olga")
+    with pytest.raises(NotFound):
+        await store.repeat(uuid4(), "olga")
+
+    assert stage.rows("SELECT 1 FROM dagapp.asset_events WHERE action = 'callback_repeated'") == []
+
+
+async def test_a_secret_is_replaced_with_an_overlap(stage, store):
+    stage.tell("r")
+    (callback,) = await claim(store)
+    (first,) = callback.secrets
+
+    rotated = await store.rotate_secret("ddh", overlap_seconds=3600, actor="olga")
+
+    assert rotated.secret != first
+    assert rotated.secret not in repr(rotated)
+    assert (rotated.previous_until - store.now).total_seconds() == 3600
+    store.advance(3599)
+    (callback,) = await claim(store)
+    assert callback.secrets == (rotated.secret, first)
+    store.advance(61)
+    (callback,) = await claim(store)
+    assert callback.secrets == (rotated.secret,)
+    (event,) = stage.rows("SELECT * FROM dagapp.asset_events WHERE action = 'secret_rotated'")
+    assert (event["actor"], event["platform_id"]) == ("olga", "ddh")
+    assert "whsec" not in str(event)
+
+
+async def test_a_stolen_secret_ends_at_once(stage, store):
+    await store.rotate_secret("ddh", overlap_seconds=3600, actor="olga")
+    stolen = await store.rotate_secret("ddh", overlap_seconds=3600, actor="olga")
+    replaced = await store.rotate_secret("ddh", overlap_seconds=0, actor="olga")
+
+    assert [row["secret"] for row in stage.rows("SELECT secret FROM dagapp.platform_secrets")] == [replaced.secret]
+    assert stolen.secret != replaced.secret
+    with pytest.raises(NotFound):
+        await store.rotate_secret("nobody", overlap_seconds=0, actor="olga")
+
+
+async def test_two_who_need_the_first_secret_of_a_platform_get_the_same(stage, store, database):
+    for number in range(2):
+        stage.tell(f"r{number}", url=f"https://host-{number}.example/")
+    other = ClockedCallbacks(database)
+    try:
+        (one,), (two,) = await asyncio.gather(claim(store, limit=1), claim(other, limit=1))
+    finally:
+        await other.close()
+
+    assert one.callback_id != two.callback_id
+    assert one.secrets == two.secrets
+
+
+@pytest.mark.requirement("D5")
+async def test_retention_deletes_callbacks_that_ended_long_ago(stage, store, database):
+    for number in range(3):
+        stage.tell(f"r{number}", url=f"https://host-{number}.example/")
+    old, given_up, _waiting = await claim(store)
+    await store.finish(old, *DELIVERED)
+    await store.finish(given_up, *GIVEN_UP)
+    retention = PostgresRetention(database)
+    try:
+        stage.rows(
+            "UPDATE dagapp.callback_events SET ended_at = ended_at - interval '2 days', created_at = '2020-01-01'"
+        )
+        stage.rows("UPDATE dagapp.callback_events SET ended_at = now() WHERE request_id = 'r1'")
+        pruned = await retention.prune_rest(86_400, 10)
+    finally:
+        await retention.close()
+
+    assert pruned.callbacks == 1
+    assert [row["request_id"] for row in stage.callbacks()] == ["r1", "r2"]
+    assert len(stage.deliveries()) == 2

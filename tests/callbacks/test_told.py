@@ -1,0 +1,204 @@
+"""What a request is told: each change of the status that it can poll, and nothing else."""
+
+from itertools import product
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.types.json import Jsonb
+
+from dagmaster.assets.states import Clearance, Exposure
+from dagmaster.client.models.assets import AssetSubmissionResult
+from dagmaster.operations.assets.approve import approve
+from dagmaster.operations.assets.clear import clear
+from dagmaster.operations.assets.delete import delete
+from dagmaster.operations.assets.expose import expose
+from dagmaster.operations.assets.reject import reject
+from dagmaster.operations.assets.unpublish import unpublish
+from tests.operations.kit import ADA, BOB, Kit
+
+pytestmark = pytest.mark.requirement("E24")
+
+URL = "https://hooks.example/done"
+
+
+async def told(kit: Kit, submitted: AssetSubmissionResult | str) -> list[str]:
+    """What a request was told; the last of it is what it can poll."""
+    request_id = submitted if isinstance(submitted, str) else submitted.request_id
+    text = "SELECT status, url FROM dagapp.callback_events WHERE request_id = %s ORDER BY sequence"
+    rows = await kit.rows(text, request_id)
+    polled = (await kit.store.submission(request_id)).status
+    statuses = [row["status"] for row in rows]
+    assert (statuses[-1:] or ["nothing"])[0] == polled or polled in ("received", "processing")
+    assert {row["url"] for row in rows} <= {URL}
+    return statuses
+
+
+async def submitted(kit: Kit, dataset: str = "dem", **options: Any) -> AssetSubmissionResult:
+    return await kit.submit(dataset, callback_url=URL, **options)
+
+
+async def test_a_version_that_is_processed_approved_and_made_public(kit):
+    request = await submitted(kit)
+    assert await told(kit, request) == []
+    await kit.process(request)
+    assert await told(kit, request) == ["awaiting_review"]
+    await approve(kit.store, request.asset_id, 0, caller=BOB, clearance=Clearance.OUO)
+    assert await told(kit, request) == ["awaiting_review", "approved"]
+
+    await clear(kit.store, request.asset_id, Clearance.PUBLIC, caller=BOB)
+
+    assert await told(kit, request) == ["awaiting_review", "approved", "published"]
+
+
+async def test_a_version_that_is_approved_and_published_at_once_is_told_both(kit):
+    request = await submitted(kit)
+    await kit.process(request)
+
+    await approve(kit.store, request.asset_id, 0, caller=BOB, clearance=Clearance.PUBLIC)
+
+    assert await told(kit, request) == ["awaiting_review", "approved", "published"]
+
+
+async def test_a_version_that_is_rejected(kit):
+    request = await submitted(kit)
+    await kit.process(request, status="partial_success")
+
+    await reject(kit.store, request.asset_id, 0, caller=BOB, reason="wrong bands")
+
+    assert await told(kit, request) == ["partial", "rejected"]
+
+
+@pytest.mark.parametrize("act", [unpublish, delete])
+async def test_a_version_that_is_withdrawn(kit, act):
+    request = await submitted(kit)
+    await kit.process(request)
+    await approve(kit.store, request.asset_id, 0, caller=BOB, clearance=Clearance.PUBLIC)
+
+    await act(kit.store, request.asset_id, 0, caller=ADA, reason="an error")
+
+    assert await told(kit, request) == ["awaiting_review", "approved", "published", "unpublished"]
+
+
+async def test_a_job_that_fails_and_is_resumed_is_told_twice(kit):
+    request = await submitted(kit)
+    await kit.end_job(request.job_id, "failed")
+    assert await told(kit, request) == ["failed"]
+    await kit.execute(
+        "UPDATE dagapp.dag_jobs SET status = 'running', resume_count = resume_count + 1 WHERE job_id = %s",
+        request.job_id,
+    )
+    assert await told(kit, request) == ["failed"]
+
+    await kit.execute("UPDATE dagapp.dag_jobs SET status = 'failed' WHERE job_id = %s", request.job_id)
+
+    assert await told(kit, request) == ["failed", "failed"]
+
+
+async def test_a_request_for_something_that_exists_is_told_at_once(kit):
+    first = await submitted(kit, version_label="v1")
+    await kit.process(first)
+
+    second = await submitted(kit, version_label="v1")
+    assert second.job_id == first.job_id
+    assert await told(kit, second) == ["awaiting_review"]
+    await approve(kit.store, first.asset_id, 0, caller=BOB, clearance=Clearance.OUO)
+
+    assert await told(kit, first) == await told(kit, second) == ["awaiting_review", "approved"]
+
+
+async def test_a_newer_version_hides_the_older_one(kit):
+    old = await submitted(kit, version_label="v1")
+    await kit.process(old)
+    await approve(kit.store, old.asset_id, 0, caller=BOB, clearance=Clearance.PUBLIC)
+    new = await submitted(kit, content=b"other pixels", version_label="v2")
+    await kit.process(new)
+
+    await approve(kit.store, old.asset_id, 1, caller=BOB)
+    assert (await told(kit, old))[2:] == ["published", "approved"]
+    await expose(kit.store, old.asset_id, Exposure.ALL_VERSIONS, caller=BOB)
+
+    assert (await told(kit, old))[2:] == ["published", "approved", "published"]
+    assert await told(kit, new) == ["awaiting_review", "approved", "published"]
+
+
+async def test_a_newer_revision_supersedes_the_older_one(kit):
+    old = await submitted(kit, version_label="v1")
+    await kit.process(old)
+    new = await submitted(kit, content=b"other pixels", version_label="v1", force=True)
+
+    assert await told(kit, old) == ["awaiting_review", "unpublished"]
+    assert await told(kit, new) == []
+    await kit.process(new)
+    assert await told(kit, new) == ["awaiting_review"]
+    assert await told(kit, old) == ["awaiting_review", "unpublished"]
+
+
+async def test_a_request_without_a_url_is_told_nothing(kit):
+    request = await kit.submit("dem")
+    await kit.process(request)
+    await approve(kit.store, request.asset_id, 0, caller=BOB, clearance=Clearance.PUBLIC)
+
+    assert await kit.rows("SELECT 1 FROM dagapp.callback_events") == []
+
+
+async def test_other_requests_are_not_told(kit):
+    one, other = await submitted(kit, "one"), await submitted(kit, "other", content=b"other pixels")
+    await kit.process(one)
+
+    assert await told(kit, one) == ["awaiting_review"]
+    assert await told(kit, other) == []
+
+
+async def test_an_asset_whose_jobs_end_is_not_told_as_a_job(kit):
+    request = await submitted(kit)
+    await kit.process(request)
+
+    (row,) = await kit.rows("SELECT * FROM dagapp.callback_events")
+    assert (row["job_id"], row["request_id"], row["platform_id"]) == (None, request.request_id, "local")
+
+
+def test_every_state_has_a_status_and_a_withdrawal_its_reason(cluster, template_database):
+    text = """
+        SELECT present.*
+          FROM (SELECT jsonb_populate_record(NULL::dagapp.geospatial_assets, %s) AS a,
+                       jsonb_populate_record(NULL::dagapp.asset_versions, %s) AS v,
+                       jsonb_populate_record(NULL::dagapp.asset_revisions, %s) AS r) AS state
+         CROSS JOIN LATERAL dagapp.request_status(a, v, r) AS present"""
+    flags = (False, True)
+    states = product(
+        ("queued", "processing", "completed", "failed"), (None, "approved", "rejected"), flags, flags, flags
+    )
+    with psycopg.connect(cluster.dsn_of(template_database)) as connection:
+        for processing, reviewed, is_unpublished, is_old, is_deleted in states:
+            asset = {"clearance_state": "ouo", "deleted_at": "now" if is_deleted else None}
+            version = {"revision": 2, "approved_revision": 2, "rejection_reason": "why"}
+            version["unpublished_at"] = "now" if is_unpublished else None
+            revision = {"revision": 1 if is_old else 2, "processing_state": processing, "reviewed_as": reviewed}
+            values = [Jsonb(asset), Jsonb(version), Jsonb({**revision, "error_message": "broke"})]
+
+            found = connection.execute(text, values).fetchone()
+
+            assert found == expected(processing, reviewed, is_unpublished, is_old, is_deleted), values
+
+
+def expected(processing: str, reviewed: str | None, *flags: bool) -> tuple[str, str | None]:
+    is_unpublished, is_old, is_deleted = flags
+    match processing, reviewed:
+        case _ if is_deleted:
+            return "unpublished", "deleted"
+        case "queued", _:
+            return "received", None
+        case "processing", _:
+            return "processing", None
+        case "failed", _:
+            return "failed", "broke"
+        case _, "rejected":
+            return "rejected", "why"
+        case _, "approved" if is_unpublished:
+            return "unpublished", None
+        case _, "approved" if not is_old:
+            return "approved", None
+        case _ if is_old:
+            return "unpublished", "superseded by revision 2"
+    return "awaiting_review", None

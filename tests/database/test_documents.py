@@ -1,0 +1,119 @@
+"""What a job inherits of the documents of earlier revisions."""
+
+from typing import Any
+from uuid import uuid4
+
+import psycopg
+import pytest
+from psycopg.types.json import Jsonb
+
+from dagmaster.database.assets.documents import RevisionKey, read_earlier
+
+pytestmark = pytest.mark.requirement("C1")
+
+ASSET_ID = "cd" * 16
+
+
+class Asset:
+    """An asset with revisions in given states, and their documents."""
+
+    def __init__(self, connection: psycopg.Connection) -> None:
+        self.connection = connection
+        connection.execute(
+            "INSERT INTO dagapp.geospatial_assets (asset_id, platform_id, platform_refs, dataset_id) "
+            "VALUES (%s, 'local', '{}', 'dem')",
+            (ASSET_ID,),
+        )
+
+    def revision(self, ordinal: int, revision: int, *, state: str = "completed", **items: dict[str, Any]) -> None:
+        """`items` are the properties of each, by the name of its part."""
+        self.connection.execute(
+            "INSERT INTO dagapp.asset_versions "
+            "(asset_id, version_ordinal, version_label, platform_refs, revision) VALUES (%s, %s, %s, '{}', %s) "
+            "ON CONFLICT (asset_id, version_ordinal) DO UPDATE SET revision = excluded.revision",
+            (ASSET_ID, ordinal, str(ordinal), revision),
+        )
+        self.connection.execute(
+            "INSERT INTO dagapp.asset_revisions (asset_id, version_ordinal, revision, processing_state, job_id) "
+            "VALUES (%s, %s, %s, %s, %s)",
+            (ASSET_ID, ordinal, revision, state, uuid4()),
+        )
+        for part, properties in items.items():
+            self.connection.execute(
+                "INSERT INTO dagapp.stac_documents (dataset_id, version_ordinal, revision, document_id, content) "
+                "VALUES ('dem', %s, %s, %s, %s)",
+                (ordinal, revision, f"dem-v{ordinal}-{part}", Jsonb({"properties": properties})),
+            )
+
+    def earlier(self, ordinal: int, revision: int) -> Any:
+        return read_earlier(self.connection, RevisionKey("dem", ordinal, revision))
+
+
+@pytest.fixture
+def asset(database):
+    with psycopg.connect(database, autocommit=True) as connection:
+        yield Asset(connection)
+
+
+def test_the_first_revision_of_a_dataset_inherits_nothing(asset):
+    asset.revision(0, 1, state="processing", a={"title": "own"})
+
+    assert asset.earlier(0, 1) is None
+    assert read_earlier(asset.connection, RevisionKey("other", 0, 1)) is None
+
+
+def test_a_revision_inherits_from_the_newest_completed_one_of_its_version(asset):
+    asset.revision(0, 1, a={"title": "one", "created": "2024-01-01T00:00:00Z"})
+    asset.revision(0, 2, a={"title": "two", "created": "2024-01-02T00:00:00Z", "renders": {"default": {}}})
+    asset.revision(0, 3, state="failed", a={"title": "three"})
+    asset.revision(0, 4, state="processing")
+    asset.revision(1, 1, a={"title": "other version"})
+
+    found = asset.earlier(0, 4)
+
+    assert (found.item_id, found.ordinal, found.newest) == ("dem-v0-a", 0, 2)
+    assert found.properties == {"title": "two", "created": "2024-01-02T00:00:00Z"}, "without its renders"
+    assert (found.created, found.times) == ("2024-01-02T00:00:00Z", {})
+
+
+def test_a_new_version_inherits_from_the_newest_other_one(asset):
+    asset.revision(0, 1, a={"title": "one", "created": "2024-01-01T00:00:00Z"})
+    asset.revision(1, 1, a={"title": "two", "created": "2024-01-02T00:00:00Z"})
+    asset.revision(2, 1, state="processing")
+
+    found = asset.earlier(2, 1)
+
+    assert (found.ordinal, found.properties["title"]) == (1, "two")
+    assert (found.newest, found.created, found.times) == (None, None, {}), "these are of the version alone"
+
+
+def test_a_completed_revision_without_documents_is_passed_over(asset):
+    asset.revision(0, 1, a={"title": "one"})
+    asset.revision(0, 2)
+
+    assert asset.earlier(0, 3).properties["title"] == "one"
+
+
+def test_a_revision_that_was_superseded_is_told_so(asset):
+    asset.revision(0, 1, state="failed", a={"title": "one"})
+    asset.revision(0, 2, a={"title": "two"})
+
+    assert asset.earlier(0, 1).newest == 2
+
+
+def test_the_times_of_items_are_read_if_they_differ(asset):
+    common = {"start_datetime": None, "end_datetime": None, "dagmaster:datetime_basis": "given"}
+    asset.revision(
+        0,
+        1,
+        a={"datetime": "2024-01-01T00:00:00Z", "created": "2025-01-02T00:00:00Z", **common},
+        b={"datetime": "2024-02-01T00:00:00Z", "created": "2025-01-01T00:00:00Z", **common},
+    )
+
+    found = asset.earlier(0, 2)
+
+    assert found.created == "2025-01-01T00:00:00Z", "of the first of them"
+    assert found.times == {
+        "dem-v0-a": {"datetime": "2024-01-01T00:00:00Z", **common},
+        "dem-v0-b": {"datetime": "2024-02-01T00:00:00Z", **common},
+    }

@@ -1,0 +1,116 @@
+"""Callbacks with real processes: a job that ends is told once, and a death on the way loses nothing."""
+
+import asyncio
+import json
+
+import pytest
+
+from dagmaster import faults
+from dagmaster.callbacks.signing import verify
+from dagmaster.database.ledger.postgres import PostgresLedger
+from dagmaster.jobs.model import Submission
+from dagmaster.operations.library import WorkflowLibrary
+from dagmaster.operations.submit import submit
+from tests.callbacks.receivers import Receiver, receiver
+from tests.callbacks.stage import Stage
+from tests.engine.harness import workflow
+from tests.engine.processes import CRASHED, Fleet, fleet
+
+pytestmark = pytest.mark.requirement("E24")
+
+NOTHING = workflow("""
+    workflow_id: nothing
+    version: 1
+    nodes:
+      start: {type: start, next: work}
+      work: {handler: echo, next: end}
+      end: {type: end}
+""")
+# Which visit of the point is the one that matters: the first transaction claims, the second one records.
+DEATHS = {
+    "callbacks.before-commit:1": 0,
+    "callbacks.after-commit:1": 0,
+    "callback.after-post": 1,
+    "callbacks.before-commit:2": 1,
+    "callbacks.after-commit:2": 1,
+}
+
+
+async def submit_job(dsn: str, url: str) -> str:
+    library = WorkflowLibrary({"nothing": NOTHING}, allow_private_callbacks=True)
+    ledger = PostgresLedger(dsn, "test")
+    try:
+        (job_id,) = await submit(ledger, library, [Submission(workflow_id="nothing", callback_url=url)])
+    finally:
+        await ledger.close()
+    return str(job_id)
+
+
+async def delivered(running: Fleet, count: int) -> list[dict[str, object]]:
+    async def all_of_them() -> list[dict[str, object]]:
+        rows = await running.rows("SELECT * FROM dagapp.callback_events WHERE state = 'delivered'")
+        return rows if len(rows) == count else []
+
+    return await running.until(all_of_them, 30, f"{count} callbacks to be delivered")
+
+
+async def test_the_end_of_a_job_is_told_once_and_signed(database, tmp_path):
+    async with (
+        receiver() as hook,
+        fleet(database, tmp_path, orchestrators=2, workers=1, allow_private_webhooks=True) as running,
+    ):
+        job_id = await submit_job(database, hook.url)
+        await delivered(running, 1)
+        await asyncio.sleep(1)
+
+        secrets = await running.rows("SELECT secret FROM dagapp.platform_secrets WHERE platform_id = 'local'")
+
+    (request,) = hook.requests
+    sent_at = int(request.headers["webhook-timestamp"])
+    verify([row["secret"] for row in secrets], request.headers, request.body, now=sent_at)
+    assert json.loads(request.body) == {
+        "request_id": job_id,
+        "status": "completed",
+        "result_url": f"/api/v1/jobs/{job_id}",
+    }
+
+
+def test_every_crash_point_of_callbacks_is_passed():
+    points = {point.partition(":")[0] for point in DEATHS}
+
+    assert points == {*faults.around("callbacks"), *(each for each in faults.STEPS if each.startswith("callback."))}
+
+
+async def test_a_sender_that_dies_at_each_step_is_followed_by_one_that_repeats_the_same_callback(database, tmp_path):
+    stage = Stage(database)
+    async with receiver() as hook, fleet(database, tmp_path, allow_private_webhooks=True) as running:
+        doomed = running.process("orchestrator")
+        for number, (point, posts) in enumerate(DEATHS.items(), 1):
+            stage.tell(point, url=hook.url)
+
+            doomed.start(crash_point=point)
+            assert await doomed.ended(30) == CRASHED
+            assert len(of_request(hook, point)) == posts
+
+            # The lease is over.
+            stage.rows(
+                "UPDATE dagapp.callback_events SET lease_until = clock_timestamp(), next_attempt_at = clock_timestamp()"
+                " WHERE state = 'pending'"
+            )
+            doomed.start()
+            await delivered(running, number)
+            doomed.kill()
+    stage.connection.close()
+
+    for point, posts in DEATHS.items():
+        ids = of_request(hook, point)
+        assert len(set(ids)) == 1, "a repetition has the same id"
+        assert len(ids) == (1 if point == "callbacks.after-commit:2" else posts + 1), point
+
+
+def of_request(hook: Receiver, request_id: str) -> list[str]:
+    return [
+        request.headers["webhook-id"]
+        for request in hook.requests
+        if json.loads(request.body)["request_id"] == request_id
+    ]

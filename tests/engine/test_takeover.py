@@ -1,0 +1,148 @@
+"""A new release takes over what an old one was doing: its schema, its jobs, its running tasks.
+
+The old release is taken from the history of this repository and runs with the packages of this environment.
+"""
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from dagmaster.database.schema import deploy
+from tests.engine.processes import ROOT, Fleet, Process, fleet
+
+pytestmark = pytest.mark.requirement("E22")
+
+OLDEST = "a4ef9b2"  # the first release with a command line and processes
+JOBS = 2
+WORK = """\
+workflow_id: of_the_old_release
+nodes:
+  start: {type: start, next: first}
+  first: {handler: echo, params: {message: "{{ inputs.message }}"}, next: spread}
+  spread:
+    type: fan_out
+    source: [0.1, 0.2, 0.3, 0.6, 0.9, 1.2, 1.5, 1.8]
+    max_parallel: 4
+    task: {handler: sleep, params: {seconds: "{{ item }}"}, retry: {max_attempts: 1}}
+    next: gather
+  gather: {type: fan_in, aggregation: collect, next: last}
+  last: {handler: echo, params: {message: "{{ nodes.first.output.echoed_params.message }}"}, next: end}
+  end: {type: end}
+inputs:
+  message: {type: string, default: kept}
+"""
+
+
+class OldRelease:
+    """The software of an earlier commit, in a folder of its own."""
+
+    def __init__(self, commit: str, folder: Path, running: Fleet) -> None:
+        self.source = folder / commit
+        self.running = running
+        self.source.mkdir()
+        archive = subprocess.run(["git", "archive", commit, "src"], cwd=ROOT, capture_output=True, check=True)
+        subprocess.run(["tar", "x", "-C", self.source], input=archive.stdout, check=True)
+        self.workflow = self.source / "work.yaml"
+        self.workflow.write_text(WORK)
+
+    def environment(self) -> dict[str, str]:
+        return {**self.running._environment(), "PYTHONPATH": str(self.source / "src")}
+
+    def run(self, *arguments: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "dagmaster", *arguments],
+            env=self.environment(),
+            cwd=self.source,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    async def start(self, role: str) -> Process:
+        process = self.running.process(role)
+        process.environment = self.environment()
+        process.start()
+        await self.running.ready([process])
+        return process
+
+    def submit(self) -> None:
+        self.run("submit", str(self.workflow))
+
+
+@pytest.fixture
+def empty_database(database):
+    """A database without a schema: the old release deploys its own."""
+    with psycopg.connect(database) as connection:
+        connection.execute("DROP SCHEMA dagapp CASCADE")
+    return database
+
+
+def is_known(commit: str) -> bool:
+    """A shallow clone has only the newest commits."""
+    done = subprocess.run(["git", "cat-file", "-e", f"{commit}^{{commit}}"], cwd=ROOT, capture_output=True, check=False)
+    return done.returncode == 0
+
+
+async def in_the_middle(running: Fleet) -> None:
+    """Some tasks have ended, and others run."""
+
+    async def is_there() -> bool:
+        (row,) = await running.rows("""
+            SELECT count(*) FILTER (WHERE status = 'succeeded') >= 5 AND count(*) FILTER (WHERE status = 'running') >= 2
+                   AS is_there
+              FROM dagapp.dag_tasks""")
+        return row["is_there"]
+
+    await running.until(is_there, 30, "work in the middle")
+
+
+async def outcome(running: Fleet) -> list[dict]:
+    jobs = [row["job_id"] for row in await running.rows("SELECT job_id FROM dagapp.dag_jobs")]
+    await running.wait(jobs, 60)
+    rows = await running.rows("""
+        SELECT j.status, j.error_message, l.output #> '{echoed_params,message}' AS last,
+               (SELECT count(*)
+                  FROM dagapp.dag_node_states n
+                 WHERE n.job_id = j.job_id AND n.parent_node_id = 'spread' AND n.status = 'completed') AS children
+          FROM dagapp.dag_jobs j
+          JOIN dagapp.dag_node_states l
+            ON l.job_id = j.job_id AND l.node_id = 'last'""")
+    return [dict(row) for row in rows]
+
+
+@pytest.mark.parametrize(
+    "is_rolling", [pytest.param(False, id="killed"), pytest.param(True, id="rolling", marks=pytest.mark.slow)]
+)
+async def test_a_new_release_finishes_what_an_old_one_has_begun(empty_database, tmp_path, is_rolling):
+    """Killed: the old processes die in the middle, then the schema is migrated. Rolling: the schema is migrated and the
+    new processes start while the old ones run."""
+    if not is_known(OLDEST):
+        pytest.skip(f"the history of this clone does not reach back to {OLDEST}")
+    async with fleet(empty_database, tmp_path, orchestrators=0, workers=0) as running:
+        old = OldRelease(OLDEST, tmp_path, running)
+        old.run("db", "deploy")
+        before = [await old.start("orchestrator"), await old.start("worker")]
+        for _ in range(JOBS):
+            old.submit()
+        await in_the_middle(running)
+        if not is_rolling:
+            for process in before:
+                process.kill()
+        migration = await asyncio.to_thread(deploy.run_migration, empty_database)
+        after = [*await running.start("orchestrator"), *await running.start("worker")]
+        if is_rolling:
+            for process in before:
+                process.kill()
+        jobs = await outcome(running)
+        are_alive = [process.is_running for process in after]
+
+    assert migration.is_current
+    assert migration.changes
+    assert jobs == [{"status": "completed", "error_message": None, "last": "kept", "children": 8}] * JOBS
+    assert are_alive == [True, True]

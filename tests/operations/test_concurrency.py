@@ -1,0 +1,339 @@
+"""Simultaneous submissions and reviews of one asset: one wins, the others see its result, nothing is half-done."""
+
+import asyncio
+import itertools
+from collections import Counter
+from collections.abc import Awaitable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dagmaster.assets import rules
+from dagmaster.assets.rules import SubmittedSource
+from dagmaster.assets.states import AssetState, Clearance, Exposure, ProcessingState, SourceIdentity
+from dagmaster.errors import Conflict, DagmasterError
+from dagmaster.operations.assets.approve import approve
+from dagmaster.operations.assets.clear import clear
+from dagmaster.operations.assets.delete import delete
+from dagmaster.operations.assets.expose import expose
+from dagmaster.operations.assets.reject import reject
+from dagmaster.operations.assets.unpublish import unpublish
+from tests.operations.kit import BOB, Kit
+
+pytestmark = pytest.mark.requirement("A4", "A5")
+
+AT_ONCE = 6
+
+
+async def settled(*calls: Awaitable[Any]) -> Counter[str]:
+    """How often each outcome, or the code of each refusal, occurred."""
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException) and not isinstance(result, DagmasterError):
+            raise result
+    return Counter(
+        result.code if isinstance(result, DagmasterError) else getattr(result, "outcome", "done") for result in results
+    )
+
+
+async def consistent(kit: Kit, dataset_id: str = "dem") -> None:
+    """The rows agree with each other, and the catalogue with the rows."""
+    asset = await kit.store.state(dataset_id)
+    info = await kit.store.asset(dataset_id)
+    assert asset is not None
+    assert info.latest_approved_version_ordinal == asset.state.latest
+    assert set((await kit.items(dataset_id)).values()) == set(asset.state.published)
+    for version in info.versions:
+        newest = version.revisions[0]
+        assert newest.revision == version.revision == len(version.revisions)
+        assert newest.job_id == version.current_job_id
+        assert newest.processing_state == version.processing_state
+    jobs = await kit.rows("SELECT job_id FROM dagapp.dag_jobs WHERE asset_id = %s", info.asset_id)
+    revisions = [revision.job_id for version in info.versions for revision in version.revisions]
+    assert sorted(job["job_id"] for job in jobs) == sorted(revisions)
+
+
+async def test_of_simultaneous_first_submissions_one_creates_the_asset(kit: Kit):
+    kit.put("dem.tif", b"pixels")
+
+    outcomes = await settled(*(kit.submit() for _ in range(AT_ONCE)))
+
+    assert outcomes == {"new_asset": 1, "already_processing": AT_ONCE - 1}
+    await consistent(kit)
+
+
+async def test_simultaneous_submissions_of_different_sources_become_revisions_in_some_order(kit: Kit):
+    outcomes = await settled(*(kit.submit(blob=f"{n}.tif", content=b"x" * n) for n in range(1, AT_ONCE + 1)))
+
+    assert outcomes == {"new_asset": 1, "new_revision": AT_ONCE - 1}
+    await consistent(kit)
+    unfinished = await kit.rows("SELECT 1 FROM dagapp.dag_jobs WHERE cancel_requested_at IS NULL")
+    assert len(unfinished) == 1
+
+
+async def test_of_simultaneous_new_versions_one_wins(kit: Kit):
+    await kit.publish(version_label="0")
+
+    outcomes = await settled(
+        *(kit.submit(version_label=str(n), blob=f"{n}.tif", content=b"x" * n) for n in range(1, AT_ONCE + 1))
+    )
+
+    assert outcomes == {"new_version": 1, "version.unresolved": AT_ONCE - 1}
+    await consistent(kit)
+
+
+async def test_the_same_request_sent_many_times_at_once_is_answered_alike(kit: Kit):
+    kit.put("dem.tif", b"pixels")
+
+    results = await asyncio.gather(*(kit.submit(request_id="r-1") for _ in range(AT_ONCE)))
+
+    assert len({result.model_dump_json() for result in results}) == 1
+    await consistent(kit)
+
+
+async def test_of_simultaneous_approvals_one_wins(kit: Kit):
+    await kit.process(await kit.submit(), tiles=5)
+
+    outcomes = await settled(
+        *(approve(kit.store, "dem", 0, caller=BOB, clearance=Clearance.OUO) for _ in range(AT_ONCE))
+    )
+
+    assert outcomes == {"done": 1, "version.already-approved": AT_ONCE - 1}
+    await consistent(kit)
+    assert [event.action for event in await kit.store.history((await kit.store.asset("dem")).asset_id, limit=9)] == [
+        "approved",
+        "processed",
+        "submitted",
+    ]
+
+
+@pytest.mark.parametrize("attempt", range(4))
+async def test_an_approval_and_a_new_submission_exclude_each_other(kit: Kit, attempt: int):
+    await kit.process(await kit.submit())
+
+    outcomes = await settled(
+        approve(kit.store, "dem", 0, caller=BOB, clearance=Clearance.OUO),
+        kit.submit(blob="other.tif", content=b"other"),
+    )
+
+    assert outcomes in ({"done": 1, "new_revision": 1}, {"version.processing": 1, "new_revision": 1})
+    await consistent(kit)
+    served = (await kit.store.state("dem")).state.version(0).approved_revision
+    assert served == (1 if outcomes["done"] else None)
+
+
+@pytest.mark.parametrize("attempt", range(4))
+async def test_an_approval_and_a_clearance_exclude_each_other(kit: Kit, attempt: int):
+    await kit.process(await kit.submit())
+
+    outcomes = await settled(
+        approve(kit.store, "dem", 0, caller=BOB, clearance=Clearance.OUO),
+        clear(kit.store, "dem", Clearance.PUBLIC, caller=BOB),
+    )
+
+    assert outcomes in ({"done": 2}, {"done": 1, "clearance.differs": 1})
+    await consistent(kit)
+    (row,) = await kit.rows(
+        "SELECT export_due_at IS NOT NULL AS is_due, approved_revision FROM dagapp.asset_revisions "
+        "JOIN dagapp.asset_versions USING (asset_id, version_ordinal)"
+    )
+    assert row["is_due"] == (row["approved_revision"] is not None)
+
+
+async def test_requests_with_the_same_etag_exclude_each_other(kit: Kit):
+    await kit.publish()
+    etag = (await kit.store.asset("dem")).etag
+
+    outcomes = await settled(
+        clear(kit.store, "dem", Clearance.PUBLIC, caller=BOB, if_match=etag),
+        expose(kit.store, "dem", Exposure.ALL_VERSIONS, caller=BOB, if_match=etag),
+        unpublish(kit.store, "dem", caller=BOB, if_match=etag),
+    )
+
+    assert outcomes == {"done": 1, "asset.changed": 2}
+    await consistent(kit)
+
+
+@pytest.mark.parametrize("attempt", range(4))
+async def test_an_approval_and_a_rerun_of_the_job_exclude_each_other(kit: Kit, attempt: int):
+    submitted = await kit.submit()
+    await kit.process(submitted, status="partial_success")
+    again = "UPDATE dagapp.dag_jobs SET status = 'running', resume_count = resume_count + 1 WHERE job_id = %s"
+
+    async def rerun() -> None:
+        async with kit.store._connected() as connection:
+            await connection.execute(again, [submitted.job_id])
+
+    outcomes = await settled(approve(kit.store, "dem", 0, caller=BOB, clearance=Clearance.OUO), rerun())
+
+    assert outcomes in ({"done": 1, "revision.reviewed": 1}, {"done": 1, "version.processing": 1})
+    await consistent(kit)
+
+
+# Any sequence of actions: the database does what the rules say, and the catalogue follows.
+
+LABELS = st.sampled_from(["a", "b", "c"])
+ORDINALS = st.sampled_from([0, 0, 0, 1, 1, 2])
+ENDS = st.sampled_from(["completed", "completed", "completed", "partial_success", "failed", "cancelled"])
+LEVELS = st.sampled_from([None, None, Clearance.OUO, Clearance.PUBLIC])
+STEPS = st.one_of(
+    st.tuples(st.just("submit"), LABELS, st.integers(1, 3)),
+    st.tuples(st.just("end"), ENDS),
+    st.tuples(st.just("approve"), ORDINALS, LEVELS),
+    st.tuples(st.just("reject"), ORDINALS),
+    st.tuples(st.just("clear"), st.sampled_from(list(Clearance))),
+    st.tuples(st.just("expose"), st.sampled_from(list(Exposure))),
+    st.tuples(st.just("unpublish"), st.one_of(st.none(), ORDINALS)),
+    st.tuples(st.just("delete"), st.one_of(st.none(), ORDINALS)),
+)
+
+
+def publication(label: str, size: int) -> list[tuple]:
+    """The steps by which one more version or revision is served, if nothing is in the way."""
+    approvals = [("approve", ordinal, None) for ordinal in (0, 1, 2)]
+    return [("submit", label, size), ("end", "completed"), *approvals]
+
+
+PUBLICATIONS = st.builds(publication, LABELS, st.integers(1, 3))
+FIRST = [*publication("a", 1)[:2], ("approve", 0, Clearance.OUO)]
+SEQUENCES = st.tuples(
+    st.sampled_from([[], [FIRST]]),
+    st.lists(st.one_of(PUBLICATIONS, STEPS.map(lambda step: [step])), min_size=1, max_size=10),
+)
+
+
+class Model:
+    """The same actions on the pure rules."""
+
+    def __init__(self) -> None:
+        self.state: AssetState | None = None
+        self.hashes: dict[str, str] = {}
+        self.identities: dict[int, SourceIdentity] = {}
+
+    def act(self, step: tuple) -> str:
+        try:
+            return self._act(step)
+        except DagmasterError as error:
+            return error.code
+
+    def _act(self, step: tuple) -> str:
+        match step:
+            case ("submit", label, size):
+                decision = rules.submit(
+                    self.state,
+                    SubmittedSource(label, self.identities[size], "p", "ada"),
+                    platform_id="local",
+                )
+                self.state = decision.state
+                return decision.outcome.value
+            case ("end", status):
+                self._end(
+                    ProcessingState.COMPLETED if status in ("completed", "partial_success") else ProcessingState.FAILED
+                )
+                return "done"
+        if self.state is None:
+            return "asset.not-found"
+        match step:
+            case ("approve", ordinal, level):
+                change = rules.approve(self.state, ordinal, clearance=level, by="bob")
+            case ("reject", ordinal):
+                change = rules.reject(self.state, ordinal, reason="no")
+            case ("clear", level):
+                change = rules.clear(self.state, level)
+            case ("expose", exposure):
+                change = rules.expose(self.state, exposure)
+            case ("unpublish", ordinal):
+                change = rules.unpublish(self.state, ordinal)
+            case ("delete", ordinal):
+                change = rules.delete(self.state, ordinal)
+        self.state = change.state
+        return "done"
+
+    def _end(self, processing: ProcessingState) -> None:
+        for version in self.state.versions if self.state else ():
+            if version.processing in (ProcessingState.QUEUED, ProcessingState.PROCESSING):
+                self.state = rules.record_processing(self.state, version.ordinal, version.revision, processing)
+
+
+async def act(kit: Kit, step: tuple) -> str:
+    try:
+        match step:
+            case ("submit", label, size):
+                return (await kit.submit(version_label=label, blob=f"{size}.tif", content=b"x" * size)).outcome
+            case ("end", status):
+                await end_all(kit, status)
+            case ("approve", ordinal, level):
+                await approve(kit.store, "dem", ordinal, caller=BOB, clearance=level)
+            case ("reject", ordinal):
+                await reject(kit.store, "dem", ordinal, caller=BOB, reason="no")
+            case ("clear", level):
+                await clear(kit.store, "dem", level, caller=BOB)
+            case ("expose", exposure):
+                await expose(kit.store, "dem", exposure, caller=BOB)
+            case ("unpublish", ordinal):
+                await unpublish(kit.store, "dem", ordinal, caller=BOB)
+            case ("delete", ordinal):
+                await delete(kit.store, "dem", ordinal, caller=BOB)
+    except DagmasterError as error:
+        return error.code
+    return "done"
+
+
+async def end_all(kit: Kit, status: str) -> None:
+    """End every job of the asset. Documents exist only of what completed."""
+    unfinished = await kit.rows(
+        "SELECT job_id, version_ordinal, revision FROM dagapp.asset_revisions "
+        "WHERE processing_state IN ('queued', 'processing')"
+    )
+    for row in unfinished:
+        if status in ("completed", "partial_success"):
+            await kit.write_documents("dem", row["version_ordinal"], row["revision"], tiles=max(1, 4 - row["revision"]))
+        await kit.end_job(row["job_id"], status)
+
+
+@pytest.mark.timeout(600)
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(sequence=SEQUENCES)
+async def test_any_sequence_of_actions_ends_as_the_rules_say(kit: Kit, sequence: tuple[list, list]):
+    steps = list(itertools.chain(*sequence[0], *sequence[1]))
+    await kit.execute("TRUNCATE dagapp.geospatial_assets, dagapp.dag_jobs, dagapp.stac_documents CASCADE")
+    await kit.execute("TRUNCATE dagapp.asset_submissions")
+    await kit.execute("DELETE FROM pgstac.collections")
+    model = Model()
+    for size in (1, 2, 3):
+        kit.put(f"{size}.tif", b"x" * size)
+        info = kit.storage.head(kit.storage.location(f"{size}.tif"))
+        model.identities[size] = SourceIdentity(info.etag, info.size_bytes)
+
+    for step in steps:
+        outcome = await act(kit, step)
+        assert outcome == model.act(step), f"{step} of {steps}"
+        if outcome not in ("done", "new_asset", "new_version", "new_revision"):
+            continue  # refused, or nothing new
+
+        loaded = await kit.store.state("dem")
+        assert (loaded and comparable(loaded.state)) == (model.state and comparable(model.state)), f"{step} of {steps}"
+        if model.state is not None:
+            await consistent(kit)
+
+
+def comparable(asset: AssetState) -> Any:
+    """Without the hashes of parameters and contents, which the model does not know."""
+    versions = [
+        (v.ordinal, v.label, v.revision, v.approval, v.processing, v.approved_revision, v.is_unpublished, v.is_deleted)
+        for v in asset.versions
+    ]
+    return asset.clearance, asset.exposure, asset.is_deleted, versions
+
+
+async def test_a_refused_change_leaves_nothing_behind(kit: Kit):
+    await kit.process(await kit.submit())
+    before = await kit.store.asset("dem")
+
+    with pytest.raises(Conflict):
+        await approve(kit.store, "dem", 0, caller=BOB, clearance=Clearance.OUO, revision=7)
+
+    assert await kit.store.asset("dem") == before
+    assert await kit.collection() is None

@@ -1,0 +1,408 @@
+"""Submissions: which answer each one gets, what it is refused for, and that a dry run creates nothing."""
+
+import asyncio
+
+import pytest
+
+from dagmaster.access.caller import Caller, Scope
+from dagmaster.client.models.assets import AssetSubmissionRequest, PlatformRequest, SourceReference
+from dagmaster.errors import Conflict, DagmasterError, InvalidRequest, NotAllowed, NotFound
+from dagmaster.operations.assets.platforms import add_platform, set_platform
+from dagmaster.operations.assets.submit import submit_asset
+from tests.operations.kit import ADA, BOB, Kit
+
+pytestmark = pytest.mark.requirement("A1", "A2", "A4")
+
+DDH = {"dataset_id": "floods", "resource_id": "r1", "version_id": "2024"}
+TABLES = ("geospatial_assets", "asset_versions", "asset_revisions", "asset_submissions", "asset_events", "dag_jobs")
+
+
+async def counts(kit: Kit) -> dict[str, int]:
+    return {name: (await kit.rows(f"SELECT count(*) AS n FROM dagapp.{name}"))[0]["n"] for name in TABLES}
+
+
+# The answers
+
+
+async def test_the_same_again_is_processing_then_completed_and_a_new_revision_by_force(kit: Kit):
+    first = await kit.submit()
+    again = await kit.submit()
+    assert (again.outcome, again.job_id, again.revision) == ("already_processing", first.job_id, 1)
+
+    await kit.process(first)
+    completed = await kit.submit()
+    assert (completed.outcome, completed.job_id, completed.revision) == ("already_completed", first.job_id, 1)
+
+    forced = await kit.submit(force=True)
+    assert (forced.outcome, forced.revision) == ("new_revision", 2)
+    assert forced.job_id != first.job_id
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"content": b"other pixels"},
+        {"parameters": {"output_tier": "archive"}},
+        {"workflow_id": "process_large_raster"},
+    ],
+    ids=["source", "parameters", "workflow"],
+)
+async def test_another_source_or_other_parameters_make_a_new_revision(kit: Kit, change: dict):
+    first = await kit.submit()
+    await kit.process(first)
+
+    again = await kit.submit(**change)
+
+    assert (again.outcome, again.version_ordinal, again.revision) == ("new_revision", 0, 2)
+
+
+async def test_parameters_that_are_defaults_or_null_change_nothing(kit: Kit):
+    await kit.submit(parameters={"title": "T"})
+
+    again = await kit.submit(parameters={"tile_above_mb": 500, "tile_size": None, "title": "T"})
+
+    assert again.outcome == "already_processing"
+
+
+async def test_a_new_label_makes_a_version_once_the_one_before_is_resolved(kit: Kit):
+    first = await kit.submit(version_label="2023")
+    with pytest.raises(Conflict) as refused:
+        await kit.submit(version_label="2024")
+    assert (refused.value.code, refused.value.facts["version_ordinal"]) == ("version.unresolved", 0)
+
+    await kit.process(first)
+    await kit.execute("UPDATE dagapp.asset_versions SET approval_state = 'approved', approved_revision = 1")
+    second = await kit.submit(version_label="2024", content=b"2024")
+
+    assert (second.outcome, second.version_ordinal, second.version_label) == ("new_version", 1, "2024")
+    (job,) = await kit.rows("SELECT input_params FROM dagapp.dag_jobs WHERE job_id = %s", second.job_id)
+    assert (job["input_params"]["version_ordinal"], job["input_params"]["version_label"]) == (1, "2024")
+
+
+async def test_identical_content_as_a_new_version_is_allowed_and_reported(kit: Kit):
+    await kit.publish(version_label="2023")
+
+    second = await kit.submit(version_label="2024")
+
+    assert (second.outcome, second.same_content_as) == ("new_version", 0)
+
+
+async def test_a_superseded_job_is_cancelled_and_changes_nothing_any_more(kit: Kit):
+    first = await kit.submit()
+
+    second = await kit.submit(content=b"other")
+
+    assert second.superseded_job_id == first.job_id
+    (job,) = await kit.rows("SELECT cancel_requested_at FROM dagapp.dag_jobs WHERE job_id = %s", first.job_id)
+    assert job["cancel_requested_at"] is not None
+    await kit.end_job(first.job_id, "cancelled")
+    asset = await kit.store.asset("dem")
+    assert (asset.versions[0].processing_state, asset.versions[0].revision) == ("queued", 2)
+    assert [revision.processing_state for revision in asset.versions[0].revisions] == ["queued", "failed"]
+
+
+# The request id
+
+
+async def test_the_same_request_again_gets_the_same_answer(kit: Kit):
+    await kit.publish(version_label="2023", blob="2023.tif")
+    await kit.submit(version_label="2024", blob="2024.tif", content=b"2024")
+    first = await kit.submit(version_label="2024", blob="2023.tif", request_id="r-1")
+    await kit.process(first)
+    before = await counts(kit)
+
+    again = await kit.submit(version_label="2024", blob="2023.tif", request_id="r-1")
+
+    assert again == first
+    assert None not in (first.same_content_as, first.superseded_job_id)
+    assert await counts(kit) == before
+
+
+async def test_a_request_id_stands_for_one_submission(kit: Kit):
+    await kit.submit(request_id="r-1")
+
+    with pytest.raises(Conflict) as refused:
+        await kit.submit("other", request_id="r-1")
+
+    assert refused.value.code == "submission.id-taken"
+    assert (await counts(kit))["geospatial_assets"] == 1
+
+
+async def test_requests_without_an_id_get_one(kit: Kit):
+    submitted = await kit.submit()
+
+    assert (await kit.store.submission(submitted.request_id)).asset_id == submitted.asset_id
+    with pytest.raises(NotFound):
+        await kit.store.submission("r-unknown")
+
+
+# Platforms and references
+
+
+async def test_the_references_decide_asset_version_and_dataset(kit: Kit):
+    submitted = await kit.submit("floods", platform_id="ddh", platform_refs=DDH)
+
+    asset = await kit.store.asset(submitted.asset_id)
+    assert submitted.asset_id == "461328a8a54dee1e9a75fcbfc496f249"
+    assert (asset.dataset_id, asset.platform_refs) == ("floods-r1", {"dataset_id": "floods", "resource_id": "r1"})
+    assert asset.versions[0].version_label == "2024"
+    assert asset.versions[0].platform_refs == DDH
+    assert [a.asset_id for a in await kit.store.assets(limit=5, refs={"resource_id": "r1"})] == [submitted.asset_id]
+    assert await kit.store.assets(limit=5, refs={"resource_id": "r2"}) == []
+
+
+async def test_a_dataset_id_that_is_taken_gets_the_beginning_of_the_asset_id(kit: Kit):
+    await kit.submit("floods-r1")
+
+    submitted = await kit.submit("x", platform_id="ddh", platform_refs=DDH)
+
+    assert submitted.dataset_id == "floods-r1-461328a8"
+
+
+async def test_a_collection_of_others_is_not_taken_over(kit: Kit):
+    await kit.execute("""SELECT pgstac.create_collection('{"id": "dem", "extent": {"spatial": {"bbox": [[0, 0, 1, 1]]},
+        "temporal": {"interval": [[null, null]]}}}')""")
+
+    submitted = await kit.submit("dem")
+
+    assert submitted.dataset_id.startswith("dem-")
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({"platform_id": "nowhere"}, "platform.not-found"),
+        ({"platform_refs": {}}, "refs.invalid"),
+        ({"platform_refs": {"dataset": "dem", "colour": "red"}}, "refs.invalid"),
+        ({"platform_refs": {"dataset": "Not A Name"}}, "storage.bad-dataset"),
+        ({"platform_refs": {"dataset": "0123456789abcdef0123456789abcdef"}}, "storage.bad-dataset"),
+        ({"platform_refs": {"dataset": "dem", "version": "1"}, "version_label": "2"}, "version.labels-differ"),
+        ({"workflow_id": "nothing"}, "workflow.not-found"),
+        ({"workflow_id": "hello_world"}, "workflow.not-for-assets"),
+        ({"workflow_id": "raster_collection"}, "source.invalid"),
+        ({"parameters": {"dataset_id": "mine"}}, "inputs.reserved"),
+        ({"parameters": {"blob_name": "other.tif"}}, "inputs.reserved"),
+        ({"parameters": {"tile_size": "large"}}, "inputs.invalid"),
+        ({"source": SourceReference()}, "source.invalid"),
+        ({"source": SourceReference(blob="a.tif", blobs=["b.tif"])}, "source.invalid"),
+        ({"source": SourceReference(blobs=["a.tif", "a.tif"])}, "source.invalid"),
+        ({"source": SourceReference(blob="missing.tif")}, "source.not-found"),
+        ({"source": SourceReference(blob="../secret")}, "storage.bad-blob"),
+        ({"callback_url": "http://127.0.0.1/x"}, "submission.callback-url"),
+    ],
+)
+async def test_a_request_that_does_not_fit_is_refused_and_creates_nothing(kit: Kit, change: dict, code: str):
+    with pytest.raises(DagmasterError) as refused:
+        await kit.submit(**change)
+
+    assert refused.value.code == code
+    assert set((await counts(kit)).values()) == {0}
+
+
+async def test_an_inactive_platform_may_not_submit(kit: Kit):
+    await set_platform(kit.store, "local", caller=ADA, is_active=False, reason="moved")
+
+    with pytest.raises(Conflict) as refused:
+        await kit.submit()
+
+    assert refused.value.code == "platform.inactive"
+
+
+async def test_a_partner_submits_for_its_own_platform_only(kit: Kit):
+    partner = Caller("hub", frozenset({Scope.B2B}), "ddh")
+
+    with pytest.raises(NotAllowed) as refused:
+        await kit.submit(caller=partner)
+    assert refused.value.code == "platform.not-own"
+
+    submitted = await kit.submit("floods", platform_id="ddh", platform_refs=DDH, caller=partner)
+    (event,) = await kit.store.history(submitted.asset_id, limit=5)
+    assert event.actor == "hub"
+
+
+async def test_a_new_platform_is_a_row(kit: Kit):
+    request = PlatformRequest(
+        platform_id="ckan", display_name="CKAN", required_refs=["package", "edition"], version_ref="edition"
+    )
+    added = await add_platform(kit.store, request=request, caller=ADA)
+
+    submitted = await kit.submit("x", platform_id="ckan", platform_refs={"package": "Rivers", "edition": "3"})
+
+    assert added.is_active
+    assert (submitted.dataset_id, submitted.version_label) == ("rivers", "3")
+    with pytest.raises(Conflict) as refused:
+        await add_platform(kit.store, request=request, caller=ADA)
+    assert refused.value.code == "platform.exists"
+    (event,) = await kit.rows("SELECT action, actor FROM dagapp.asset_events WHERE platform_id = 'ckan'")
+    assert event == {"action": "platform_added", "actor": "ada"}
+    assert [platform.platform_id for platform in await kit.store.platforms()] == [
+        "arcgis",
+        "ckan",
+        "ddh",
+        "geonode",
+        "legacy",
+        "local",
+    ]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"required_refs": ["a", "a"]},
+        {"required_refs": ["a b"]},
+        {"version_ref": "c"},
+        {"required_refs": ["v"], "version_ref": "v"},
+    ],
+)
+async def test_a_platform_that_identifies_nothing_is_refused(kit: Kit, change: dict):
+    given = {"platform_id": "hub", "display_name": "Hub", "required_refs": ["a"], **change}
+
+    with pytest.raises(InvalidRequest) as refused:
+        await add_platform(kit.store, request=PlatformRequest(**given), caller=ADA)
+
+    assert refused.value.code == "platform.invalid"
+
+
+# The source
+
+
+async def test_several_files_become_one_collection_and_are_pinned_together(kit: Kit):
+    for name in ("a.tif", "b.tif"):
+        kit.put(name, name.encode())
+    request = AssetSubmissionRequest(
+        platform_id="local", platform_refs={"dataset": "many"}, source=SourceReference(blobs=["a.tif", "b.tif"])
+    )
+    first = await submit_asset(kit.store, kit.library, kit.storage, request=request, caller=ADA)
+    (job,) = await kit.rows("SELECT workflow_id, input_params FROM dagapp.dag_jobs")
+    assert job["workflow_id"] == first.workflow_id == "raster_collection"
+    assert job["input_params"]["blob_names"] == ["a.tif", "b.tif"]
+
+    kit.put("b.tif", b"changed")
+    again = await submit_asset(kit.store, kit.library, kit.storage, request=request, caller=ADA)
+
+    assert (again.outcome, again.revision) == ("new_revision", 2)
+
+
+async def test_the_etag_and_the_size_of_the_source_are_recorded(kit: Kit):
+    await kit.submit(content=b"123456")
+
+    (revision,) = await kit.rows("SELECT source, source_etag, source_size FROM dagapp.asset_revisions")
+    info = kit.storage.head(kit.storage.location("dem.tif"))
+    assert revision == {
+        "source": {"container": "bronze", "blob": "dem.tif"},
+        "source_etag": info.etag,
+        "source_size": 6,
+    }
+
+
+# Dry runs
+
+
+async def test_a_dry_run_reports_what_would_happen_and_creates_nothing(kit: Kit):
+    report = await kit.submit(dry_run=True, parameters={"title": "T"})
+
+    assert (report.is_dry_run, report.outcome, report.dataset_id) == (True, "new_asset", "dem")
+    assert (report.version_ordinal, report.version_label, report.revision) == (0, "0", 1)
+    assert (report.job_id, report.request_id, report.refusal) == (None, None, None)
+    assert report.estimate.based_on_runs == 0
+    assert report.is_tiled is None
+    assert set((await counts(kit)).values()) == {0}
+
+
+async def test_a_dry_run_names_the_refusal(kit: Kit):
+    await kit.submit(version_label="2023")
+    before = await counts(kit)
+
+    report = await kit.submit(version_label="2024", dry_run=True)
+
+    assert report.outcome is None
+    assert report.refusal["code"] == "version.unresolved"
+    assert await counts(kit) == before
+
+
+async def test_a_dry_run_estimates_from_past_runs_scaled_by_the_source(kit: Kit):
+    past = await kit.submit("past", content=b"x" * 1000)
+    await kit.process(past, tiles=4)
+    await kit.execute(
+        "UPDATE dagapp.dag_jobs SET started_at = completed_at - interval '10 s' WHERE job_id = %s", past.job_id
+    )
+
+    report = await kit.submit("new", content=b"x" * 2000, dry_run=True)
+    large = await kit.submit(
+        "large", content=b"x" * 3000, dry_run=True, parameters={"tile_above_mb": 0.002}, blob="large.tif"
+    )
+
+    assert report.estimate.model_dump() == {
+        "tile_count": 8,
+        "size_bytes": 8000,
+        "seconds": pytest.approx(20.0),
+        "based_on_runs": 1,
+    }
+    assert report.is_tiled is True
+    assert large.is_tiled is True
+
+
+# Lists
+
+
+async def test_assets_are_listed_by_page_and_filtered(kit: Kit):
+    for number in range(5):
+        await kit.submit(f"d{number}")
+    await kit.publish("published", parameters={"title": "Rivers of the north"})
+
+    listed, after = [], None
+    while page := await kit.store.assets(limit=2, after=after):
+        listed += [asset.dataset_id for asset in page]
+        after = (page[-1].created_at, page[-1].asset_id)
+
+    async def found(**filters) -> list[str]:
+        return [asset.dataset_id for asset in await kit.store.assets(limit=10, **filters)]
+
+    assert listed == ["published", "d4", "d3", "d2", "d1", "d0"]
+    assert await found(clearance="ouo") == ["published"]
+    assert await found(text="RIVERS") == ["published"]
+    assert await found(text="d_") == []
+    assert await found(platform_id="ddh") == []
+    assert await found(refs={"dataset": "d3"}) == ["d3"]
+    assert await found(is_deleted=True) == []
+    assert await found(to_review=True) == []
+    await kit.process(await kit.submit("d2"), tiles=1)
+    assert await found(to_review=True) == ["d2"]
+
+
+async def test_the_status_of_a_submission_follows_the_review(kit: Kit):
+    from dagmaster.assets.states import Clearance
+    from dagmaster.operations.assets.approve import approve
+    from dagmaster.operations.assets.clear import clear
+    from dagmaster.operations.assets.delete import delete
+    from dagmaster.operations.assets.unpublish import unpublish
+
+    async def status() -> str:
+        return (await kit.store.submission("r-1")).status
+
+    submitted = await kit.submit(request_id="r-1")
+    assert await status() == "received"
+    await kit.execute("UPDATE dagapp.dag_jobs SET status = 'running' WHERE job_id = %s", submitted.job_id)
+    assert await status() == "processing"
+    await kit.write_documents("dem", 0, 1)
+    await kit.execute("UPDATE dagapp.dag_jobs SET status = 'partial_success' WHERE job_id = %s", submitted.job_id)
+    assert await status() == "partial"
+    await approve(kit.store, "dem", 0, caller=BOB, clearance=Clearance.OUO)
+    assert await status() == "approved"
+    await clear(kit.store, "dem", Clearance.PUBLIC, caller=BOB)
+    assert await status() == "published"
+    await kit.process(await kit.submit(content=b"2"))
+    assert await status() == "published"
+    await approve(kit.store, "dem", 0, caller=BOB)
+    assert await status() == "unpublished"
+    assert (await kit.store.submission("r-1")).reason == "superseded by revision 2"
+    await unpublish(kit.store, "dem", caller=BOB)
+    await delete(kit.store, "dem", caller=BOB)
+    assert (await kit.store.submission("r-1")).reason == "deleted"
+
+
+async def test_parallel_submissions_of_different_assets_do_not_wait_for_each_other(kit: Kit):
+    results = await asyncio.gather(*(kit.submit(f"d{number}") for number in range(8)))
+
+    assert {result.outcome for result in results} == {"new_asset"}
+    assert len({result.job_id for result in results}) == 8

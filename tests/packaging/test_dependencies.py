@@ -1,0 +1,182 @@
+"""What the code imports is what pyproject.toml declares, for the base installation and for each extra."""
+
+import ast
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from dagmaster.extras import missing_extra
+from tests.packaging.environments import ROOT
+
+SOURCE = ROOT / "src"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
+# The packages that need an extra. All others must work without one.
+ROOTS = {"worker": ("handlers", "raster", "stac", "storage"), "serving": ("serving",)}
+
+
+def names(requirements: list[str]) -> set[str]:
+    return {canonicalize_name(Requirement(text).name) for text in requirements}
+
+
+def declared(extra: str | None) -> set[str]:
+    return names(PROJECT["dependencies"]) | (names(EXTRAS[extra]) if extra else set())
+
+
+@cache
+def distributions() -> dict[str, set[str]]:
+    return {
+        name: {canonicalize_name(each) for each in names} for name, names in metadata.packages_distributions().items()
+    }
+
+
+def imports(path: Path, *, at_start_only: bool = False) -> Iterator[str]:
+    """The modules that a file imports; those inside functions and under TYPE_CHECKING only on request."""
+    tree = ast.parse(path.read_text())
+    for node in _at_start(tree) if at_start_only else ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names if node.module.startswith("dagmaster"))
+
+
+def _at_start(tree: ast.AST) -> Iterator[ast.AST]:
+    for node in ast.iter_child_nodes(tree):
+        is_for_types = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not is_for_types:
+            yield node
+            yield from _at_start(node)
+
+
+def file_of(module: str) -> Path | None:
+    path = SOURCE.joinpath(*module.split("."))
+    return next((file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()), None)
+
+
+def third_party(files: set[Path], *, at_start_only: bool = False, follows: bool = False) -> dict[str, str]:
+    """The distributions that files import, each with one of the files; with `follows`, also the modules they import."""
+    pending, seen, needed = list(files), set(files), {}
+    while pending:
+        file = pending.pop()
+        for module in imports(file, at_start_only=at_start_only):
+            top = module.partition(".")[0]
+            if top == "dagmaster":
+                other = file_of(module)
+                if follows and other and other not in seen:
+                    seen.add(other)
+                    pending.append(other)
+            elif top not in sys.stdlib_module_names:
+                names = distributions().get(top, {canonicalize_name(top)})
+                exact = {name for name in names if name.replace("-", ".") in module.replace("_", ".")} or names
+                needed.update(dict.fromkeys(exact, file.relative_to(SOURCE).as_posix()))
+    return needed
+
+
+def files_of(*packages: str) -> set[Path]:
+    return {file for package in packages for file in (SOURCE / "dagmaster" / package).rglob("*.py")}
+
+
+def undeclared(needed: dict[str, str], extra: str | None) -> dict[str, str]:
+    return {name: file for name, file in needed.items() if name not in declared(extra)}
+
+
+def test_the_base_installation_declares_what_it_imports_at_its_start():
+    special = files_of(*ROOTS["worker"], *ROOTS["serving"])
+    base = set((SOURCE / "dagmaster").rglob("*.py")) - special
+
+    assert undeclared(third_party(base, at_start_only=True), None) == {}
+
+
+def test_what_a_command_imports_later_belongs_to_an_extra():
+    special = files_of(*ROOTS["worker"], *ROOTS["serving"])
+    base = set((SOURCE / "dagmaster").rglob("*.py")) - special
+
+    missing = third_party(base)
+    assert {name for name in missing if name not in declared("worker") | declared("serving")} == set()
+
+
+@pytest.mark.parametrize("extra", ["worker", "serving"])
+def test_an_extra_declares_what_its_packages_import(extra):
+    """`serving` also uses modules of raster, stac and storage: those count too."""
+    files = files_of(*ROOTS[extra])
+    needed = third_party(files, follows=extra == "serving", at_start_only=extra == "serving")
+    needed |= third_party(files)
+
+    assert undeclared(needed, extra) == {}
+
+
+@pytest.mark.parametrize("extra", ["worker", "serving"])
+def test_an_extra_declares_nothing_that_is_not_used(extra):
+    used = third_party(files_of(*ROOTS[extra], "database", "storage"), follows=True)
+
+    assert names(EXTRAS[extra]) - used.keys() == set()
+
+
+def test_the_extra_all_has_every_other_extra():
+    (everything,) = map(Requirement, EXTRAS["all"])
+
+    assert everything.name == PROJECT["name"]
+    assert everything.extras == EXTRAS.keys() - {"all"}
+
+
+@pytest.mark.parametrize("name", ["base", "dev"])
+def test_the_lock_has_every_declared_package_in_a_version_that_is_allowed(name):
+    text = (ROOT / "requirements" / f"{name}.txt").read_text()
+    locked = re.findall(r"^([\w.-]+)(?:\[[\w,]+\])?==(\S+)", text, re.MULTILINE)
+    required = [Requirement(line) for lines in [PROJECT["dependencies"], *EXTRAS.values()] for line in lines]
+    for requirement in required:
+        if requirement.name == "dagmaster":
+            continue
+        name_in_lock = canonicalize_name(requirement.name)
+        versions = [version for each, version in locked if canonicalize_name(each) == name_in_lock]
+        assert versions, requirement
+        assert all(requirement.specifier.contains(version) for version in versions), requirement
+        block = text.partition(f"\n{name_in_lock}==")[2].partition("==")[0]
+        assert "dagmaster (pyproject.toml)" in block or not block, f"{requirement}: run `make lock`"
+
+
+PRIVATE = re.compile(r"^\s*from (\w+)(?:\.\w+)*\._\w+ import|^\s*import (\w+)(?:\.\w+)*\._\w+", re.MULTILINE)
+
+
+def test_a_library_whose_private_modules_are_imported_has_an_upper_bound():
+    texts = [file.read_text() for file in (SOURCE / "dagmaster").rglob("*.py")]
+    private = {top for text in texts for match in PRIVATE.finditer(text) for top in match.groups() if top}
+    required = [Requirement(line) for lines in [PROJECT["dependencies"], *EXTRAS.values()] for line in lines]
+
+    assert "rasterio" in private
+    for requirement in required:
+        if requirement.name in private:
+            assert any(each.operator in {"<", "==", "~="} for each in requirement.specifier), requirement
+
+
+@pytest.mark.parametrize(
+    ("module", "extra"),
+    [
+        ("rasterio.crs", "all"),
+        ("shapely", "worker"),
+        ("titiler.core", "serving"),
+        ("attr", "serving"),
+        ("attrs", "serving"),
+    ],
+)
+def test_a_missing_module_names_its_extra(module, extra, monkeypatch):
+    lines = [f"{line} ; extra == '{name}'" for name, lines in EXTRAS.items() for line in lines]
+    monkeypatch.setattr("dagmaster.extras.metadata.requires", lambda _: [*PROJECT["dependencies"], *lines])
+    error = missing_extra(ModuleNotFoundError(f"No module named '{module}'", name=module))
+
+    assert error is not None
+    assert error.hint == f"pip install 'dagmaster[{extra}]'"
+
+
+@pytest.mark.parametrize("module", ["dagmaster.nothing", "click", "geopandas", None])
+def test_other_missing_modules_remain_what_they_are(module):
+    assert missing_extra(ModuleNotFoundError("x", name=module)) is None

@@ -1,0 +1,41 @@
+"""Every kind of caller, who names itself in the header of a key."""
+
+from fastapi import FastAPI
+from starlette.datastructures import Headers
+
+from dagmaster.access.caller import ANONYMOUS, Caller, Scope
+from dagmaster.errors import NotAuthenticated
+from dagmaster.serving.middleware import MapMiddleware
+
+CALLERS = {
+    "anonymous": ANONYMOUS,
+    "own": Caller("own", frozenset({Scope.B2B}), "ddh"),
+    "foreign": Caller("foreign", frozenset({Scope.B2B}), "arcgis"),
+    "viewer": Caller("viewer", frozenset({Scope.VIEWER})),
+    "reviewer": Caller("reviewer", frozenset({Scope.REVIEWER})),
+    "operator": Caller("operator", frozenset({Scope.OPERATOR})),
+    "admin": Caller("admin", frozenset({Scope.ADMIN})),
+    "author": Caller("author", frozenset({Scope.AUTHOR})),
+    "worker": Caller("worker", frozenset({Scope.WORKER})),
+}
+
+
+class ByName:
+    """The key of a caller is its name."""
+
+    async def caller(self, headers: Headers) -> Caller:
+        name = headers.get("x-api-key", "anonymous")
+        if name not in CALLERS:
+            raise NotAuthenticated("this key is not valid", code="auth.invalid-key")
+        return CALLERS[name]
+
+
+def let_in_by_name(app: FastAPI) -> FastAPI:
+    for middleware in app.user_middleware:
+        if middleware.cls is MapMiddleware:
+            middleware.kwargs["authentication"] = ByName()
+    return app
+
+
+def key(name: str) -> dict[str, str]:
+    return {} if name == "anonymous" else {"X-API-Key": name}

@@ -1,0 +1,622 @@
+"""Every route as every kind of caller in every state of a version, compared with a table of its own.
+
+    STATES   what was done to the dataset of this name, and what each caller may read of it
+    ROUTES   what is requested of each route; a route that is not in it fails the test
+
+What a caller may not read is answered like something that does not exist: the same status, headers and body.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import psycopg
+import pytest
+from fastapi.routing import iter_route_contexts
+from morecantile import tms
+from starlette.testclient import TestClient
+
+from dagmaster.database.catalog.pgstac import deploy_catalog
+from dagmaster.database.schema.deploy import deploy
+from dagmaster.serving import stac
+from dagmaster.serving.app import create_app
+from dagmaster.serving.searches import encode
+from dagmaster.settings import load
+from dagmaster.storage.location import Edition
+from tests.conftest import administrator
+from tests.serving.assets import Assets, asset_id
+from tests.serving.callers import CALLERS, key, let_in_by_name
+from tests.serving.conftest import BOX
+from tests.serving.data import collection, item, stored
+
+pytestmark = pytest.mark.requirement("C2", "C3")
+
+PLATFORM = "ddh"
+X, Y, Z = tms.get("WebMercatorQuad").tile(10.5, 50.5, 9)
+FEATURE = {
+    "type": "Feature",
+    "properties": {},
+    "geometry": {"type": "Polygon", "coordinates": [[[10.2, 50.2], [10.8, 50.2], [10.8, 50.8], [10.2, 50.2]]]},
+}
+
+
+@dataclass(frozen=True)
+class State:
+    """`readers` may read the requested revision, `listed_for` see its items in the catalogue; `listed` the collection.
+
+    `twin` is a request that finds nothing and must look the same to all others: another dataset, version or revision.
+    """
+
+    readers: str
+    listed_for: str
+    actions: Callable[[Assets, str], None]
+    version: int = 0
+    revision: int = 1
+    twin: tuple[str, int, int] = ("unknown", 0, 1)
+    collection_for: str | None = None  # if it has other items that are listed
+
+
+STAFF = "reviewer operator admin"
+INTERNAL = f"viewer {STAFF}"
+EVERYONE = " ".join(CALLERS)
+
+
+def approve(clearance: str) -> Callable[[Assets, str], None]:
+    return lambda assets, dataset: assets.approve(dataset, 0, clearance)
+
+
+def then(*actions: Callable[[Assets, str], None]) -> Callable[[Assets, str], None]:
+    def act(assets: Assets, dataset: str) -> None:
+        for action in actions:
+            action(assets, dataset)
+
+    return act
+
+
+def submit_again(assets: Assets, dataset: str) -> None:
+    assets.submit(dataset, documents(dataset, 0, 2), revision=2, platform=PLATFORM)
+
+
+def add_version(assets: Assets, dataset: str) -> None:
+    assets.submit(dataset, documents(dataset, 1, 1), ordinal=1, platform=PLATFORM)
+    assets.approve(dataset, 1)
+
+
+STATES = {
+    "pending": State(STAFF, "", lambda _assets, _dataset: None),
+    "rejected": State(STAFF, "", lambda assets, dataset: assets.reject(dataset)),
+    "public": State(EVERYONE, EVERYONE, approve("public")),
+    "ouo": State(INTERNAL, INTERNAL, approve("ouo")),
+    "uncleared": State(STAFF, "", then(approve("public"), lambda a, d: a.clear(d, "uncleared"))),
+    "unpublished": State("", "", then(approve("public"), lambda a, d: a.unpublish(d))),
+    "unpublished-version": State("", "", then(approve("public"), lambda a, d: a.unpublish(d, 0))),
+    "deleted": State("", "", then(approve("public"), lambda a, d: a.delete(d))),
+    "deleted-version": State("", "", then(approve("public"), lambda a, d: a.delete(d, 0))),
+    "newer-revision": State(
+        STAFF,
+        "",
+        then(approve("public"), submit_again),
+        revision=2,
+        twin=("newer-revision", 0, 9),
+        collection_for=EVERYONE,
+    ),
+    "older-revision": State(
+        STAFF,
+        "",
+        then(approve("public"), submit_again, lambda a, d: a.approve(d)),
+        twin=("older-revision", 0, 9),
+        collection_for=EVERYONE,
+    ),
+    "revised": State(EVERYONE, EVERYONE, then(approve("public"), submit_again)),
+    "older-version": State(
+        STAFF, "", then(approve("public"), add_version), twin=("older-version", 9, 1), collection_for=EVERYONE
+    ),
+    "latest-version": State(EVERYONE, EVERYONE, then(approve("public"), add_version), version=1),
+    "all-versions": State(
+        EVERYONE, EVERYONE, then(approve("public"), lambda a, d: a.expose(d, "all-versions"), add_version)
+    ),
+}
+
+
+def documents(dataset: str, ordinal: int, revision: int) -> list[dict[str, Any]]:
+    edition = Edition(dataset, ordinal, revision)
+    made = item(edition, STORED[edition], BOX)
+    return [collection(dataset, BOX, **{"dagmaster:version_ordinal": ordinal}), made]
+
+
+STORED: dict[Edition, Any] = {}
+
+
+@pytest.fixture(scope="module")
+def dsn(cluster, storage, tmp_path_factory) -> str:
+    """A database with a dataset in each state."""
+    with administrator(cluster) as connection:
+        connection.execute("CREATE DATABASE test_access")
+    dsn = cluster.dsn_of("test_access")
+    deploy(dsn)
+    deploy_catalog(dsn)
+    folder, assets = tmp_path_factory.mktemp("access"), Assets(dsn)
+    for name, state in STATES.items():
+        for edition in (Edition(name), Edition(name, 0, 2), Edition(name, 1, 1)):
+            pixels = np.full((1, 64, 64), 7, np.uint8)
+            STORED[edition] = stored(storage, folder, edition.cog("x.tif"), pixels, BOX)
+        assets.submit(name, documents(name, 0, 1), platform=PLATFORM)
+        state.actions(assets, name)
+    return dsn
+
+
+@pytest.fixture(scope="module")
+def app(dsn, storage):
+    return let_in_by_name(create_app(load(), dsn, storage=storage))
+
+
+@pytest.fixture(scope="module")
+def client(app) -> Iterator[TestClient]:
+    with TestClient(app, base_url="http://localhost:8003", follow_redirects=False) as client:
+        yield client
+
+
+@dataclass(frozen=True)
+class Asked:
+    dataset: str
+    version: int
+    revision: int
+
+    @property
+    def item(self) -> str:
+        return f"{self.dataset}-v{self.version}"
+
+    @property
+    def search(self) -> dict[str, Any]:
+        return {"ids": [self.item], "collections": [self.dataset]}
+
+
+def tiles(rest: str, **options: Any) -> Callable[[Asked], dict[str, Any]]:
+    def request(asked: Asked) -> dict[str, Any]:
+        sign = "&" if "?" in rest else "?"
+        query = f"{sign}version={asked.version}&rev={asked.revision}"
+        return {"url": f"/tiles/{asked.dataset}/{rest}{query}", **options}
+
+    return request
+
+
+def search_tiles(rest: str) -> Callable[[Asked], dict[str, Any]]:
+    return lambda asked: {"url": f"/searches/{encode(asked.search)}/{rest}"}
+
+
+def of_revision(path: str) -> Callable[[Asked], dict[str, Any]]:
+    return lambda asked: {
+        "url": f"/stac/collections/{asked.dataset}{path.format(item=asked.item)}",
+        "params": {"version": asked.version, "rev": asked.revision},
+    }
+
+
+def listed(path: str) -> Callable[[Asked], dict[str, Any]]:
+    return lambda asked: {"url": f"/stac/collections/{asked.dataset}{path.format(item=asked.item)}"}
+
+
+def always(url: str, **options: Any) -> Callable[[Asked], dict[str, Any]]:
+    return lambda _asked: {"url": url, **options}
+
+
+TILE, SIZED = f"WebMercatorQuad/{Z}/{X}/{Y}", "16x16.png"
+IN_TILES: dict[str, Callable[[Asked], dict[str, Any]]] = {
+    "/tiles/{tileMatrixSetId}/{z}/{x}/{y}.{format}": tiles(f"tiles/{TILE}.png"),
+    "/tiles/{tileMatrixSetId}/{z}/{x}/{y}": tiles(f"tiles/{TILE}"),
+    "/{tileMatrixSetId}/tilejson.json": tiles("WebMercatorQuad/tilejson.json"),
+    "/map": tiles("map"),
+    "/info": tiles("info"),
+    "/info.geojson": tiles("info.geojson"),
+    "/preview/{width}x{height}.{format}": tiles(f"preview/{SIZED}"),
+    "/preview.{format}": tiles("preview.png?max_size=16"),
+    "/preview": tiles("preview?max_size=16"),
+    "/bbox/{minx},{miny},{maxx},{maxy}/{width}x{height}.{format}": tiles(f"bbox/10.2,50.2,10.8,50.8/{SIZED}"),
+    "/bbox/{minx},{miny},{maxx},{maxy}.{format}": tiles("bbox/10.2,50.2,10.8,50.8.png?max_size=16"),
+    "/tiles": tiles("tiles"),
+    "/tiles/{tileMatrixSetId}": tiles("tiles/WebMercatorQuad"),
+    "/WMTSCapabilities.xml": tiles("WMTSCapabilities.xml"),
+    "/point/{lon},{lat}": tiles("point/10.5,50.5"),
+    "/statistics": tiles("statistics?max_size=16"),
+}
+POSTED = {
+    "/feature/{width}x{height}.{format}": tiles(f"feature/{SIZED}", json=FEATURE),
+    "/feature.{format}": tiles("feature.png?max_size=16", json=FEATURE),
+    "/feature": tiles("feature?max_size=16", json=FEATURE),
+    "/statistics": tiles("statistics?max_size=16", json=FEATURE),
+}
+SEARCHED = {
+    "/tiles/{tileMatrixSetId}/{z}/{x}/{y}.{format}": search_tiles(f"tiles/{TILE}.png"),
+    "/tiles/{tileMatrixSetId}/{z}/{x}/{y}": search_tiles(f"tiles/{TILE}"),
+    "/{tileMatrixSetId}/tilejson.json": search_tiles("WebMercatorQuad/tilejson.json"),
+    "/tiles/{z}/{x}/{y}.{format}": search_tiles(f"tiles/{Z}/{X}/{Y}.png"),
+    "/tiles/{z}/{x}/{y}": search_tiles(f"tiles/{Z}/{X}/{Y}"),
+    "/tilejson.json": search_tiles("tilejson.json"),
+}
+FILES = "/files/{zone}/{container}/{blob:path}"
+STAC_COLLECTION = "/stac/collections/{collection_id}"
+
+# Data of one revision.
+OF_REVISION = {
+    **{(m, f"/tiles/{{asset_id}}{path}"): ask for path, ask in IN_TILES.items() for m in ("GET", "HEAD")},
+    **{("POST", f"/tiles/{{asset_id}}{path}"): ask for path, ask in POSTED.items()},
+    **{
+        (method, FILES): lambda asked: {
+            "url": f"/files/silver/silver/cogs/{asked.dataset}/v{asked.version}/r{asked.revision}/x.tif"
+        }
+        for method in ("GET", "HEAD")
+    },
+    ("GET", STAC_COLLECTION): of_revision(""),
+    ("GET", f"{STAC_COLLECTION}/items"): of_revision("/items"),
+    ("GET", f"{STAC_COLLECTION}/items/{{item_id}}"): of_revision("/items/{item}"),
+}
+# Items that the catalogue lists, or their collection.
+OF_CATALOGUE = {
+    **{(m, f"/searches/{{search_id}}{path}"): ask for path, ask in SEARCHED.items() for m in ("GET", "HEAD")},
+    ("GET", f"{STAC_COLLECTION}/items/{{item_id}}"): listed("/items/{item}"),
+}
+OF_COLLECTION = {
+    ("GET", STAC_COLLECTION): listed(""),
+    ("GET", f"{STAC_COLLECTION}/items"): listed("/items"),
+    ("GET", f"{STAC_COLLECTION}/queryables"): listed("/queryables"),
+}
+# Routes with all that a caller may see; they have tests of their own below.
+OF_ALL = {
+    ("GET", "/stac/search"),
+    ("POST", "/stac/search"),
+    ("GET", "/stac/collections"),
+    ("GET", "/stac/queryables"),
+    ("POST", "/searches/register"),
+}
+# The same for everyone: they know nothing of datasets, or repeat what the request says.
+WITHOUT_DATA = {
+    ("GET", "/"): always("/"),
+    ("GET", "/pages/{name}"): always("/pages/map.js"),
+    ("GET", "/livez"): always("/livez"),
+    ("GET", "/readyz"): always("/readyz"),
+    ("GET", "/metrics"): always("/metrics"),
+    ("GET", "/openapi.json"): always("/openapi.json"),
+    ("HEAD", "/openapi.json"): always("/openapi.json"),
+    ("GET", "/tileMatrixSets"): always("/tileMatrixSets"),
+    ("GET", "/tileMatrixSets/{tileMatrixSetId}"): always("/tileMatrixSets/WebMercatorQuad"),
+    ("GET", "/colorMaps"): always("/colorMaps"),
+    ("GET", "/colorMaps/{colorMapId}"): always("/colorMaps/viridis"),
+    ("GET", "/colormaps/{name}.png"): always("/colormaps/viridis.png"),
+    ("GET", "/conformance"): always("/conformance"),
+    ("", "/stac"): always("/stac"),
+    ("", "/stac/"): always("/stac/"),
+    ("GET", "/stac/"): always("/stac/"),
+    ("GET", "/stac/api"): always("/stac/api"),
+    ("HEAD", "/stac/api"): always("/stac/api"),
+    ("GET", "/stac/api.html"): always("/stac/api.html"),
+    ("GET", "/stac/conformance"): always("/stac/conformance"),
+    ("GET", "/stac/_mgmt/ping"): always("/stac/_mgmt/ping"),
+    ("GET", "/stac/_mgmt/health"): always("/stac/_mgmt/health"),
+    ("GET", "/tiles/{asset_id}/WebMercatorQuad/map.html"): tiles("WebMercatorQuad/map.html"),
+    ("HEAD", "/tiles/{asset_id}/WebMercatorQuad/map.html"): tiles("WebMercatorQuad/map.html"),
+    ("GET", "/searches/{search_id}/info"): search_tiles("info"),
+    ("HEAD", "/searches/{search_id}/info"): search_tiles("info"),
+}
+# Hands its requests over to the app of the STAC API, whose routes are listed too.
+INNER = {("", "/stac/{path:path}")}
+
+
+def test_every_route_is_known(app):
+    routes = {
+        (method, context.path)
+        for routes in (app.routes, stac.create_stac(None, None).routes)
+        for context in iter_route_contexts(routes)
+        for method in (context.methods or {""})
+    }
+
+    assert routes == {*OF_REVISION, *OF_CATALOGUE, *OF_COLLECTION, *OF_ALL, *WITHOUT_DATA, *INNER}
+
+
+def send(client: TestClient, route: tuple[str, str], ask: Callable[[Asked], dict[str, Any]], asked: Asked, caller: str):
+    options = ask(asked)
+    headers = {**key(caller), "X-Request-ID": "same"}
+    return client.request(route[0] or "GET", options.pop("url"), headers=headers, **options)
+
+
+def described(response: Any, asked: Asked) -> tuple[int, dict[str, str], str]:
+    """What a client can tell of a response, without what it has asked for itself."""
+    text = response.text
+    for own in (encode(asked.search), asked.item, asked.dataset):
+        text = text.replace(own, "…")
+    text = re.sub(r"\b[vr]\d+\b", "…", text)
+    headers = {name: value for name, value in response.headers.items() if name != "content-length"}
+    return response.status_code, headers, text
+
+
+MISSING: dict[tuple[Any, ...], tuple[int, dict[str, str], str]] = {}
+
+
+def missing(client, route, ask, twin: Asked, caller: str) -> tuple[int, dict[str, str], str]:
+    """The response to a request that finds nothing; sent once."""
+    place = route, ask, twin, caller
+    if place not in MISSING:
+        MISSING[place] = described(send(client, route, ask, twin, caller), twin)
+    return MISSING[place]
+
+
+def check_all(client, routes, state: State, name: str, readers: str) -> None:
+    asked, twin = Asked(name, state.version, state.revision), Asked(*state.twin)
+    wrong = []
+    for route, ask in routes.items():
+        for caller in CALLERS:
+            response = send(client, route, ask, asked, caller)
+            if caller in readers.split():
+                is_right = response.status_code == 200
+            else:
+                expected = missing(client, route, ask, twin, caller)
+                is_right = expected[0] == 404 and described(response, asked) == expected
+            if not is_right:
+                wrong.append((route, caller, response.status_code, response.text[:200]))
+    assert wrong == []
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_a_revision_is_read_by_those_who_may(client, name):
+    check_all(client, OF_REVISION, STATES[name], name, STATES[name].readers)
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_items_of_the_catalogue_are_found_by_those_who_may(client, name):
+    state = STATES[name]
+    if state.collection_for and state.version == 0 and "version" not in name:
+        return  # the item is that of another revision, which is listed
+    check_all(client, OF_CATALOGUE, state, name, state.listed_for)
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_a_collection_is_found_by_those_who_may_see_an_item_of_it(client, name):
+    state = STATES[name]
+    twin = State("", "", state.actions)
+    check_all(client, OF_COLLECTION, twin, name, state.collection_for or state.listed_for)
+
+
+@pytest.mark.parametrize("route", WITHOUT_DATA, ids=" ".join)
+def test_routes_without_data_are_the_same_for_all(client, route):
+    if route[1] in ("/metrics", "/stac/_mgmt/health"):  # they count requests, and connections
+        assert {send(client, route, WITHOUT_DATA[route], Asked("ouo", 0, 1), c).status_code for c in CALLERS} == {200}
+        return
+    for dataset in ("ouo", "unknown"):
+        asked = Asked(dataset, 0, 1)
+        found = [described(send(client, route, WITHOUT_DATA[route], asked, caller), asked) for caller in CALLERS]
+        assert found[0][0] in (200, 307)
+        assert [each == found[0] for each in found] == [True] * len(CALLERS)
+
+
+def visible(caller: str) -> set[str]:
+    return {name for name, state in STATES.items() if caller in (state.collection_for or state.listed_for).split()}
+
+
+def items_of(caller: str) -> set[str]:
+    """What the catalogue holds for a caller: of each visible dataset the approved revisions of exposed versions."""
+    versions = {"older-version": [1], "latest-version": [1], "all-versions": [0, 1]}
+    return {f"{name}-v{ordinal}" for name in visible(caller) for ordinal in versions.get(name, [0])}
+
+
+@pytest.mark.parametrize("caller", CALLERS)
+def test_the_list_of_collections_has_what_the_caller_may_see(client, caller):
+    found = client.get("/stac/collections?limit=100", headers=key(caller)).json()
+    page = client.get("/stac/collections?limit=2&offset=1", headers=key(caller)).json()
+
+    assert {each["id"] for each in found["collections"]} == visible(caller)
+    assert found["numberMatched"] == found["numberReturned"] == len(visible(caller))
+    assert page["numberMatched"] == len(visible(caller))
+    assert any(link["rel"] == "next" for link in page["links"])
+    last = client.get(f"/stac/collections?limit=100&offset={len(visible(caller)) - 1}", headers=key(caller)).json()
+    assert (len(last["collections"]), any(link["rel"] == "next" for link in last["links"])) == (1, False)
+
+
+@pytest.mark.parametrize("caller", CALLERS)
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_a_search_finds_what_the_caller_may_see(client, caller, method):
+    found = search(client, caller, method, limit=100)
+
+    assert {each["id"] for each in found["features"]} == items_of(caller)
+    assert found["numberReturned"] == len(items_of(caller))
+    assert found.get("numberMatched", len(items_of(caller))) == len(items_of(caller))
+    assert not any(link["rel"] in ("next", "previous") for link in found["links"])
+
+
+def search(client, caller, method="POST", **body):
+    if method == "GET":
+        return client.get("/stac/search", params=body, headers=key(caller)).json()
+    return client.post("/stac/search", json=body, headers=key(caller)).json()
+
+
+@pytest.mark.parametrize("caller", CALLERS)
+def test_pages_of_a_search_are_complete_and_have_nothing_else(client, caller):
+    seen, url = [], "/stac/search?limit=2&sortby=id"
+    while url:
+        found = client.get(url, headers=key(caller)).json()
+        seen += [each["id"] for each in found["features"]]
+        url = next((link["href"] for link in found["links"] if link["rel"] == "next"), None)
+
+    assert seen == sorted(items_of(caller))
+
+
+HIDDEN = {name for name, state in STATES.items() if "anonymous" not in (state.collection_for or state.listed_for)}
+# Searches for one hidden item.
+REVEALING = [
+    {"ids": ["ouo-v0"]},
+    {"collections": ["ouo"]},
+    {"collections": ["ouo", "unknown"], "ids": ["ouo-v0"]},
+    {"filter": {"op": "=", "args": [{"property": "collection"}, "ouo"]}},
+    {"filter": {"op": "=", "args": [{"property": "id"}, "ouo-v0"]}},
+    {"filter": {"op": "like", "args": [{"property": "title"}, "ouo%"]}},
+    {"filter": {"op": "or", "args": [
+        {"op": "=", "args": [{"property": "collection"}, "ouo"]},
+        {"op": "=", "args": [{"property": "id"}, "ouo-v0"]},
+    ]}},
+    {"filter": {"op": "and", "args": [
+        {"op": "=", "args": [{"property": "collection"}, "ouo"]},
+        # Fails for any row whose title is not a number.
+        {"op": ">", "args": [{"op": "+", "args": [{"property": "title"}, 1]}, 0]},
+    ]}},
+    {"query": {"title": {"startsWith": "ouo"}}},
+    {"collections": ["ouo"], "fields": {"include": ["id"]}},
+    {"collections": ["ouo"], "sortby": [{"field": "title", "direction": "asc"}], "limit": 1},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("body", REVEALING, ids=str)
+def test_no_search_reveals_a_hidden_item(client, body):
+    """It is answered like the same search for a dataset that does not exist."""
+    twin = json.loads(json.dumps(body).replace("ouo", "qqq"))
+    answers = [
+        client.post("/stac/search", json=each, headers={**key("anonymous"), "X-Request-ID": "same"})
+        for each in (body, twin)
+    ]
+
+    assert answers[0].status_code == answers[1].status_code
+    assert answers[0].text.replace("ouo", "qqq") == answers[1].text
+    assert answers[0].json().get("features", []) == []
+
+
+def test_a_page_that_begins_at_a_hidden_item_is_like_one_that_begins_at_none(client):
+    def token(dataset: str) -> str:
+        return f"next:{dataset.encode().hex()}:{f'{dataset}-v0'.encode().hex()}"
+
+    answers = [
+        client.get("/stac/search", params={"token": token(name)}, headers={**key("anonymous"), "X-Request-ID": "same"})
+        for name in ("ouo", "qqq", "pending")
+    ]
+
+    assert {answer.status_code for answer in answers} == {400}
+    assert len({answer.text for answer in answers}) == 1
+    assert client.get("/stac/search", params={"token": token("ouo")}, headers=key("viewer")).status_code == 200
+    assert client.get("/stac/search", params={"token": token("public")}).status_code == 200
+
+
+@pytest.mark.parametrize("column", ["id = 'ouo'", "title LIKE '%ouo%'", "id = 'ouo' AND title + 1 > 0"])
+def test_no_search_for_collections_reveals_a_hidden_one(client, column):
+    answers = [
+        client.get(
+            "/stac/collections",
+            params={"filter": column.replace("ouo", name), "filter-lang": "cql2-text"},
+            headers={"X-Request-ID": "same"},
+        )
+        for name in ("ouo", "qqq")
+    ]
+
+    assert answers[0].status_code == answers[1].status_code
+    assert answers[0].text.replace("ouo", "qqq") == answers[1].text
+
+
+def test_registered_searches_are_decided_again_for_each_caller(client):
+    body = {"collections": ["ouo"]}
+    registered = {
+        name: client.post("/searches/register", json=body, headers=key(name)).json()["id"] for name in CALLERS
+    }
+    (search_id,) = set(registered.values())
+    statuses = {
+        name: client.get(f"/searches/{search_id}/tiles/{Z}/{X}/{Y}.png", headers=key(name)).status_code
+        for name in CALLERS
+    }
+
+    assert statuses == {name: 200 if name in INTERNAL.split() else 404 for name in CALLERS}
+
+
+def test_a_registered_search_of_all_shows_only_what_the_caller_may_see(client):
+    search_id = client.post("/searches/register", json={}).json()["id"]
+    attributions = {
+        name: client.get(f"/searches/{search_id}/tiles/{Z}/{X}/{Y}.png", headers=key(name)).headers["etag"]
+        for name in ("viewer", "anonymous", "viewer", "admin")
+    }
+
+    assert attributions["viewer"] == attributions["admin"] != attributions["anonymous"]
+
+
+@pytest.mark.parametrize("caller", CALLERS)
+def test_queryables_of_all_are_those_of_what_the_caller_may_see(client, dsn, caller):
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("SET search_path = pgstac, public")
+        connection.execute(
+            "INSERT INTO queryables (name, collection_ids, definition) VALUES "
+            """('only_ouo', '{ouo}', '{"type": "string"}') ON CONFLICT DO NOTHING"""
+        )
+    try:
+        found = client.get("/stac/queryables", headers=key(caller)).json()["properties"]
+    finally:
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            connection.execute("DELETE FROM pgstac.queryables WHERE name = 'only_ouo'")
+
+    assert ("only_ouo" in found) == (caller in INTERNAL.split())
+
+
+@pytest.mark.parametrize("caller", CALLERS)
+def test_the_extent_of_a_collection_is_that_of_its_listed_items(client, caller):
+    """`older-version` has a second version; both are at the same place, so its links and versions are compared."""
+    found = client.get("/stac/collections/older-version", headers=key(caller)).json()
+    newest = client.get("/stac/collections/older-version/items/older-version-v1", headers=key(caller)).json()
+
+    assert found["dagmaster:version_ordinal"] == 1
+    assert not any("v0" in link["href"] for link in newest["links"])
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_an_asset_has_the_same_access_by_its_id(client, name):
+    state = STATES[name]
+    path = f"/tiles/{asset_id(name, PLATFORM)}/info?version={state.version}&rev={state.revision}"
+
+    readers = {caller for caller in CALLERS if client.get(path, headers=key(caller)).status_code == 200}
+
+    assert readers == set(state.readers.split())
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_latest_is_the_latest_published_version(client, name):
+    state = STATES[name]
+    readers = {c for c in CALLERS if client.get(f"/tiles/{name}/info", headers=key(c)).status_code == 200}
+
+    expected = set((state.collection_for or state.listed_for).split())
+    assert readers == (set(STAFF.split()) if name == "uncleared" else expected)
+
+
+@pytest.mark.parametrize("name", ["pending", "rejected", "newer-revision", "revised", "uncleared"])
+def test_without_a_revision_staff_reads_the_served_one_or_the_newest_that_was_processed(client, name):
+    found = client.get(f"/tiles/{name}/WebMercatorQuad/tilejson.json?version=0", headers=key("reviewer")).json()
+
+    assert found["dagmaster"]["revision"] == 1
+    assert found["dagmaster"]["is_published"] == (name in ("newer-revision", "revised"))
+
+
+def test_a_revision_that_was_not_processed_is_not_read(client, dsn):
+    assets = Assets(dsn)
+    assets.submit("running", documents("public", 0, 1), platform=PLATFORM, state="processing")
+    try:
+        for rev in ("", "&rev=1"):
+            assert client.get(f"/tiles/running/info?version=0{rev}", headers=key("admin")).status_code == 404
+    finally:
+        assets.remove("running")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "recipes/public/v0/r1/recipe.json",  # how it was made
+        "cogs/job-00000000-0000-7000-8000-000000000000/v0/r1/x.tif",  # of a job without an asset
+        "cogs/nothing/v0/r1/x.tif",
+        "cogs/public/v00/r1/x.tif",
+        "cogs/public/v0/r01/x.tif",
+        "cogs/public/v0/r1",
+        "cogs/public/x.tif",
+        "other/public/v0/r1/x.tif",
+        "x.tif",
+        f"cogs/{asset_id('public', PLATFORM)}/v0/r1/x.tif",
+        "3f1b9a52-0000-4000-8000-000000000000/part.tif",
+    ],
+)
+def test_files_that_belong_to_no_revision_are_not_served(client, storage, path):
+    from dagmaster.storage.location import Location, Zone
+
+    storage.put(Location(Zone.SILVER, "silver", path if path.count("/") != 3 else f"{path}/x"), b"found")
+
+    for caller in CALLERS:
+        answer = client.get(f"/files/silver/silver/{path}", headers=key(caller))
+        assert (answer.status_code, answer.json()["code"]) == (404, "file.not-found")

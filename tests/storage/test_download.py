@@ -1,0 +1,174 @@
+"""Downloads from a real TLS server, and the servers that are refused."""
+
+import contextlib
+import ssl
+import subprocess
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from dagmaster.errors import InvalidRequest, NotAllowed, NotFound, Unavailable
+from dagmaster.storage.download import DownloadRules, download, file_name
+
+CONTENT = bytes(range(256)) * 4096
+MODIFIED = "Tue, 14 Nov 2023 22:13:20 GMT"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.server.requests.append((self.headers["Host"], self.path))
+        path = self.path.partition("?")[0]
+        if path in self.server.redirects:
+            self.send_response(302)
+            self.send_header("Location", self.server.redirects[path])
+            self.end_headers()
+        elif path.startswith("/status/"):
+            self.send_error(int(path.rpartition("/")[2]))
+        else:
+            self.send_response(200)
+            self.send_header("Last-Modified", MODIFIED)
+            if "endless" not in path:
+                self.send_header("Content-Length", str(len(CONTENT) * (2 if "short" in path else 1)))
+            self.end_headers()
+            with contextlib.suppress(OSError):
+                self.wfile.write(CONTENT)
+
+    def log_message(self, *_arguments):
+        pass
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tls")
+    key, cert = folder / "key.pem", folder / "cert.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=files.test"]
+    command += ["-addext", "subjectAltName=DNS:files.test", "-keyout", str(key), "-out", str(cert)]
+    subprocess.run(command, check=True, capture_output=True)
+    return key, cert
+
+
+@pytest.fixture
+def server(certificate, monkeypatch):
+    key, cert = certificate
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
+    server.requests, server.redirects = [], {}
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(cert, key)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+    thread.start()
+    monkeypatch.setenv("SSL_CERT_FILE", str(cert))
+    server.url = f"https://files.test:{server.server_port}"
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def _rules(limit_bytes=10**9, **more):
+    return DownloadRules(limit_bytes, **{"allow_private": True, "lookup": lambda _host: ["127.0.0.1"], **more})
+
+
+def test_a_file_is_saved_with_its_name_and_time(server, tmp_path):
+    progress = []
+
+    file = download(f"{server.url}/a/My%20scene.tif?key=x", tmp_path, _rules(), lambda *done: progress.append(done))
+
+    assert file == tmp_path / "My scene.tif"
+    assert file.read_bytes() == CONTENT
+    assert file.stat().st_mtime == 1_700_000_000
+    assert progress[-1] == (len(CONTENT), len(CONTENT))
+    assert server.requests == [(f"files.test:{server.server_port}", "/a/My%20scene.tif?key=x")]
+
+
+def test_a_certificate_of_another_host_is_refused(server, tmp_path):
+    with pytest.raises(Unavailable, match="cannot be downloaded"):
+        download(server.url.replace("files.test", "other.test") + "/a.tif", tmp_path, _rules())
+
+    assert server.requests == []
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "10.1.2.3", "169.254.169.254", "::1", "fe80::1%eth0", "224.0.0.1"])
+def test_a_host_that_is_not_public_is_not_connected(server, tmp_path, address):
+    with pytest.raises(NotAllowed, match=r"files\.test of the source is not a public server"):
+        download(f"{server.url}/a.tif", tmp_path, _rules(allow_private=False, lookup=lambda _host: [address]))
+
+    assert server.requests == []
+
+
+def test_one_private_address_among_public_ones_is_enough_to_refuse(tmp_path):
+    rules = _rules(allow_private=False, lookup=lambda _host: ["93.184.216.34", "10.0.0.1"])
+    with pytest.raises(NotAllowed):
+        download("https://files.test/a.tif", tmp_path, rules)
+
+
+def test_the_target_of_a_redirect_is_checked_again(server, tmp_path):
+    server.redirects = {
+        "/moved.tif": "/real.tif",
+        "/evil.tif": "https://metadata.internal/x",
+        "/plain.tif": "http://files.test/x",
+    }
+    looked_up = []
+
+    def lookup(host):
+        looked_up.append(host)
+        return ["127.0.0.1"] if host == "files.test" else ["169.254.169.254"]
+
+    file = download(f"{server.url}/moved.tif", tmp_path, _rules(lookup=lookup))
+    with pytest.raises(InvalidRequest, match="not an https URL"):
+        download(f"{server.url}/plain.tif", tmp_path, _rules(lookup=lookup))
+
+    assert file.name == "real.tif"
+    assert looked_up == ["files.test"] * 3
+    with pytest.raises(NotAllowed, match=r"metadata\.internal"):
+        download("https://metadata.internal/x", tmp_path, _rules(allow_private=False, lookup=lookup))
+
+
+def test_a_redirect_to_a_private_host_is_not_followed(server, tmp_path, monkeypatch):
+    """The first host is taken for a public one, as if this test ran on the internet."""
+    server.redirects = {"/evil.tif": "https://metadata.internal/x"}
+    monkeypatch.setattr("dagmaster.storage.sources.is_public", lambda address: address == "127.0.0.1")
+    lookup = {"files.test": ["127.0.0.1"], "metadata.internal": ["169.254.169.254"]}.__getitem__
+
+    with pytest.raises(NotAllowed, match=r"metadata\.internal of the source is not a public server"):
+        download(f"{server.url}/evil.tif", tmp_path, _rules(allow_private=False, lookup=lookup))
+
+
+def test_redirects_in_a_circle_end(server, tmp_path):
+    server.redirects = {"/a.tif": "/a.tif"}
+
+    with pytest.raises(Unavailable, match="redirects more than 5 times"):
+        download(f"{server.url}/a.tif", tmp_path, _rules())
+
+
+@pytest.mark.parametrize("path", ["large.tif", "endless.tif"])
+def test_a_file_above_the_limit_is_refused(server, tmp_path, path):
+    with pytest.raises(InvalidRequest, match="larger than 1 MB") as refused:
+        download(f"{server.url}/{path}", tmp_path, _rules(1_000_000))
+
+    assert "MAX_DOWNLOAD_MB" in refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [("status/404", NotFound), ("status/403", NotAllowed), ("status/500", Unavailable), ("short.tif", Unavailable)],
+)
+def test_a_download_that_fails_names_the_url_without_its_query(server, tmp_path, path, kind):
+    with pytest.raises(kind) as failed:
+        download(f"{server.url}/{path}?sig=secret", tmp_path, _rules())
+
+    assert failed.value.message.startswith(f"{server.url}/{path}")
+    assert "secret" not in str(failed.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "name"),
+    [
+        ("https://host.test/a/b.tif?x=/c.tif", "b.tif"),
+        ("https://host.test/", "host.test"),
+        ("https://host.test/%2e%2e", ".."),
+        ("https://host.test/..%2f..%2fetc%2fpasswd", "passwd"),
+    ],
+)
+def test_the_name_of_a_file_is_the_last_part_of_its_path(url, name):
+    assert file_name(url) == name

@@ -1,0 +1,106 @@
+"""A route gets its caller, or the request is refused: without credentials, with bad ones, or without the permission."""
+
+from typing import Annotated
+
+import pytest
+from fastapi import Depends
+from starlette.datastructures import Headers
+from starlette.routing import Route
+
+from dagmaster.access.caller import ANONYMOUS, Caller, Scope
+from dagmaster.access.permissions import Permission
+from dagmaster.errors import NotAuthenticated, Unavailable
+from dagmaster.web.authentication import needs, permission_of
+from tests.web.problems import check
+
+pytestmark = pytest.mark.requirement("X1")
+
+CALLERS = {
+    "": ANONYMOUS,
+    "viewer": Caller("v", frozenset({Scope.VIEWER})),
+    "operator": Caller("o", frozenset({Scope.OPERATOR})),
+    "nobody": Caller("n"),
+}
+
+
+class ByName:
+    """The credentials of a caller are its name."""
+
+    async def caller(self, headers: Headers) -> Caller:
+        name = headers.get("authorization", "")
+        if name == "away":
+            raise Unavailable("the issuer does not answer", code="auth.issuer-unavailable")
+        if name not in CALLERS:
+            raise NotAuthenticated("this key is not valid", code="auth.invalid-key")
+        return CALLERS[name]
+
+
+@pytest.fixture
+def house(build):
+    house = build(authentication=ByName())
+
+    @house.app.get("/jobs")
+    async def jobs(caller: Annotated[Caller, Depends(needs(Permission.JOBS_READ))]) -> str:
+        return caller.name
+
+    @house.app.get("/open", dependencies=[Depends(needs(Permission.ANYONE))])
+    async def anyone() -> str:
+        return "open"
+
+    return house
+
+
+def test_a_caller_with_the_permission_reaches_the_route(client):
+    assert client.get("/jobs", headers={"Authorization": "operator"}).json() == "o"
+
+
+def test_a_request_without_credentials_is_asked_for_them(client):
+    answer = client.get("/jobs")
+
+    problem = check(answer, 401, "auth.required")
+    assert answer.headers["www-authenticate"].startswith("Bearer")
+    assert "dagmaster login" in problem["hint"]
+
+
+@pytest.mark.parametrize("name", ["viewer", "nobody"])
+def test_a_caller_without_the_permission_learns_its_name_and_who_has_it(client, name, house):
+    problem = check(client.get("/jobs", headers={"Authorization": name}), 403, "auth.not-allowed")
+
+    assert "jobs:read" in problem["detail"]
+    assert "operator" in problem["hint"]
+    assert problem["facts"] == ({} if house.is_discreet else {"permission": "jobs:read"})
+
+
+def test_a_route_for_anyone_needs_no_credentials(client):
+    assert client.get("/open").json() == "open"
+
+
+@pytest.mark.parametrize("path", ["/open", "/jobs", "/here", "/missing"])
+def test_bad_credentials_are_refused_on_every_route(client, path):
+    answer = client.get(path, headers={"Authorization": "unknown"})
+
+    check(answer, 401, "auth.invalid-key")
+    assert "www-authenticate" in answer.headers
+
+
+def test_credentials_that_cannot_be_checked_are_not_refused_as_bad(client):
+    answer = client.get("/jobs", headers={"Authorization": "away"})
+
+    check(answer, 503, "auth.issuer-unavailable")
+    assert answer.headers["retry-after"]
+
+
+def test_the_declared_permission_can_be_read_from_a_route(house):
+    declared = {route.path: permission_of(route) for route in house.app.routes}
+
+    assert declared["/jobs"] is Permission.JOBS_READ
+    assert declared["/open"] is Permission.ANYONE
+    assert declared["/here"] is None
+
+
+def test_a_plain_route_declares_its_permission_at_its_endpoint():
+    async def endpoint(scope, receive, send): ...
+
+    endpoint.permission = Permission.ANYONE
+
+    assert permission_of(Route("/stac", endpoint)) is Permission.ANYONE

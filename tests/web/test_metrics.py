@@ -1,0 +1,84 @@
+"""Metrics of the API and of the map server, in the format of Prometheus."""
+
+import re
+from typing import Any
+
+from dagmaster.web.metrics import RequestMetrics
+from tests.api.serving import api, ok
+from tests.engine.harness import engine
+
+LINE = re.compile(r'^(?P<name>[a-z_]+)(?:\{(?P<labels>[a-z_]+="[^"]*"(?:,[a-z_]+="[^"]*")*)\})? (?P<value>[-+.e\d]+)$')
+
+
+def parsed(text: str) -> dict[str, float]:
+    """Samples by name and labels. Every line must be a sample or a comment, and every sample must be declared."""
+    samples: dict[str, float] = {}
+    declared: set[str] = set()
+    for line in text.splitlines():
+        if line.startswith("# TYPE "):
+            declared.add(line.split()[2])
+        if not line.startswith("#"):
+            match = LINE.match(line)
+            assert match, line
+            assert match["name"] in declared
+            samples[line.rpartition(" ")[0]] = float(match["value"])
+    return samples
+
+
+async def test_the_api_counts_requests_jobs_and_queues(database):
+    async with engine(database) as running, api(database, running) as http:
+        accepted = await ok(http.post("/api/v1/jobs", json={"workflow_id": "hello_world"}), 202)
+        await running.wait(accepted["job_id"], until=("completed",))
+        before = await http.get("/metrics")
+        for _ in range(3):
+            await http.get("/api/v1/jobs/nonsense")
+        after = parsed((await http.get("/metrics")).text)
+
+    assert before.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    assert before.headers["cache-control"] == "no-store"
+    first = parsed(before.text)
+    assert first['dagmaster_http_requests_total{method="POST",status="202"}'] == 1
+    assert 'dagmaster_http_requests_total{method="GET",status="422"}' not in first
+    assert after['dagmaster_http_requests_total{method="GET",status="422"}'] == 3
+    assert after["dagmaster_http_requests_running"] == 1
+    assert after["dagmaster_http_request_seconds_total"] > first["dagmaster_http_request_seconds_total"]
+    assert after["dagmaster_database_up"] == 1
+    assert after['dagmaster_queue_workers{queue="dag-worker-tasks"}'] == 1
+    assert any(name.startswith("dagmaster_orchestrator_") and name.endswith("_total") for name in after)
+
+
+async def test_without_a_database_there_are_metrics_of_the_process():
+    async with api("postgresql://nobody@127.0.0.1:1/none") as http:
+        answer = await http.get("/metrics")
+
+    samples = parsed(answer.text)
+    assert answer.status_code == 200
+    assert samples["dagmaster_database_up"] == 0
+    assert not any(name.startswith("dagmaster_queue") for name in samples)
+
+
+async def test_another_host_name_gets_no_metrics(database):
+    async with api(database) as http:
+        answer = await http.get("/metrics", headers={"Host": "rebound.example"})
+
+    assert answer.status_code == 403
+
+
+def test_invented_methods_do_not_become_labels():
+    metrics = RequestMetrics()
+    for number in range(1000):
+        metrics.begin()
+        metrics.end(f"METHOD{number}", 405, 0.001)
+
+    (requests, *_) = metrics.metrics()
+    assert requests.samples == {(("method", "other"), ("status", "405")): 1000}
+
+
+def test_large_counts_are_exact():
+    """Prometheus computes rates: a rounded counter has none."""
+    metrics: Any = RequestMetrics()
+    metrics._responses["GET", 200] = 123_456_789
+
+    from dagmaster.observe.probes import exposition
+
+    assert 'status="200"} 123456789\n' in exposition(metrics.metrics())
