@@ -16,12 +16,15 @@ check: setup         ## check lint, types and import rules
 	@.venv/bin/mypy
 	@.venv/bin/lint-imports --no-cache
 
-bench: setup         ## compare the engine with its peers, rasters with gdalwarp, tiles with rio-tiler, filtered searches with unfiltered ones; updates docs/performance.md
+bench: setup         ## compare the engine with its peers, rasters with gdalwarp, tiles with rio-tiler, large searches with their target, filtered searches with unfiltered ones, requests with those before access was decided; updates docs/performance.md
 	@code=0; \
 	$(PY) bench/engine.py --json bench/results/engine.json $(BENCH_ARGS) || code=1; \
 	$(PY) bench/raster.py $(RASTER_BENCH_ARGS) || code=1; \
 	$(PY) bench/tiles.py $(TILES_BENCH_ARGS) || code=1; \
+	$(PY) bench/search.py $(SEARCH_BENCH_ARGS) || code=1; \
 	$(PY) bench/access.py $(ACCESS_BENCH_ARGS) || code=1; \
+	$(PY) bench/gateway.py $(GATEWAY_BENCH_ARGS) || code=1; \
+	$(PY) bench/decision.py $(DECISION_BENCH_ARGS) || code=1; \
 	$(PY) bench/report.py bench/results/engine.json || code=1; \
 	exit $$code
 

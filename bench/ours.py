@@ -20,7 +20,7 @@ from dagmaster.database.maintenance.history import HistoryReport, verify
 from dagmaster.database.notify.postgres import PostgresNotifier
 from dagmaster.database.schema.deploy import deploy
 from dagmaster.jobs.model import Submission
-from dagmaster.operations.library import WorkflowLibrary
+from dagmaster.library.workflows import WorkflowLibrary
 from dagmaster.operations.submit import prepare
 from dagmaster.workflows.load import read
 from server import Server

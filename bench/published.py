@@ -10,23 +10,29 @@ from dagmaster.assets.identity import asset_id_of
 from dagmaster.database.catalog.pgstac import deploy_catalog
 from dagmaster.database.schema.deploy import deploy
 
-_ASSET = """
+# Set-based: a bench has thousands of assets.
+_GIVEN = (
+    "unnest(%(asset_ids)s::text[], %(datasets)s::text[], %(clearances)s::text[]) AS given (asset, dataset, clearance)"
+)
+_ASSETS = f"""
     INSERT INTO dagapp.geospatial_assets
            (asset_id, platform_id, platform_refs, dataset_id, clearance_state, cleared_at, made_public_at,
             latest_approved_version_ordinal)
-    VALUES (%(asset_id)s, 'local', '{}', %(dataset)s, %(clearance)s, now(),
-            CASE WHEN %(clearance)s = 'public' THEN now() END, 0)
+    SELECT asset, 'local', '{{}}', dataset, clearance, now(), CASE WHEN clearance = 'public' THEN now() END, 0
+      FROM {_GIVEN}
     """
-_VERSION = """
+_VERSIONS = f"""
     INSERT INTO dagapp.asset_versions
            (asset_id, version_ordinal, version_label, platform_refs, revision, approval_state, processing_state,
             approved_revision)
-    VALUES (%(asset_id)s, 0, '0', '{}', 1, 'approved', 'completed', 1)
+    SELECT asset, 0, '0', '{{}}', 1, 'approved', 'completed', 1
+      FROM {_GIVEN}
     """
-_REVISION = """
+_REVISIONS = f"""
     INSERT INTO dagapp.asset_revisions
            (asset_id, version_ordinal, revision, parameters, source, processing_state, outputs, reviewed_as)
-    VALUES (%(asset_id)s, 0, 1, '{}', '{}', 'completed', '{}', 'approved')
+    SELECT asset, 0, 1, '{{}}', '{{}}', 'completed', '{{}}', 'approved'
+      FROM {_GIVEN}
     """
 _DOCUMENT = """
     INSERT INTO dagapp.stac_documents (dataset_id, version_ordinal, revision, document_id, content)
@@ -46,10 +52,19 @@ def add_published(
     clearance: str = "public",
 ) -> None:
     """An asset whose version 0, revision 1 is approved. Its items in pgSTAC are written by the caller."""
-    values = {"asset_id": asset_id_of("local", {"dataset": dataset}), "dataset": dataset, "clearance": clearance}
     # Documents of a reviewed revision cannot change, so they come before it.
     for document in documents:
         document_id = document["id"] if document["type"] == "Feature" else ""
         connection.execute(_DOCUMENT, [dataset, document_id, Jsonb(document)])
-    for statement in (_ASSET, _VERSION, _REVISION):
+    add_all_published(connection, {dataset: clearance})
+
+
+def add_all_published(connection: psycopg.Connection[Any], clearances: Mapping[str, str]) -> None:
+    """The same for many datasets, by their clearances, without documents."""
+    values = {
+        "asset_ids": [asset_id_of("local", {"dataset": dataset}) for dataset in clearances],
+        "datasets": list(clearances),
+        "clearances": list(clearances.values()),
+    }
+    for statement in (_ASSETS, _VERSIONS, _REVISIONS):
         connection.execute(statement, values)

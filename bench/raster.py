@@ -7,6 +7,8 @@ Job: reproject an RGB scene to EPSG:4326 (bilinear), DEFLATE 6 with predictor 2,
   job    the whole of process_large_raster on a platform of its own: validation, scheme, tiles, mosaic, statistics, STAC
   bound  the warp kernel and the compression alone, on as many cores:
          nothing can be faster without another kernel or codec
+With --statistics, only this instead: a COG of float32 and of uint8, reprojected and copied, with exact statistics, with
+approximate ones from an overview, and with none, in turn; prints what the statistics add to the time of a COG.
 Once with every pixel valid, once with collars of nodata. Prints seconds, ratios and whether each target holds. Absolute
 times depend on the machine and on what else runs on it: only the ratios are judged. CPU seconds tell more where others
 are at work.
@@ -42,6 +44,7 @@ from rasterio.windows import Window as RasterioWindow
 from rio_cogeo.cogeo import cog_validate
 
 from dagmaster.local.embedded import Cluster
+from dagmaster.raster.analysis.statistics import measure as approximate_statistics
 from dagmaster.raster.cog.grid import OutputGrid, Tile, output_grid, tiles_of
 from dagmaster.raster.cog.write import CogFacts, make_cog
 from dagmaster.raster.source.facts import RasterType, read_facts
@@ -89,6 +92,8 @@ class Scene:
 
 def main() -> int:
     options = read_options()
+    if options.statistics:
+        return compare_statistics(options)
     with tempfile.TemporaryDirectory(prefix="raster-bench-", dir=options.folder) as folder:
         scenes = [make_scene(Path(folder), name, options.size) for name in ("plain", "collars")]
         with platform(Path(folder) / "platform", options) as options.submit:
@@ -102,6 +107,7 @@ def main() -> int:
 def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--small", action="store_true", help="a scene of 4096 × 4096, tiles of 2048, for a quick look")
+    parser.add_argument("--statistics", action="store_true", help="measure only the cost of statistics")
     parser.add_argument("--size", type=int, default=12288, help="pixels of the scene's side")
     parser.add_argument("--tile-size", type=int, default=4096)
     parser.add_argument("--overlap", type=int, default=512)
@@ -337,6 +343,55 @@ def kernel_and_codec(what: tuple[Scene, Path]) -> float:
         out.write(pixels)
     codec = time.process_time() - start
     return (kernel + codec * 4 / 3) / side**2
+
+
+def compare_statistics(options: argparse.Namespace) -> int:
+    """Each way in turn, in this process; CPU seconds, because the work is done by one thread and others may be running.
+
+    The first round loads code and warms the page cache, and does not count.
+    """
+    for dtype in ("float32", "uint8"):
+        for crs in (UTM, "EPSG:4326"):
+            spent: dict[str, list[float]] = {way: [] for way in ("none", "exact", "approximate")}
+            with tempfile.TemporaryDirectory(prefix="statistics-bench-", dir=options.folder) as folder:
+                source = make_waves(Path(folder) / "source.tif", options.size, dtype)
+                grid = output_grid(read_facts(source), crs)
+                for number in range(options.repeat + 1):
+                    for way, runs in spent.items():
+                        seconds = make_with_statistics(source, Path(folder) / "cog.tif", grid, way)
+                        if number:
+                            runs.append(seconds)
+            report_statistics(f"{dtype}, {'copied' if crs == UTM else 'to EPSG:4326'}", spent, options.size)
+    return 0
+
+
+def make_waves(path: Path, size: int, dtype: str) -> Path:
+    rng = np.random.default_rng(1)
+    y, x = np.mgrid[:size, :size].astype("float32")
+    values = 120 + 60 * np.sin(x / 90) * np.cos(y / 70) + rng.standard_normal((size, size), dtype=np.float32) * 5
+    layout = {"driver": "GTiff", "tiled": True, "blockxsize": 512, "blockysize": 512, "crs": UTM, "transform": PLACE}
+    with rasterio.open(path, "w", width=size, height=size, count=1, dtype=dtype, **layout) as target:
+        target.write(values.astype(dtype), 1)
+    return path
+
+
+def make_with_statistics(source: Path, target: Path, grid: OutputGrid, way: str) -> float:
+    start = time.process_time()
+    make_cog(source, target, grid, raster_type=RasterType.DEM, exact_statistics=way == "exact")
+    if way == "approximate":
+        approximate_statistics(target, overview_level=2)
+    return time.process_time() - start
+
+
+def report_statistics(name: str, spent: dict[str, list[float]], size: int) -> None:
+    """Ratios are medians over the rounds, in which the ways follow each other."""
+    print(f"\n{name}, {size}²")
+    for way, runs in spent.items():
+        listed = ", ".join(f"{seconds:.3f}" for seconds in runs)
+        print(f"  {way:12} {statistics.median(runs):6.3f} s of CPU   ({listed})")
+    for way in ("none", "approximate"):
+        ratio = statistics.median(one / other for one, other in zip(spent["exact"], spent[way], strict=True))
+        print(f"  exact / {way:12} {ratio:.3f}", flush=True)
 
 
 def report(scenes: list[Scene], options: argparse.Namespace) -> None:

@@ -24,8 +24,8 @@ from dagmaster.database.ledger.postgres import PostgresLedger
 from dagmaster.database.notify.postgres import PostgresNotifier
 from dagmaster.errors import Conflict, Unavailable
 from dagmaster.jobs.model import Submission
+from dagmaster.library.workflows import WorkflowLibrary
 from dagmaster.operations.cancel import cancel
-from dagmaster.operations.library import WorkflowLibrary
 from dagmaster.operations.submit import submit_once
 from dagmaster.workflows.load import read, shipped
 

@@ -27,7 +27,7 @@ MEANINGS: dict[str, dict[StrEnum, str]] = {
         JobStatus.RUNNING: "at least one task has been dispatched",
         JobStatus.COMPLETED: "every node has ended and no failure counts",
         JobStatus.PARTIAL_SUCCESS: "every critical node completed or was skipped by a branch; an important one did not",
-        JobStatus.FAILED: "a critical node failed finally, or the workflow's outputs could not be rendered",
+        JobStatus.FAILED: "a critical node failed for good, or the workflow's outputs could not be rendered",
         JobStatus.CANCELLED: "stopped on request",
     },
     "node": {
@@ -37,7 +37,7 @@ MEANINGS: dict[str, dict[StrEnum, str]] = {
         NodeStatus.RUNNING: "a worker is running its task",
         NodeStatus.COMPLETED: "completed with an output",
         NodeStatus.FAILED: "failed; final unless the same transaction retries it",
-        NodeStatus.SKIPPED: "will not run: `reason` is `branch_not_taken` or `upstream_failed`",
+        NodeStatus.SKIPPED: "will not run: `reason` says why, such as `branch_not_taken` or `upstream_failed`",
         NodeStatus.CANCELLED: "will not run, or was stopped: `reason` says why",
     },
     "task": {

@@ -24,14 +24,13 @@ from pydantic_core import PydanticUndefined
 
 import dagmaster
 from dagmaster import errors
-from dagmaster.api import problems as api_problems
 from dagmaster.api.app import create_app
 from dagmaster.cli import main as command_line
 from dagmaster.handlers import shipped
 from dagmaster.handlers.registry import DEFAULT_TIMEOUT_SECONDS, Registration, installed
-from dagmaster.operations.library import WorkflowLibrary
+from dagmaster.library.workflows import WorkflowLibrary
 from dagmaster.settings import Settings
-from dagmaster.web import problems
+from dagmaster.web import problems, validation
 from dagmaster.workflows import model
 
 FOLDER = Path(__file__).parent.parent / "docs" / "reference"
@@ -146,6 +145,12 @@ def _literal(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
+def _plural(kind: str) -> str:
+    """The plural of a type in words, such as `object with …`; links and values stay as they are."""
+    noun, space, rest = kind.partition(" ")
+    return f"{noun}s{space}{rest}" if noun.isalpha() else kind
+
+
 def _kind(schema: Schema) -> str:
     """A schema in a few words."""
     if "$ref" in schema:
@@ -159,7 +164,7 @@ def _kind(schema: Schema) -> str:
         return f"`{schema['const']}`"
     match schema.get("type"):
         case "array":
-            return f"list of {_kind(schema['items'])}" if schema.get("items") else "list"
+            return f"list of {_plural(_kind(schema['items']))}" if schema.get("items") else "list"
         case "object" if isinstance(schema.get("additionalProperties"), dict) and schema["additionalProperties"]:
             return f"object of {_kind(schema['additionalProperties'])}"
         case str(kind):
@@ -237,7 +242,7 @@ def _raised() -> set[tuple[str, str, str]]:
 
 def _sent_directly() -> Iterator[tuple[int, str, str]]:
     """The problems that the API sends without raising a DagmasterError, except those of HTTP: status, code, detail."""
-    texts = [Path(module.__file__).read_text() for module in (api_problems, problems)]
+    texts = [Path(module.__file__).read_text() for module in (validation, problems)]
     for node in ast.walk(ast.parse("\n".join(texts))):
         match node:
             case ast.Call(
@@ -465,7 +470,7 @@ def _initial(field: FieldInfo) -> str:
     if value is None or value is PydanticUndefined or value in ("", (), {}):
         return "none" if not field.is_required() else ""
     if isinstance(value, BaseModel):
-        return "as below"
+        return "the defaults of its fields"
     return f"`{_literal(value.value if isinstance(value, StrEnum) else value)}`"
 
 
@@ -487,7 +492,7 @@ def _type(kind: Any, notes: Iterable[Any] = ()) -> str:
     if origin is tuple:
         return "name or list of names" if arguments[0] is not Any and "str" in str(arguments[0]) else "list"
     if origin is list:
-        return f"list of {_type(arguments[0])}s"
+        return f"list of {_plural(_type(arguments[0]))}"
     if origin is dict or is_dataclass(kind):
         return "object"
     if isinstance(kind, type) and issubclass(kind, BaseModel) and kind not in PARTS:

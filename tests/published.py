@@ -9,9 +9,9 @@ from dagmaster.access.caller import Caller, Scope
 from dagmaster.assets.states import Clearance
 from dagmaster.client.models.assets import AssetSubmissionRequest, AssetSubmissionResult, SourceReference
 from dagmaster.database.assets.store import AssetStore
+from dagmaster.library.workflows import WorkflowLibrary
 from dagmaster.operations.assets.approve import approve
 from dagmaster.operations.assets.submit import submit_asset
-from dagmaster.operations.library import WorkflowLibrary
 from dagmaster.storage import Storage
 
 ADMIN = Caller("ada", frozenset({Scope.ADMIN}))

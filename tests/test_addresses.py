@@ -23,6 +23,42 @@ def test_each_url_is_below_the_base():
     )
 
 
+def test_urls_may_have_more_parameters():
+    assert (
+        MAPS.map("dem", 0, rev="2", token="a&b") == "https://maps.example.org/tiles/dem/map?version=0&rev=2&token=a%26b"
+    )
+    assert MAPS.tilejson("dem") == "https://maps.example.org/tiles/dem/WebMercatorQuad/tilejson.json"
+
+
+def test_searches_have_urls_of_their_own():
+    search = "https://maps.example.org/searches/s1"
+
+    assert MAPS.search_info("s1") == f"{search}/info"
+    assert MAPS.search_tilejson("s1") == f"{search}/WebMercatorQuad/tilejson.json"
+    assert MAPS.search_xyz("s1", "tilesize=512") == f"{search}/tiles/WebMercatorQuad/{{z}}/{{x}}/{{y}}?tilesize=512"
+
+
+@pytest.mark.parametrize(
+    ("url", "is_of_dataset"),
+    [
+        (MAPS.collection("dem"), True),
+        (MAPS.items("dem") + "?limit=1", True),
+        (MAPS.item("dem", "dem-v0"), True),
+        (MAPS.map("dem", 0), True),
+        (MAPS.xyz("dem", "version=0"), True),
+        (MAPS.collection("dem2"), False),
+        (MAPS.map("dem2"), False),
+        (MAPS.collections(), False),
+        (MAPS.catalog(), False),
+        (Addresses("https://elsewhere.example").collection("dem"), False),
+        (MAPS.file(Location(Zone.SILVER, "silver", "cogs/dem/v0/r1/a.tif")), False),
+    ],
+)
+def test_the_urls_of_a_dataset_are_recognised(url, is_of_dataset):
+    assert MAPS.is_of_dataset(url, "dem") is is_of_dataset
+    assert MAPS.is_file(url) is ("/files/" in url)
+
+
 def test_stored_documents_have_paths_without_a_base():
     stored = MAPS.stored()
 

@@ -205,3 +205,10 @@ def test_a_widened_box_does_not_cross_the_antimeridian(bounds, expected):
 )
 def test_the_centre_lies_within_the_box(bounds, longitude):
     assert BBox(*bounds).centre == (longitude, 1)
+
+
+def test_a_box_can_be_moved_by_whole_turns():
+    fiji = BBox(177, -19, -178, -16)
+
+    assert fiji.unrolled().shifted(-1) == (-183, -19, -178, -16)
+    assert BBox.around([BBox(177, -19, 180, -16), BBox(-180, -18, -178, -15).shifted(1)]) == (177, -19, 182, -15)

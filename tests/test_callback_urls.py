@@ -5,8 +5,8 @@ from random import Random
 
 import pytest
 
+from dagmaster.callbacks.url import check_callback_url
 from dagmaster.errors import InvalidRequest
-from dagmaster.operations.callback import check_callback_url
 
 pytestmark = pytest.mark.requirement("X2")
 

@@ -70,6 +70,19 @@ def test_a_janitor_may_not_be_quicker_than_the_owners_it_looks_after(monkeypatch
     assert problem.startswith("ORPHAN_THRESHOLD_SEC=60 must be shorter than JANITOR_PATIENCE_SEC=60")
 
 
+@pytest.mark.parametrize("value", ["proxy.example.org", "*", "10.0.0.1,all", "10.0.0.0/40"])
+def test_a_trusted_proxy_is_an_address_or_a_network(monkeypatch, value):
+    (problem,) = refusal(monkeypatch, TRUSTED_PROXIES=value)
+
+    assert problem.startswith("TRUSTED_PROXIES=")
+
+
+def test_trusted_proxies_are_separated_by_commas(monkeypatch):
+    monkeypatch.setenv("TRUSTED_PROXIES", "10.0.0.1, 192.168.0.0/16,::1")
+
+    assert settings.load().trusted_proxies == ("10.0.0.1", "192.168.0.0/16", "::1")
+
+
 def test_a_payload_is_kept_for_longer_than_any_lease(monkeypatch):
     (problem,) = refusal(monkeypatch, PAYLOAD_GRACE_SEC="60", TASK_LEASE_SEC="60")
 

@@ -1,9 +1,7 @@
-"""The URLs of what the platform serves. They are built here and parsed here, and nowhere else.
+"""The URLs of what the platform serves. They are built and parsed here and in `dataset_urls`, and nowhere else.
 
     {base}/files/{zone}/{container}/{blob}
-    {base}/stac/collections/{dataset_id}/items/{item_id}
-    {base}/tiles/{dataset_id}/map, /preview.png, /WebMercatorQuad/tilejson.json, /tiles/WebMercatorQuad/{z}/{x}/{y}.png
-    {base}/searches/{search_id}/info, /WebMercatorQuad/tilejson.json, /tiles/WebMercatorQuad/{z}/{x}/{y}.png
+    {base}/stac/…, /tiles/…, /searches/…      see `dataset_urls`
 
 `base` is where the server is reached: the setting `public_url` in the results of jobs, the URL of the request in
 responses. Stored documents have no base: their URLs are paths that begin with a slash.
@@ -13,12 +11,12 @@ import re
 from collections.abc import Iterable
 from urllib.parse import quote, unquote, urlsplit
 
+from dagmaster.dataset_urls import STAC, TILES, DatasetUrls
 from dagmaster.errors import InvalidRequest
 from dagmaster.settings import Settings
 from dagmaster.storage.location import Location, Zone
 
-FILES, SEARCHES, STAC, TILES = "/files", "/searches", "/stac", "/tiles"
-GRID = "WebMercatorQuad"
+FILES = "/files"
 SERVED_ZONES = (Zone.SILVER, Zone.EXTERNAL)
 
 _SERVED = re.compile(
@@ -30,11 +28,11 @@ _NOT_PLAIN_DECODED = re.compile(r"[\\\x00-\x1f\x7f]|/vsi\w+[/?]", re.IGNORECASE)
 _LOOPBACK = re.compile(r"localhost|127(?:\.\d{1,3}){3}|\[::1\]")
 
 
-class Addresses:
-    """Builds URLs below one base."""
+class Addresses(DatasetUrls):
+    """Builds URLs below one base. `href_prefixes` are those of other servers whose files may be published."""
 
     def __init__(self, base: str, href_prefixes: Iterable[str] = ()) -> None:
-        self.base = base.rstrip("/")
+        super().__init__(base)
         self._href_prefixes = tuple(href_prefixes)
 
     @classmethod
@@ -51,30 +49,9 @@ class Addresses:
             raise InvalidRequest("raw data is not served", code="storage.not-served")
         return f"{self.base}{FILES}/{location.zone}/{location.container}/{quote(location.blob)}"
 
-    def catalog(self) -> str:
-        return f"{self.base}{STAC}/"
-
-    def collection(self, dataset_id: str) -> str:
-        return f"{self.base}{STAC}/collections/{_quoted(dataset_id)}"
-
-    def item(self, dataset_id: str, item_id: str) -> str:
-        return f"{self.collection(dataset_id)}/items/{_quoted(item_id)}"
-
-    def map(self, dataset_id: str, ordinal: int | None = None) -> str:
-        return f"{self._tiles(dataset_id)}/map" + ("" if ordinal is None else f"?version={ordinal}")
-
-    def preview(self, dataset_id: str, ordinal: int) -> str:
-        return f"{self._tiles(dataset_id)}/preview.png?version={ordinal}"
-
-    def tilejson(self, dataset_id: str, ordinal: int) -> str:
-        return f"{self._tiles(dataset_id)}/{GRID}/tilejson.json?version={ordinal}"
-
-    def xyz(self, dataset_id: str, query: str, *, suffix: str = ".png", grid: str = GRID) -> str:
-        """A template: {z}, {x} and {y} stay in it for the client to fill in."""
-        return f"{self._tiles(dataset_id)}/tiles/{grid}/{{z}}/{{x}}/{{y}}{suffix}?{query}"
-
-    def search(self, search_id: str) -> str:
-        return f"{self.base}{SEARCHES}/{search_id}"
+    def is_file(self, url: str) -> bool:
+        """Whether a URL is that of a file, below this base."""
+        return url.startswith(f"{self.base}{FILES}/")
 
     def serves(self, href: str) -> bool:
         """Whether it is a URL of this server, or a path of it: a file of a served zone, tiles or the catalogue.
@@ -93,9 +70,6 @@ class Addresses:
     def allows(self, href: str) -> bool:
         """Whether a file may be published under this URL: this server serves it, or the settings allow it."""
         return self.serves(href) or (is_plain(href) and any(_is_below(href, prefix) for prefix in self._href_prefixes))
-
-    def _tiles(self, dataset_id: str) -> str:
-        return f"{self.base}{TILES}/{_quoted(dataset_id)}"
 
 
 def is_plain(href: str) -> bool:
@@ -144,7 +118,3 @@ def rebased(url: str, base: str, own_host: str | None = None) -> str:
 def _is_own_host(host: str | None, own_host: str | None = None) -> bool:
     """A path has no host: it is of this server."""
     return host is None or bool(_LOOPBACK.fullmatch(host)) or host.strip("[]") == own_host
-
-
-def _quoted(name: str) -> str:
-    return quote(name, safe="")

@@ -36,15 +36,26 @@ class BBox(NamedTuple):
     def union(cls, boxes: Iterable["BBox"]) -> "BBox":
         """The box around all boxes. It crosses the antimeridian only if a box does, or if boxes meet there."""
         parts = _parts(boxes)
-        box = _around(parts)
+        box = cls.around(parts)
         return _across(parts) if box.west <= -180 and box.east >= 180 else box
 
     @classmethod
     def shortest_union(cls, boxes: Iterable["BBox"]) -> "BBox":
         """The box around all boxes. It crosses the antimeridian if that makes it narrower than half the globe."""
         parts = _parts(boxes)
-        box, across = _around(parts), _across(parts)
+        box, across = cls.around(parts), _across(parts)
         return across if across.width < min(180, box.width) else box
+
+    @classmethod
+    def around(cls, boxes: Iterable["BBox"]) -> "BBox":
+        """The box around boxes that do not cross the antimeridian. It does not cross it either."""
+        boxes = list(boxes)
+        return BBox(
+            min(box.west for box in boxes),
+            min(box.south for box in boxes),
+            max(box.east for box in boxes),
+            max(box.north for box in boxes),
+        )
 
     @property
     def crosses_antimeridian(self) -> bool:
@@ -75,6 +86,10 @@ class BBox(NamedTuple):
         """The same box with continuous longitudes: east of the antimeridian they are greater than 180."""
         return self._replace(east=self.east + 360) if self.crosses_antimeridian else self
 
+    def shifted(self, turns: int) -> "BBox":
+        """The same place, with longitudes that are this many times 360 degrees greater."""
+        return self._replace(west=self.west + 360 * turns, east=self.east + 360 * turns)
+
     def contains(self, longitude: float, latitude: float) -> bool:
         """Whether a point lies in the box or on its edge."""
         return self.intersects(BBox(longitude, latitude, longitude, latitude))
@@ -102,19 +117,9 @@ def _parts(boxes: Iterable[BBox]) -> list[BBox]:
     return sorted(part for box in boxes for part in box.split())
 
 
-def _around(parts: list[BBox]) -> BBox:
-    """The box around all parts that does not cross the antimeridian."""
-    return BBox(
-        min(part.west for part in parts),
-        min(part.south for part in parts),
-        max(part.east for part in parts),
-        max(part.north for part in parts),
-    )
-
-
 def _across(parts: list[BBox]) -> BBox:
-    """The box around all parts that leaves out the widest gap between them; without a gap, as `_around`."""
-    box = _around(parts)
+    """The box around all parts that leaves out the widest gap between them; without a gap, as `BBox.around`."""
+    box = BBox.around(parts)
     gap, reached = 0.0, parts[0].east
     for part in parts[1:]:
         if part.west - reached > gap:

@@ -2,24 +2,40 @@
 
 import re
 import unicodedata
+from uuid import UUID
 
 from dagmaster.errors import InvalidRequest
 
 LONGEST = 100
 RULE = f"lower-case letters and digits, with . _ - between them, at most {LONGEST} characters"
 JOB_PREFIX = "job-"  # with the id of a job, the dataset of what it made without a submission
-_RESERVED = re.compile(rf"[0-9a-f]{{32}}|{JOB_PREFIX}[0-9a-f]{{8}}(?:-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}}")
+_OF_JOB = re.compile(rf"{JOB_PREFIX}[0-9a-f]{{8}}(?:-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}}")
+_RESERVED = re.compile(rf"[0-9a-f]{{32}}|{_OF_JOB.pattern}")
 _ID = re.compile(rf"[a-z0-9](?:[a-z0-9._-]{{0,{LONGEST - 2}}}[a-z0-9])?")
 
 
+def is_dataset_id(text: str) -> bool:
+    return bool(_ID.fullmatch(text))
+
+
 def require_dataset_id(text: str, *, code: str = "storage.bad-dataset") -> None:
-    if not _ID.fullmatch(text):
+    if not is_dataset_id(text):
         raise InvalidRequest(f"{_shown(text)} is not a valid dataset id", code=code, hint=f"use {RULE}")
 
 
 def is_reserved(dataset_id: str) -> bool:
     """Whether an id has the form of an asset's id, or of the dataset of a job. No asset may have such a dataset id."""
     return bool(_RESERVED.fullmatch(dataset_id))
+
+
+def own_dataset_id(job_id: UUID) -> str:
+    """The dataset of a job that was not submitted as an asset: it is never published, and deleted with the job."""
+    return f"{JOB_PREFIX}{job_id}"
+
+
+def is_of_job(dataset_id: str) -> bool:
+    """Whether an id is that of the own dataset of some job."""
+    return bool(_OF_JOB.fullmatch(dataset_id))
 
 
 def dataset_id_from(text: str) -> str:

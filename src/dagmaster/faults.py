@@ -19,13 +19,14 @@ TRANSACTIONS: Final = (
     "store_payload",
     "janitor",
     "retention",
-    "catalogue",
     "documents",
     "submit_asset",
     "change_asset",
     "change_platform",
     "prepare_catalogue",
     "first_key",
+    "asset_upkeep",
+    "adopt_dataset",
     "callbacks",
 )
 # Single statements, which commit themselves: before the commit means before the statement is sent.

@@ -19,13 +19,14 @@ class Endpoint:
 
 
 API = Endpoint("api", "the API", "another orchestrator? choose a port with --port (0 takes a free one), or --no-api")
+GATEWAY = Endpoint("gateway", "the gateway", "choose another port with --port (0 takes a free one)")
 SERVING = Endpoint("serving", "the map server", "choose another port with --port (0 takes a free one)")
 HEALTH = Endpoint("health", "the health endpoint", "choose another HEALTH_PORT (0 takes a free one)", "")
 
 
 def bind(host: str, port: int, *, is_insecure: bool = False, endpoint: Endpoint = API) -> socket.socket:
-    """Bind a port. Done before anything else starts, so that a port in use is reported at once. Other addresses than
-    loopback are refused, unless `is_insecure`: authentication is enabled, or the settings accept the risk."""
+    """Bind a port. Done before anything else starts, so that a port in use is reported at once. Non-loopback addresses
+    are refused, unless `is_insecure`: authentication is enabled, or the settings accept the risk."""
     if not is_loopback(host) and not is_insecure:
         setting = endpoint.name.upper()
         raise InvalidRequest(

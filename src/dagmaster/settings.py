@@ -6,7 +6,8 @@ Only the entry points load settings. All other functions receive the values that
 import difflib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from ipaddress import ip_network
 from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Literal, Self, get_args, get_origin
@@ -24,7 +25,8 @@ from dagmaster.observe.redaction import redact
 DEFAULT_QUEUES = ("dag-worker-tasks", "functionapp-tasks", "container-tasks")
 PREFIX = "DAGMASTER_"
 _LONGEST_SHOWN = 60
-SCOPES = ("viewer", "reviewer", "author", "operator", "worker", "admin")
+SCOPES = ("viewer", "reviewer", "author", "operator", "worker", "gateway", "admin")
+SERVERS = ("api", "gateway", "serving")
 _ROLE = re.compile(rf"[^=,]+=(?:{'|'.join(SCOPES)}|b2b:[a-z0-9][a-z0-9_-]*)")
 _ROOT_HOME = Path("/var/lib/dagmaster")
 
@@ -65,7 +67,7 @@ class Settings(BaseSettings):
     database_url: str | None = Field(
         None,
         repr=False,
-        description="postgresql://…; if neither this nor POSTGRES_HOST is set, a private cluster is used",
+        description="postgresql://…; if neither this nor POSTGRES_HOST is set, an embedded PostgreSQL is used",
     )
     postgres_host: str | None = Field(None, description="Database server; used if DATABASE_URL is not set")
     postgres_port: Port = Field(5432, description="Port of POSTGRES_HOST")
@@ -73,13 +75,24 @@ class Settings(BaseSettings):
     postgres_user: str = Field("dagmaster", description="User name on POSTGRES_HOST")
     postgres_password: str | None = Field(None, repr=False, description="Password on POSTGRES_HOST; never logged")
     data_folder: Path | None = Field(
-        None, description="Folder of the private cluster and of the platform's files", alias="DAGMASTER_DATA"
+        None, description="Folder of the embedded PostgreSQL and of the platform's files", alias="DAGMASTER_DATA"
     )
 
     server_url: str | None = Field(
         None,
         description="URL of the API that commands use; by default the platform that runs on this machine",
         alias="DAGMASTER_URL",
+    )
+    api_key: str | None = Field(
+        None,
+        repr=False,
+        description="API key or OIDC token that commands and clients send; never logged",
+        alias="DAGMASTER_KEY",
+    )
+    credentials_file: Path | None = Field(
+        None,
+        description="File in which `dagmaster login` stores keys; by default ~/.config/dagmaster/credentials.json",
+        alias="DAGMASTER_CREDENTIALS",
     )
 
     orchestrator_poll_interval: Seconds = Field(1.0, description="Seconds between polls if no notification arrives")
@@ -90,8 +103,12 @@ class Settings(BaseSettings):
     orphan_scan_interval_sec: Seconds = Field(
         15.0, description="Seconds between searches for jobs whose orchestrator is dead"
     )
-    orchestrator_batch: PositiveInt = Field(100, le=10_000, description="Most jobs that one transaction advances")
-    orchestrator_max_jobs: PositiveInt = Field(2000, le=1_000_000, description="Most jobs that one orchestrator owns")
+    orchestrator_batch: PositiveInt = Field(
+        100, le=10_000, description="Maximum number of jobs that one transaction advances"
+    )
+    orchestrator_max_jobs: PositiveInt = Field(
+        2000, le=1_000_000, description="Maximum number of jobs that one orchestrator owns"
+    )
 
     janitor_interval_sec: Seconds = Field(60.0, description="Seconds between two runs of an orchestrator's janitor")
     janitor_patience_sec: Seconds = Field(
@@ -113,13 +130,13 @@ class Settings(BaseSettings):
     callback_attempts: PositiveInt = Field(
         10,
         le=100,
-        description="Most attempts to deliver one callback; the delays between them grow from 5 seconds to 6 hours",
+        description="Maximum number of attempts to deliver one callback; the delays between them grow from 5 seconds "
+        "to 6 hours",
     )
     callback_result_url: str | None = Field(
         None,
         max_length=512,
-        description="http(s)://… at which submitters reach the gateway and the API: result_url in callbacks begins "
-        "with it; by default result_url is a path",
+        description="Base URL of result_url in callbacks, http(s)://…; by default result_url is a path",
     )
     payload_grace_sec: float = Field(
         86_400,
@@ -149,7 +166,9 @@ class Settings(BaseSettings):
         description="Intermediate objects of a job that failed, was cancelled or succeeded in part are kept for this "
         "many days, because a resume may need them; 0 keeps them as long as the job",
     )
-    retention_batch: PositiveInt = Field(100, le=10_000, description="Most jobs that one transaction deletes")
+    retention_batch: PositiveInt = Field(
+        100, le=10_000, description="Maximum number of jobs that one transaction deletes"
+    )
 
     job_queue_name: Name = Field("dag-jobs", description="Queue for submissions by producers that do not use the API")
     worker_queue: Names = Field(DEFAULT_QUEUES, description="Queues from which a worker takes tasks")
@@ -193,16 +212,16 @@ class Settings(BaseSettings):
     workflow_folders: Annotated[tuple[Path, ...], NoDecode] = Field(
         (), description="Folders with additional workflow files"
     )
-    max_yaml_bytes: PositiveInt = Field(262_144, le=16_777_216, description="Largest size of a workflow file")
-    max_nodes: PositiveInt = Field(500, le=10_000, description="Most nodes of a workflow")
-    max_fan_out: PositiveInt = Field(100_000, le=1_000_000, description="Most children of a fan_out")
+    max_yaml_bytes: PositiveInt = Field(262_144, le=16_777_216, description="Maximum size of a workflow file")
+    max_nodes: PositiveInt = Field(500, le=10_000, description="Maximum number of nodes of a workflow")
+    max_fan_out: PositiveInt = Field(100_000, le=1_000_000, description="Maximum number of children of a fan_out")
     max_inputs_bytes: PositiveInt = Field(
-        262_144, le=16_777_216, description="Largest size of the inputs of a submission"
+        262_144, le=16_777_216, description="Maximum size of the inputs of a submission"
     )
     max_params_bytes: PositiveInt = Field(
         16_777_216,
         le=16_777_216,
-        description="Largest size of the params of a task; large params are stored outside the message",
+        description="Maximum size of the params of a task; large params are stored outside the message",
     )
     template_timeout_sec: float = Field(
         2.0, gt=0, le=60, description="Processor time that a template may use; a node whose template needs more fails"
@@ -210,8 +229,8 @@ class Settings(BaseSettings):
 
     auth_enabled: bool = Field(
         False,
-        description="Callers need an API key or an OIDC token. If false, servers listen on loopback only, and every "
-        "caller is an administrator",
+        description="Callers need an API key or an OIDC token. If false, every caller of the API is an administrator, "
+        "and servers listen on loopback only, unless API_INSECURE or SERVING_INSECURE is true",
     )
     oidc_issuer: str | None = Field(
         None,
@@ -231,23 +250,23 @@ class Settings(BaseSettings):
     )
     oidc_roles: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
-        description="Roles and the scopes that they give, such as `map-readers=viewer,hub=b2b:ddh`; by default the "
-        "names of the scopes, also with the prefix `dagmaster.`",
+        description="Roles and the scopes that they give, such as `map-readers=viewer,hub=b2b:ddh`. By default a role "
+        "gives the scope of the same name, with or without the prefix `dagmaster.`",
     )
     oidc_name_claim: Name = Field(
         "sub",
-        description="Claim of a token that is recorded as the actor; another one than `sub` must be unique and not "
-        "changeable by users",
+        description="Claim of a token that is recorded as the actor; a claim other than `sub` must be unique, and "
+        "users must not be able to change it",
     )
 
     api_enabled: bool = Field(True, description="The process of an orchestrator also serves the API")
     api_host: str = Field(
-        "127.0.0.1", description="Address on which the API listens; other addresses than loopback need AUTH_ENABLED"
+        "127.0.0.1", description="Address on which the API listens; non-loopback addresses need AUTH_ENABLED"
     )
     api_port: PortOrAny = Field(8000, description="Port of the API; 0 takes any free port")
     api_insecure: bool = Field(
         False,
-        description="Allow the API on other addresses than loopback without authentication: whoever reaches it is an "
+        description="Allow the API on non-loopback addresses without authentication: whoever reaches it is an "
         "administrator",
     )
     health_enabled: bool = Field(
@@ -262,12 +281,47 @@ class Settings(BaseSettings):
     )
     health_insecure: bool = Field(
         False,
-        description="Allow health probes on other addresses than loopback; anyone who reaches the port sees what runs",
+        description="Allow health probes on non-loopback addresses; anyone who reaches the port sees what runs",
     )
     serving_enabled: bool = Field(True, description="`dagmaster up` also starts the map server: STAC API, tiles, files")
+    gateway_enabled: bool = Field(True, description="`dagmaster up` also runs the gateway")
+    gateway_host: str = Field(
+        "127.0.0.1", description="Address on which the gateway listens; non-loopback addresses need AUTH_ENABLED"
+    )
+    gateway_port: PortOrAny = Field(8001, description="Port of the gateway; 0 takes any free port")
+    gateway_insecure: bool = Field(
+        False,
+        description="Allow the gateway on non-loopback addresses without authentication: whoever reaches it is an "
+        "administrator",
+    )
+    gateway_database_url: str | None = Field(
+        None,
+        repr=False,
+        description="postgresql://… of the gateway's own database role, which `dagmaster db gateway-role` prints",
+    )
+    gateway_key: str | None = Field(
+        None,
+        repr=False,
+        description="API key with the scope gateway, with which the gateway reports when keys were used",
+    )
+    gateway_timeout_sec: Seconds = Field(
+        30.0, description="The gateway waits this long for the response of an orchestrator"
+    )
+    gateway_rate_per_second: float = Field(
+        20.0, gt=0, le=100_000, description="Requests a second that one caller may send to the gateway in the long run"
+    )
+    gateway_burst: PositiveInt = Field(
+        100, le=1_000_000, description="Requests that one caller may send to the gateway at once"
+    )
+    orchestrator_urls: Annotated[tuple[str, ...], NoDecode] = Field(
+        (), description="URLs of orchestrators' APIs, separated by commas, to which the gateway forwards requests"
+    )
+    worker_urls: Annotated[tuple[str, ...], NoDecode] = Field(
+        (), description="URLs of workers' health endpoints, separated by commas, which operators reach via the gateway"
+    )
     serving_host: str = Field(
         "127.0.0.1",
-        description="Address on which the map server listens; other addresses than loopback need AUTH_ENABLED",
+        description="Address on which the map server listens; non-loopback addresses need AUTH_ENABLED",
     )
     serving_port: PortOrAny = Field(8003, description="Port of the map server; 0 takes any free port")
     serving_grids: str = Field(
@@ -277,13 +331,18 @@ class Settings(BaseSettings):
     )
     serving_insecure: bool = Field(
         False,
-        description="Allow the map server on other addresses than loopback without authentication: whoever reaches it "
-        "may see what viewers see",
+        description="Allow the map server on non-loopback addresses without authentication: whoever reaches it may "
+        "see what viewers see",
     )
     public_url: str | None = Field(
         None,
         max_length=512,
         description="http(s)://… at which clients reach the map server; every link to it begins with this",
+    )
+    trusted_proxies: Annotated[tuple[str, ...], NoDecode] = Field(
+        (),
+        description="IP addresses or networks, separated by commas, of proxies in front of the map server: a request "
+        "from one of them is counted for the client that its header X-Forwarded-For names",
     )
     stac_href_prefixes: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
@@ -309,6 +368,27 @@ class Settings(BaseSettings):
     approval_by_second_person: bool = Field(
         False, description="The submitter of a version may not approve it: another reviewer must"
     )
+    review_webhook_url: str | None = Field(
+        None,
+        repr=False,
+        max_length=512,
+        description="http(s)://…; receives the versions that wait for a review as JSON",
+    )
+    purge_days: float = Field(
+        90,
+        ge=0,
+        le=36_500,
+        allow_inf_nan=False,
+        description="Data of revisions that were rejected, superseded or deleted more than this many days ago is "
+        "removed; 0 keeps it",
+    )
+    audit_retention_days: float = Field(
+        0,
+        ge=0,
+        le=36_500,
+        allow_inf_nan=False,
+        description="The history of assets, platforms and keys is deleted after this many days; 0 keeps it",
+    )
     allow_local_sources: bool = Field(False, description="Allow jobs to read files on the worker's machine by path")
     allow_https_sources: bool = Field(
         False,
@@ -320,7 +400,7 @@ class Settings(BaseSettings):
         False, description="Allow `dagmaster process` to download from private, loopback and link-local addresses"
     )
     max_download_mb: PositiveInt = Field(
-        50_000, description="Size of the largest file that `dagmaster process` downloads, in MB"
+        50_000, description="Maximum size of a file that `dagmaster process` downloads, in MB"
     )
     catalog_enabled: bool = Field(
         True, description="Deploy the STAC catalogue (pgSTAC, requires PostGIS) in addition to the engine's tables"
@@ -338,13 +418,19 @@ class Settings(BaseSettings):
     def _names(cls, value: object) -> object:
         return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
 
-    @field_validator("janitor_webhook_url")
+    @field_validator("janitor_webhook_url", "review_webhook_url")
     @classmethod
     def _web_address(cls, value: str | None) -> str | None:
         parts = urlsplit(value or "http://none")
         if parts.scheme not in {"http", "https"} or not parts.hostname or "@" in parts.netloc:
             raise ValueError("not an http or https URL without user name and password")
         return value
+
+    @field_validator("orchestrator_urls", "worker_urls", mode="before")
+    @classmethod
+    def _urls(cls, value: object) -> object:
+        urls = [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+        return tuple(cls._begins_links(url) for url in urls) if isinstance(urls, list) else urls
 
     @field_validator("public_url", "callback_result_url")
     @classmethod
@@ -373,7 +459,14 @@ class Settings(BaseSettings):
                 raise ValueError("not pairs ROLE=SCOPE")
         return value
 
-    @field_validator("stac_href_prefixes", "oidc_audience", "oidc_roles", mode="before")
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _networks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for network in value:
+            ip_network(network, strict=False)
+        return value
+
+    @field_validator("stac_href_prefixes", "trusted_proxies", "oidc_audience", "oidc_roles", mode="before")
     @classmethod
     def _prefixes(cls, value: object) -> object:
         return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
@@ -408,13 +501,33 @@ class Settings(BaseSettings):
 
     @property
     def may_expose_api(self) -> bool:
-        """Whether the API may listen on other addresses than loopback."""
+        """Whether the API may listen on non-loopback addresses."""
         return self.auth_enabled or self.api_insecure
 
     @property
+    def may_expose_gateway(self) -> bool:
+        """Whether the gateway may listen on non-loopback addresses."""
+        return self.auth_enabled or self.gateway_insecure
+
+    @property
     def may_expose_maps(self) -> bool:
-        """Whether the map server may listen on other addresses than loopback."""
+        """Whether the map server may listen on non-loopback addresses."""
         return self.auth_enabled or self.serving_insecure
+
+    def insecure_endpoints(self, names: Sequence[str] = SERVERS) -> list[str]:
+        """The servers that may listen on non-loopback addresses without authentication."""
+        return [] if self.auth_enabled else [name for name in names if getattr(self, f"{name}_insecure")]
+
+    def authentication_notice(self, names: Sequence[str] = SERVERS) -> str | None:
+        """What servers state at their start; None if authentication is enabled."""
+        if self.auth_enabled:
+            return None
+        if insecure := self.insecure_endpoints(names):
+            given = " and ".join(f"{name.upper()}_INSECURE=true" for name in insecure)
+            return f"authentication is disabled and {given}: others can reach the platform, and need no key"
+        return (
+            "authentication is disabled: only this machine can reach the platform, and every caller is an administrator"
+        )
 
     def home(self) -> Path:
         """The data folder: the configured one, or the default of this user."""
@@ -427,8 +540,15 @@ class Settings(BaseSettings):
         """The data folder of this user if none is configured."""
         return _ROOT_HOME if os.geteuid() == 0 else Path.home() / ".local/share/dagmaster"
 
+    def credentials(self) -> Path:
+        """The file with the keys that `dagmaster login` has stored."""
+        if self.credentials_file:
+            return self.credentials_file.absolute()
+        folder = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+        return folder / "dagmaster/credentials.json"
+
     def dsn(self) -> str | None:
-        """The URL of the configured database server, or None for the private cluster."""
+        """The URL of the configured database server, or None for the embedded one."""
         if self.database_url:
             return self.database_url
         if self.postgres_host is None:

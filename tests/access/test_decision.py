@@ -56,6 +56,24 @@ TABLE = {
     "ouo": ("ouo", [APPROVED], None, "none status none data data"),
     "public": ("public", [APPROVED], None, "data data data data data"),
     "unpublished": ("public", [replace(APPROVED, is_unpublished=True)], None, "none status none none history"),
+    "newer revision of an unpublished version": (
+        "public",
+        [replace(REVISED, is_unpublished=True)],
+        2,
+        "none status none none preview",
+    ),
+    "approved revision of an unpublished version": (
+        "public",
+        [replace(REVISED, is_unpublished=True)],
+        1,
+        "none status none none history",
+    ),
+    "newer revision of a deleted version": (
+        "public",
+        [replace(REVISED, is_unpublished=True, is_deleted=True)],
+        2,
+        "none status none none history",
+    ),
     "deleted": ("public", [replace(APPROVED, is_deleted=True)], None, "none status none none history"),
     "older version": ("public", [APPROVED, NEWER], None, "none status none none data"),
     "older version behind a deleted one": (

@@ -4,7 +4,7 @@ import pytest
 
 from dagmaster.access.links import LONGEST_TOKEN, VersionLink, key_id_of, sign, verified
 
-pytestmark = pytest.mark.requirement("C3")
+pytestmark = pytest.mark.requirement("C3", "X1")
 
 ASSET_ID = "461328a8a54dee1e9a75fcbfc496f249"
 LINKS = [

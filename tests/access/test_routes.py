@@ -7,9 +7,10 @@ import pytest
 from dagmaster.access.caller import ANONYMOUS, Caller, Scope
 from dagmaster.access.permissions import ALLOWED, Permission, may
 from dagmaster.api.app import create_app as create_api
+from dagmaster.gateway.app import create_app as create_gateway
 from dagmaster.handlers.registry import installed
+from dagmaster.library.workflows import WorkflowLibrary
 from dagmaster.observe import probes
-from dagmaster.operations.library import WorkflowLibrary
 from dagmaster.roles.lifecycle import PROBE_PERMISSION
 from dagmaster.serving.app import create_app as create_maps
 from dagmaster.settings import SCOPES, load
@@ -60,13 +61,25 @@ def test_routes_that_change_something_do_not_get_by_with_a_permission_to_read():
     assert changing == {"/api/v1/workflows/validate"}  # it stores nothing
 
 
-@pytest.mark.xfail(strict=True, reason="the map server does not declare its permissions yet")
-def test_every_route_of_the_map_server_declares_its_permission():
-    maps = create_maps(load(), NOWHERE)
+def test_every_route_of_the_gateway_declares_its_permission():
+    app = create_gateway(load(), NOWHERE)
 
-    undeclared = [route.path for route in routes(maps) if permission_of(route) is None]
+    undeclared = [route.path for route in routes(app) if permission_of(route) is None]
+    open_to_all = {route.path for route in routes(app) if permission_of(route) is Permission.ANYONE}
 
     assert undeclared == []
+    assert open_to_all == {"/livez", "/readyz", "/openapi.json", "/api/gateway/health"}
+
+
+def test_every_route_of_the_map_server_declares_its_permission():
+    declared = {route.path: permission_of(route) for route in routes(create_maps(load(), NOWHERE))}
+
+    assert [path for path, permission in declared.items() if permission is None] == []
+    assert "/stac/search" in declared  # also those of the STAC API
+    assert {path for path, permission in declared.items() if permission is not Permission.ANYONE} == {
+        "/metrics",
+        "/stac/_mgmt/health",
+    }
 
 
 def test_the_probes_of_workers_are_for_anyone_who_reaches_them():

@@ -10,8 +10,8 @@ from httpx2 import ASGITransport, AsyncClient
 from dagmaster.api.app import create_app
 from dagmaster.api.server import ApiServer
 from dagmaster.handlers.registry import installed
+from dagmaster.library.workflows import load_library
 from dagmaster.listen import bind
-from dagmaster.operations.library import load_library
 from tests.engine.harness import Engine, fast_settings
 
 V1 = "/api/v1"

@@ -1,5 +1,6 @@
 """Assets over HTTP: submitted, listed, reviewed; who sees what; and what a stale change is told."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -57,10 +58,10 @@ class Api:
         request = {
             "platform_id": "ddh",
             "platform_refs": FLOODS,
-            "source": {"blob": "floods.tif"},
+            "source": {"blob": "ddh/floods.tif"},
             **changes,
         }
-        self.kit.put("floods.tif", content)
+        self.kit.put("ddh/floods.tif", content)
         return await self.client.post(f"{V1}/submit", json=request, headers={"X-Caller": caller})
 
     async def processed(self, **changes: Any) -> dict[str, Any]:
@@ -535,3 +536,56 @@ class TestPlatforms:
         assert closed == shown
         assert (closed["is_active"], closed["display_name"]) == (False, "Mine survey")
         assert (refused.status_code, refused.json()["code"]) == (409, "platform.inactive")
+
+    async def test_a_stale_change_of_a_platform_is_refused_and_shows_its_present_state(self, catalog_database, folder):
+        async with opened_api(catalog_database, folder) as api:
+            path = f"{V1}/platforms/ddh"
+            seen = (await api.client.get(path)).headers["etag"]
+            first = await api.client.patch(path, json={"display_name": "Hub"}, headers={"If-Match": seen})
+            second = await api.client.patch(path, json={"is_active": False}, headers={"If-Match": seen})
+            both = await asyncio.gather(
+                *(
+                    api.client.patch(path, json={"display_name": name}, headers={"If-Match": first.headers["etag"]})
+                    for name in ("One", "Two")
+                )
+            )
+            shown = await api.client.get(path)
+            bad = await api.client.patch(path, json={"is_active": False}, headers={"If-Match": '"soon"'})
+            unknown = await api.client.patch(
+                f"{V1}/platforms/none", json={"is_active": False}, headers={"If-Match": seen}
+            )
+
+        problem = second.json()
+        assert first.status_code == 200
+        assert first.headers["etag"] not in (seen, shown.headers["etag"])
+        assert (second.status_code, problem["code"]) == (412, "platform.changed")
+        assert (problem["platform"]["display_name"], f'"{problem["etag"]}"') == ("Hub", first.headers["etag"])
+        assert sorted(answer.status_code for answer in both) == [200, 412]
+        assert shown.json()["is_active"] is True
+        assert (bad.status_code, bad.json()["code"]) == (400, "etag.invalid")
+        assert unknown.status_code == 404
+
+    @pytest.mark.requirement("X3")
+    async def test_administrators_read_who_changed_platforms_keys_and_assets(self, catalog_database, folder):
+        async with opened_api(catalog_database, folder) as api:
+            await ok(api.client.patch(f"{V1}/platforms/ddh", json={"display_name": "Hub", "reason": "renamed"}))
+            request = {"name": "hub", "scopes": ["b2b"], "platform_id": "ddh"}
+            key = await ok(api.client.post(f"{V1}/keys", json=request), 201)
+            submitted = await ok(api.submit(), 202)
+            everything = await ok(api.client.get(f"{V1}/audit"))
+            of_ddh = await ok(api.client.get(f"{V1}/audit", params={"platform_id": "ddh", "limit": 2}))
+            following = await ok(
+                api.client.get(f"{V1}/audit", params={"platform_id": "ddh", "limit": 2, "after": of_ddh["next"]})
+            )
+            of_keys = await ok(api.client.get(f"{V1}/audit", params={"action": "key_created", "actor": "local"}))
+            of_nobody = await ok(api.client.get(f"{V1}/audit", params={"actor": "nobody"}))
+
+        actions = [event["action"] for event in everything["items"]]
+        assert actions == ["submitted", "key_created", "platform_changed"]
+        assert everything["items"][0]["asset_id"] == submitted["asset_id"]
+        assert [event["action"] for event in (*of_ddh["items"], *following["items"])] == actions
+        (created,) = of_keys["items"]
+        assert (created["platform_id"], created["detail"]["name"]) == ("ddh", "hub")
+        assert key["key"] not in str(everything)
+        assert of_nobody["items"] == []
+        assert everything["items"][2]["reason"] == "renamed"

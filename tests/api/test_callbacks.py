@@ -10,9 +10,10 @@ import pytest
 from dagmaster.access.caller import Caller, Scope
 from dagmaster.access.permissions import may
 from dagmaster.api import callback_events
-from dagmaster.callbacks.schedule import Attempt, CallbackState, Consequence
+from dagmaster.callbacks.schedule import CallbackState, Consequence, DeliveryAttempt
 from dagmaster.cli.main import run
-from dagmaster.database.callbacks import CallbackLimits, PostgresCallbacks
+from dagmaster.database.callbacks.rows import CallbackLimits
+from dagmaster.database.callbacks.store import PostgresCallbacks
 from dagmaster.observe import log
 from dagmaster.web.authentication import permission_of
 from tests.api.serving import V1, api, app_of, everything, ok, served
@@ -30,7 +31,7 @@ def stage(database: str) -> Iterator[Stage]:
     stage.connection.close()
 
 
-async def end(database: str, request_id: str, attempt: Attempt, state: CallbackState) -> None:
+async def end(database: str, request_id: str, attempt: DeliveryAttempt, state: CallbackState) -> None:
     """An attempt for one request, with this end; the others' go on."""
     store = PostgresCallbacks(database, "test")
     for callback in (await store.claim(uuid4(), 100, LIMITS)).callbacks:
@@ -42,7 +43,7 @@ async def end(database: str, request_id: str, attempt: Attempt, state: CallbackS
 async def test_callbacks_are_listed_by_request_platform_and_state(database, stage):
     for number in range(5):
         stage.tell(f"r{number}", platform_id="ddh" if number % 2 else "arcgis")
-    await end(database, "r1", Attempt(204), CallbackState.DELIVERED)
+    await end(database, "r1", DeliveryAttempt(204), CallbackState.DELIVERED)
     async with api(database) as client:
         pages = await everything(client, f"{V1}/callbacks", limit=2)
         of_ddh = await ok(client.get(f"{V1}/callbacks", params={"platform_id": "ddh"}))
@@ -60,7 +61,7 @@ async def test_callbacks_are_listed_by_request_platform_and_state(database, stag
 
 async def test_a_callback_has_its_payload_and_its_attempts(database, stage):
     stage.tell("r", url="https://hooks.example/x?token=canary-token&a=1")
-    await end(database, "r", Attempt(error="connection refused"), CallbackState.FAILED)
+    await end(database, "r", DeliveryAttempt(error="connection refused"), CallbackState.FAILED)
     (row,) = stage.callbacks()
     async with api(database, callback_result_url="https://gateway.example") as client:
         shown = await ok(client.get(f"{V1}/callbacks/{row['callback_id']}"))
@@ -81,7 +82,7 @@ async def test_a_callback_has_its_payload_and_its_attempts(database, stage):
 async def test_a_callback_is_repeated_by_an_operator(database, stage):
     stage.tell("r")
     stage.tell("busy")
-    await end(database, "r", Attempt(500), CallbackState.FAILED)
+    await end(database, "r", DeliveryAttempt(500), CallbackState.FAILED)
     callbacks = {row["request_id"]: row["callback_id"] for row in stage.callbacks()}
     async with api(database) as client:
         repeated = await ok(client.post(f"{V1}/callbacks/{callbacks['r']}/repeat"), 202)
@@ -135,7 +136,7 @@ def test_callbacks_are_for_operators_and_secrets_for_administrators():
 async def test_the_command_line_lists_shows_and_repeats_callbacks(database, stage, capsys):
     stage.tell("order-7")
     stage.tell("order-8")
-    await end(database, "order-7", Attempt(error="connection refused"), CallbackState.FAILED)
+    await end(database, "order-7", DeliveryAttempt(error="connection refused"), CallbackState.FAILED)
     callback_id = str(stage.callbacks()[0]["callback_id"])
     log.configure("error")
     async with served(app_of(database)) as server:

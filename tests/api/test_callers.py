@@ -12,11 +12,11 @@ from dagmaster.access.caller import Scope
 from dagmaster.access.permissions import ALLOWED, Permission
 from dagmaster.api.app import create_app
 from dagmaster.client.models.assets import KeyRequest
-from dagmaster.database.assets.keys import Change, KeyStore
+from dagmaster.database.assets.keys import KeyChange, KeyStore
 from dagmaster.handlers.registry import installed
+from dagmaster.library.workflows import WorkflowLibrary
 from dagmaster.observe import log
 from dagmaster.operations.keys import create_key
-from dagmaster.operations.library import WorkflowLibrary
 from dagmaster.settings import load
 from dagmaster.web.authentication import permission_of, routes_of
 from tests.api.serving import V1, api, app_of, ok, served
@@ -62,7 +62,7 @@ async def keys_of(dsn, *scopes):
                 await create_key(
                     store,
                     KeyRequest(name=f"a {scope}", scopes=[scope], platform_id="hub" if scope == "b2b" else None),
-                    Change("test"),
+                    KeyChange("test"),
                 )
             ).key
             for scope in scopes

@@ -18,12 +18,12 @@ from schemathesis.specs.openapi import checks as openapi_checks
 from dagmaster.api.app import create_app
 from dagmaster.api.server import ApiServer
 from dagmaster.client.models.assets import KeyRequest
-from dagmaster.database.assets.keys import Change, KeyStore
+from dagmaster.database.assets.keys import KeyChange, KeyStore
 from dagmaster.handlers.registry import installed
+from dagmaster.library.workflows import load_library
 from dagmaster.listen import bind
 from dagmaster.observe import log
 from dagmaster.operations.keys import create_key
-from dagmaster.operations.library import load_library
 from tests.engine.harness import engine, fast_settings, until
 from tests.operations.kit import opened
 
@@ -105,7 +105,7 @@ async def _some_work(dsn: str, folder: Path) -> dict[str, str]:
             await running.ledger.enqueue_message(f"m-{number}", "dag-jobs", {"workflow_id": "demo", "priority": 99})
         payload = await running.ledger.store_payload(job["job_id"], b'"large"')
         async with KeyStore(dsn) as keys:
-            key = await create_key(keys, KeyRequest(name="described", scopes=["viewer"]), Change("test"))
+            key = await create_key(keys, KeyRequest(name="described", scopes=["viewer"]), KeyChange("test"))
         (letter, *_) = await until(lambda: running.rows("SELECT dead_letter_id FROM dagapp.dag_dead_letters"))
     async with opened(dsn, folder) as kit:
         submitted = await kit.submit(request_id="order-7", callback_url="https://hub.example/done")

@@ -45,7 +45,7 @@ async def test_a_job_that_cannot_be_advanced_shows_it_until_it_moves(database):
     janitor, owner = PostgresJanitor(database), uuid4()
     async with engine(database, orchestrators=0) as running, api(database, running) as client:
         job_id = await running.submit("hello_world")
-        (claim,) = await running.ledger.claim_jobs(owner, limit=1, orphan_after_seconds=60, patience_seconds=0)
+        (claim,) = await running.ledger.claim_orphans(owner, limit=1, orphan_after_seconds=60, patience_seconds=0)
         assert (await ok(client.get(f"{V1}/jobs/{job_id}")))["trouble"] is None
 
         await janitor.note_stuck(uuid4(), owner, claim, "ValueError: boom")

@@ -9,7 +9,7 @@ import pytest
 from dagmaster.access.caller import Scope
 from dagmaster.access.keys import new_key
 from dagmaster.client.models.assets import KeyRequest
-from dagmaster.database.assets.keys import Change, KeyStore
+from dagmaster.database.assets.keys import KeyChange, KeyStore
 from dagmaster.operations.keys import create_first_key, create_key
 from tests.api.serving import V1, api, everything, ok
 from tests.web.problems import check
@@ -34,7 +34,7 @@ def rows(database):
 async def protected(database, **settings):
     """The API with authentication; its client has the key of an administrator."""
     async with KeyStore(database) as keys:
-        admin = await create_key(keys, KeyRequest(name="root", scopes=["admin"]), Change("test"))
+        admin = await create_key(keys, KeyRequest(name="root", scopes=["admin"]), KeyChange("test"))
     async with api(database, auth_enabled=True, **settings) as client:
         client.headers.update(bearer(admin.key))
         yield client
@@ -125,7 +125,7 @@ async def test_a_revoked_key_is_refused_from_the_next_request_on(database):
         rotated = await client.post(f"{V1}/keys/{key['key_id']}/rotate")
         (listed,) = await everything(client, f"{V1}/keys")
         (all_keys,) = await everything(client, f"{V1}/keys", revoked=True)
-        reused = await created(client)
+        reused = await client.post(f"{V1}/keys", json={"name": key["name"], "scopes": ["viewer"]})
 
     assert before.status_code == 200
     assert revoked["revoked_at"]
@@ -135,7 +135,7 @@ async def test_a_revoked_key_is_refused_from_the_next_request_on(database):
     check(rotated, 409, "key.revoked")
     assert [each["name"] for each in listed] == ["root"]
     assert [each["name"] for each in all_keys] == ["a", "root"]
-    assert reused["key_id"] != key["key_id"]
+    check(reused, 409, "key.name-taken")  # it is the actor of what the revoked key has changed
 
 
 async def test_the_previous_secret_is_accepted_during_the_overlap(database):
@@ -303,7 +303,7 @@ async def test_the_last_use_is_recorded_apart_from_requests_and_at_most_once_a_m
 async def test_of_processes_that_start_together_one_creates_the_first_key(database, rows):
     async def start():
         async with KeyStore(database) as keys:
-            return await create_first_key(keys, Change("system"))
+            return await create_first_key(keys, KeyChange("system"))
 
     made = await asyncio.gather(*(start() for _ in range(8)))
     again = await start()

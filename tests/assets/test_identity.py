@@ -12,9 +12,17 @@ DDH = PLATFORMS["ddh"]
 REFS = {"dataset_id": "floods", "resource_id": "r1", "version_id": "2024"}
 
 # Computed with: printf '%s' 'ddh|{"dataset_id": "floods", "resource_id": "r1"}' | sha256sum | cut -c1-32
+# In JSON, ü is \u00fc, 地 is \u5730 and 🗺 is \ud83d\uddfa.
 VECTORS = [
     ("ddh", {"dataset_id": "floods", "resource_id": "r1"}, "461328a8a54dee1e9a75fcbfc496f249"),
     ("ddh", {"resource_id": "r1", "dataset_id": "floods"}, "461328a8a54dee1e9a75fcbfc496f249"),
+    ("ddh", {"dataset_id": "über", "resource_id": "r1"}, "4e5f91cb8521b49d54962bd9766ae7a7"),
+    ("ddh", {"dataset_id": "地図 🗺", "resource_id": "r1"}, "a54209504f8c15e04dd682bf61dddc39"),
+    ("ddh", {"dataset_id": 'a"b\\c', "resource_id": "r1"}, "8a02a57edc8eb82a6c4825974e6c4259"),
+    ("arcgis", {"item_id": "3a5f", "layer_index": "0"}, "2011f31c8bb6a2fe411399dbef441c4f"),
+    ("geonode", {"uuid": "7b0e3a4c-0000-4000-8000-000000000001"}, "55adafa0c144b7b126562fba734ad42c"),
+    ("local", {"dataset": "dem"}, "46512876f206765f1054ce33a84f076c"),
+    ("legacy", {"dataset": "dem"}, "ecd19c91b82a3399906fe202da7bd02b"),
 ]
 
 

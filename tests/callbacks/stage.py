@@ -11,7 +11,7 @@ import psycopg
 from psycopg.rows import dict_row
 from psycopg.types.json import Jsonb
 
-from dagmaster.database.callbacks import PostgresCallbacks
+from dagmaster.database.callbacks.store import PostgresCallbacks
 from dagmaster.database.connect import Connection
 
 URL = "https://hooks.example/ddh"

@@ -8,7 +8,7 @@ from uuid import uuid4
 import pytest
 
 from dagmaster.callbacks.signing import verify
-from dagmaster.database.callbacks import PostgresCallbacks
+from dagmaster.database.callbacks.store import PostgresCallbacks
 from dagmaster.observe import log
 from dagmaster.orchestrator import callbacks as module
 from dagmaster.orchestrator.callbacks import AT_ONCE, PER_RECEIVER, CallbackSender

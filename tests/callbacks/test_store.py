@@ -6,18 +6,21 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-from dagmaster.callbacks.schedule import Attempt, CallbackState, Consequence
-from dagmaster.database.callbacks import CallbackLimits
+from dagmaster.callbacks.schedule import CallbackState, Consequence, DeliveryAttempt
+from dagmaster.database.callbacks.rows import CallbackLimits
+from dagmaster.database.callbacks.store import PostgresCallbacks
 from dagmaster.database.maintenance.retention import PostgresRetention
+from dagmaster.database.notify.notifier import CALLBACKS
 from dagmaster.errors import Conflict, NotFound
+from dagmaster.testing.memory_notifier import MemoryExchange
 from tests.callbacks.stage import URL, ClockedCallbacks
 
 pytestmark = pytest.mark.requirement("E24")
 
 LIMITS = CallbackLimits(lease_seconds=60, per_receiver=4, max_tries=3)
-DELIVERED = Attempt(204), Consequence(CallbackState.DELIVERED)
-RETRIED = Attempt(error="connection refused"), Consequence(CallbackState.PENDING, 30.0)
-GIVEN_UP = Attempt(500), Consequence(CallbackState.FAILED)
+DELIVERED = DeliveryAttempt(204), Consequence(CallbackState.DELIVERED)
+RETRIED = DeliveryAttempt(error="connection refused"), Consequence(CallbackState.PENDING, 30.0)
+GIVEN_UP = DeliveryAttempt(500), Consequence(CallbackState.FAILED)
 
 
 async def claim(store, limit=10, limits=LIMITS):
@@ -233,6 +236,23 @@ async def test_a_callback_is_repeated_with_its_own_id_and_all_its_attempts(stage
     (event,) = stage.rows("SELECT * FROM dagapp.asset_events WHERE action = 'callback_repeated'")
     assert (event["actor"], event["request_id"], event["asset_id"]) == ("olga", "r", None)
     assert event["detail"] == {"callback_id": str(callback.callback_id), "status": "approved"}
+
+
+async def test_a_repeated_callback_is_announced_once_it_is_committed(stage, database):
+    exchange = MemoryExchange()
+    sender = exchange.notifier(CALLBACKS)
+    operator = PostgresCallbacks(database, "test", exchange.notifier())
+    stage.tell("r")
+    (callback,) = await claim(operator)
+    with pytest.raises(Conflict):
+        await operator.repeat(callback.callback_id, "olga")
+    assert await sender.wait(0.01) == frozenset()
+    await operator.finish(callback, *GIVEN_UP)
+
+    await operator.repeat(callback.callback_id, "olga")
+
+    assert await sender.wait(0.01) == {CALLBACKS}
+    await operator.close()
 
 
 async def test_a_callback_that_waits_is_tried_at_once(stage, store):

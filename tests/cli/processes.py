@@ -13,7 +13,17 @@ from pathlib import Path
 from typing import Any
 
 COMMAND = [sys.executable, "-m", "dagmaster"]
-CLEARED = ("DATABASE_URL", "POSTGRES_HOST", "RUN_MODE", "DAGMASTER_DATA", "DAGMASTER_URL", "LOG_LEVEL", "CRASH_POINT")
+CLEARED = (
+    "DATABASE_URL",
+    "POSTGRES_HOST",
+    "RUN_MODE",
+    "DAGMASTER_DATA",
+    "DAGMASTER_URL",
+    "DAGMASTER_KEY",
+    "DAGMASTER_CREDENTIALS",
+    "LOG_LEVEL",
+    "CRASH_POINT",
+)
 
 
 def environment(**extra: str) -> dict[str, str]:
@@ -27,9 +37,15 @@ def start(*arguments: str, **extra: str) -> subprocess.Popen[str]:
     return subprocess.Popen([*COMMAND, *arguments], env=environment(**extra), stdout=pipe, stderr=pipe, text=True)
 
 
-def call(*arguments: str, **extra: str) -> subprocess.CompletedProcess[str]:
+def call(*arguments: str, standard_input: str | None = None, **extra: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*COMMAND, *arguments], env=environment(**extra), capture_output=True, text=True, timeout=60, check=False
+        [*COMMAND, *arguments],
+        env=environment(**extra),
+        input=standard_input,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
 
 

@@ -253,10 +253,25 @@ def test_platforms_are_listed_shown_and_added(cli):
 
     assert lines(added.out)["identity"] == "site"
     assert "--ref site=… --ref edition=…" in added.err
+    assert "dagmaster keys create NAME --scope b2b --platform mine\n" in added.err
     assert [each["platform_id"] for each in listed.json["platforms"]][-1] == "mine"
     assert lines(shown.out)["required"] == "site, edition"
     assert "mine" in table.out
     assert (twice.code, missing.code) == (4, 4)
+
+
+@pytest.mark.requirement("X3")
+def test_changes_of_platforms_and_keys_are_listed(cli):
+    cli("platforms", "add", "audited", "--name", "Audited", "--required", "site")
+    cli("keys", "create", "audited-key", "--scope", "b2b", "--platform", "audited")
+
+    table, answer = cli("audit", "ls", "--platform", "audited"), cli("audit", "ls", "--platform", "audited", "--json")
+    of_keys = cli("audit", "ls", "--platform", "audited", "--action", "key_created", "--json")
+
+    assert [event["action"] for event in answer.json["events"]] == ["key_created", "platform_added"]
+    assert [event["detail"]["name"] for event in of_keys.json["events"]] == ["audited-key"]
+    assert "platform added" in table.out
+    assert "audited-key" in table.out
 
 
 @pytest.mark.requirement("M3")

@@ -96,7 +96,7 @@ def test_it_works_where_the_database_is_down(dagmaster, free_ports, monkeypatch,
 
     assert result.code == 1
     assert levels(checks["postgres"]) == [PROBLEM]
-    assert expected_text in checks["postgres"][0].found
+    assert expected_text in checks["postgres"][0].observation
     assert {name for name in DATABASE_CHECKS if levels(checks[name]) == [SKIPPED]} == DATABASE_CHECKS - {"postgres"}
     assert "hunter2" not in result.out + result.err
 
@@ -123,7 +123,7 @@ def test_a_database_without_the_schema_is_to_be_deployed(dagmaster, free_ports, 
     assert levels(checks["postgres"]) == levels(checks["listen"]) == levels(checks["clock"]) == [OK]
     assert levels(checks["instances"]) == [SKIPPED]
     # The server of these tests has given up durability.
-    assert {finding.found.split()[0] for finding in checks["postgres-settings"]} == {
+    assert {finding.observation.split()[0] for finding in checks["postgres-settings"]} == {
         "fsync",
         "full_page_writes",
         "synchronous_commit",
@@ -141,13 +141,13 @@ def test_every_check_runs_on_a_deployed_database(dagmaster, free_ports, monkeypa
 
     checks = by_check(dagmaster("doctor", "--json"))
 
-    assert not any("check failed" in each.found for group in checks.values() for each in group)
+    assert not any("check failed" in each.observation for group in checks.values() for each in group)
     assert levels(checks["schema"]) == levels(checks["rights"]) == levels(checks["dead-rows"]) == [OK]
     assert levels(checks["instances"]) == [OK, OK, WARNING, WARNING]
-    assert "silent: orchestrator host-a" in checks["instances"][2].found
-    assert "some run version 0.0.1" in checks["instances"][3].found
+    assert "silent: orchestrator host-a" in checks["instances"][2].observation
+    assert "some run version 0.0.1" in checks["instances"][3].observation
     assert set(levels(checks["handlers"])) == {WARNING}
-    assert "no running worker offers" in checks["handlers"][0].found
+    assert "no running worker offers" in checks["handlers"][0].observation
 
 
 def add_instance(connection, table: str, version: str, silent_seconds: float) -> None:
@@ -171,7 +171,7 @@ def test_an_older_schema_is_to_be_migrated(dagmaster, free_ports, monkeypatch, d
     (finding,) = by_check(dagmaster("doctor", "--json"))["schema"]
 
     assert finding.level is PROBLEM
-    assert "worker_type" in finding.found
+    assert "worker_type" in finding.observation
     assert "dagmaster db migrate" in finding.fix
 
 
@@ -183,7 +183,7 @@ def test_a_read_only_database_is_reported_as_read_only(dagmaster, free_ports, mo
     (finding,) = by_check(dagmaster("doctor", "--json"))["postgres"]
 
     assert finding.level is PROBLEM
-    assert "default_transaction_read_only is on" in finding.found
+    assert "default_transaction_read_only is on" in finding.observation
 
 
 def test_the_rights_that_it_names_are_the_ones_that_are_needed(dagmaster, free_ports, monkeypatch, cluster, database):
@@ -201,9 +201,9 @@ def test_the_rights_that_it_names_are_the_ones_that_are_needed(dagmaster, free_p
         connection.execute("DROP OWNED BY plain")
 
     assert before.level is PROBLEM
-    assert "USAGE on schema dagapp" in before.found
+    assert "USAGE on schema dagapp" in before.observation
     assert levels(after["rights"]) == levels(after["schema"]) == [OK]
-    assert "role plain has all rights that the engine needs" in after["rights"][0].found
+    assert "role plain has all rights that the engine needs" in after["rights"][0].observation
     assert levels(after["instances"]) == [WARNING, WARNING]
 
 
@@ -270,7 +270,7 @@ def test_a_clock_that_is_off_is_measured(database):
 def test_a_transaction_that_was_left_open_is_reported(database):
     with psycopg.connect(database, application_name="forgotten") as connection:
         connection.execute("SELECT 1")
-        oldest = server.row(database, "doctor_oldest_transaction", server.OldestTransaction)
+        oldest = server.row(database, "doctor_oldest_transaction")
 
     assert oldest is not None
     assert "forgotten" in oldest.who
@@ -327,7 +327,7 @@ def test_files_that_others_can_read_or_that_block_a_folder_are_reported(dagmaste
     assert [finding.fix for finding in readable if finding.level is PROBLEM] == [
         f"chmod go= {folder / 'platform.json'}"
     ]
-    assert in_the_way[0].found == f"{tmp_path / 'file'} is not a folder"
+    assert in_the_way[0].observation == f"{tmp_path / 'file'} is not a folder"
 
 
 def test_a_private_cluster_that_others_can_read_is_reported(dagmaster, free_ports, tmp_path):
@@ -351,7 +351,7 @@ def test_refused_workflow_files_are_reported(dagmaster, free_ports, monkeypatch,
     (missing,) = by_check(dagmaster("doctor", "--json"))["workflows"]
 
     assert set(levels(refused)) == {PROBLEM}
-    assert "bad.yaml" in refused[0].found
+    assert "bad.yaml" in refused[0].observation
     assert (missing.level, missing.fix) == (PROBLEM, "correct WORKFLOW_FOLDERS")
 
 
@@ -360,8 +360,8 @@ def test_a_running_platform_is_healthy(on_platform, platform, free_ports):
 
     well = ("platform", "api", "postgres", "schema", "listen", "clock", "rights", "instances", "handlers")
     assert {name: set(levels(checks[name])) for name in well} == {name: {OK} for name in well}
-    assert str(platform.pid) in checks["platform"][0].found
-    assert __version__ in checks["api"][0].found
+    assert str(platform.pid) in checks["platform"][0].observation
+    assert __version__ in checks["api"][0].observation
 
 
 def test_silence_is_measured_as_the_running_platform_does(on_platform, platform, free_ports):
@@ -372,7 +372,7 @@ def test_silence_is_measured_as_the_running_platform_does(on_platform, platform,
     results = by_check(on_platform("doctor", "--json"))["instances"]
 
     assert levels(results) == [OK, OK, WARNING]
-    assert "silent: orchestrator host-a/5" in results[2].found
+    assert "silent: orchestrator host-a/5" in results[2].observation
 
 
 def test_a_server_that_is_not_the_api_is_reported(dagmaster, free_ports):

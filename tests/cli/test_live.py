@@ -8,9 +8,10 @@ import pytest
 from rich.console import Console
 
 from dagmaster.cli.command import State
-from dagmaster.cli.follow import blockers_of, failure_lines, watch
+from dagmaster.cli.follow import failure_lines, watch
 from dagmaster.cli.live import Lines, LiveTable, counts_of
 from dagmaster.cli.show import JobPage, print_jobs, print_page
+from dagmaster.client.blockers import blockers_of
 from dagmaster.client.feed import Reconnection
 from dagmaster.client.models.jobs import JobDetail, JobSummary, PublicJob
 from dagmaster.client.models.nodes import ChildCounts, FailedNode, PublicNode, WaitingNodes

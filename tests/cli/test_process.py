@@ -13,15 +13,16 @@ import pytest
 import rasterio
 from affine import Affine
 
-from dagmaster.cli import process, validation
+from dagmaster.cli import process, result_summary, validation
 from dagmaster.cli.command import State
 from dagmaster.errors import Conflict, Unavailable
+from dagmaster.ingest.options import raster_options
 from dagmaster.ingest.preview import LONGEST_SIDE
 from dagmaster.ingest.results import is_complete
 from dagmaster.ingest.sources import LocalFile
 from dagmaster.ingest.validation import FileRules
 from dagmaster.listen import bind
-from dagmaster.local.discovery import Platform, awaited_platform, hold, publish, storage_of
+from dagmaster.local.discovery import RunningPlatform, awaited_platform, hold, publish, storage_of
 from dagmaster.local.embedded import Cluster
 from dagmaster.local.platform import LocalPlatform
 from dagmaster.raster.landscape import make_landscape
@@ -96,6 +97,46 @@ def test_the_same_again_answers_with_the_same_job_and_force_with_a_new_revision(
     assert forced.json["job_id"] != new.json["job_id"]
     assert forced.json["cogs"]["folder"].endswith("/again/v0/r2")
     assert (known.json["job_id"], known.json["revision"]) == (forced.json["job_id"], 2)
+
+
+@pytest.mark.requirement("R2")
+def test_warnings_that_needed_every_pixel_are_printed_after_the_job(capsys):
+    warning = {"severity": "warn", "advice": "another target_crs may help", "stage": "processing", "places": []}
+    tiles = {"count": 9, "places": ["r000c000.tif", "r000c001.tif", "r000c002.tif", "r000c003.tif"]}
+    findings = [
+        {**warning, "code": "raster.infinite", "message": "12 values are infinite", **tiles},
+        {**warning, "code": "raster.area-differs", "message": "8.7 % of the valid area is lost", "count": 1},
+        {**warning, "code": "raster.no-nodata", "message": "printed before the job", "stage": "validation", "count": 1},
+        {**warning, "code": "raster.treated-as", "message": "not a warning", "severity": "info", "count": 1},
+    ]
+
+    result_summary.print_warnings(State(), {"findings": findings})
+    for unknown in (None, {}, {"findings": None}):
+        result_summary.print_warnings(State(), unknown)
+
+    printed = capsys.readouterr().out.splitlines()
+    assert printed == [
+        "  warn  r000c000.tif, r000c001.tif, r000c002.tif and 6 more: 12 values are infinite [raster.infinite]",
+        "        another --target-crs may help",
+        "  warn  8.7 % of the valid area is lost [raster.area-differs]",
+        "        another --target-crs may help",
+    ]
+
+
+@pytest.mark.requirement("R2")
+def test_a_job_prints_what_it_found_in_the_pixels(on_maps, tmp_path):
+    values = np.linspace(0, 100, 90_000, dtype="float32").reshape(300, 300)
+    values[150, 150] = np.inf
+    path = tmp_path / "infinite.tif"
+    layout = {"driver": "GTiff", "width": 300, "height": 300, "count": 1, "dtype": "float32", "crs": "EPSG:32633"}
+    with rasterio.open(path, "w", transform=Affine(10, 0, 500_000, 0, -10, 5_300_000), **layout) as dataset:
+        dataset.write(values, 1)
+
+    done = on_maps("process", str(path))
+
+    assert done.code == 0, done.err
+    _, _, after = done.out.partition("completed in")
+    assert "are infinite; they are kept, and left out of the statistics [raster.infinite]" in after
 
 
 @pytest.mark.requirement("A5")
@@ -295,7 +336,7 @@ def test_a_platform_that_is_starting_is_waited_for(tmp_path):
 
     def publish_soon() -> None:
         said.append("waiting")
-        threading.Timer(0.3, lambda: publish(tmp_path, Platform("dsn", 7, "now"))).start()
+        threading.Timer(0.3, lambda: publish(tmp_path, RunningPlatform("dsn", 7, "now"))).start()
 
     with hold(tmp_path):
         platform = awaited_platform(tmp_path, publish_soon)
@@ -478,14 +519,14 @@ def test_a_platform_reports_where_it_stores_objects(tmp_path):
     theirs = Settings(BRONZE_FOLDER=str(tmp_path / "raw"), SILVER_CONTAINER="refined")
     ours = Settings(STORAGE_FOLDER=str(tmp_path / "mine"), DAGMASTER_DATA=str(tmp_path / "data"))
 
-    seen = open_storage(Platform("", 1, "", storage=storage_of(theirs)).with_its_storage(ours))
+    seen = open_storage(RunningPlatform("", 1, "", storage=storage_of(theirs)).with_its_storage(ours))
 
     assert seen.gdal_path(seen.location("x", zone=Zone.BRONZE)) == str(tmp_path / "raw/bronze/x")
     assert seen.gdal_path(seen.location("x", zone=Zone.SILVER)) == str(tmp_path / "data/storage/silver/refined/x")
 
 
 def test_a_platform_that_came_back_is_asked_where_it_serves_maps_now(tmp_path):
-    before, now = (Platform("", 1, "", maps_url=f"http://127.0.0.1:{port}") for port in (8001, 8002))
+    before, now = (RunningPlatform("", 1, "", maps_url=f"http://127.0.0.1:{port}") for port in (8001, 8002))
 
     with hold(tmp_path):
         publish(tmp_path, before)
@@ -511,8 +552,8 @@ def test_a_date_that_was_not_given_is_warned_about(scene, tags, date, revision, 
         dataset.update_tags(**tags)
     os.utime(file, (1_700_000_000, 1_700_000_000))
 
-    raster_options = process._raster_options("raster_ingest", dict.fromkeys(("target_crs", "tile_size", "output_tier")))
-    rules = FileRules(None, None, raster_options)
+    options = raster_options("raster_ingest", dict.fromkeys(("target_crs", "tile_size", "output_tier")))
+    rules = FileRules(None, None, options)
     is_dated = bool(date) or revision > 1
     (check,) = validation.validate(State(), [LocalFile("undated.tif", Path(file))], rules, is_dated=is_dated)
 

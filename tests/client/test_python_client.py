@@ -235,6 +235,8 @@ async def test_both_names_of_a_field_are_accepted_and_sent(database):
         refused = await http.post("/api/v1/jobs", json=both)
 
     assert refused.status_code == 422
+    assert "both `inputs` and `input_params` were sent" in refused.json()["detail"]
+    assert "unknown field" not in refused.text
 
 
 def problem(status: int) -> tuple[int, Any]:

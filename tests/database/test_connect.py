@@ -4,6 +4,7 @@ import asyncio
 
 import psycopg
 import pytest
+from psycopg_pool import AsyncConnectionPool
 from tests.conftest import administrator
 
 from dagmaster.database import connect as connecting
@@ -217,3 +218,38 @@ def test_rare_refusals_are_recognised_by_their_messages(said, code):
 
     assert refused.value.code == code
     assert refused.value.hint
+
+
+@pytest.mark.requirement("C3")
+async def test_a_connection_that_lives_is_used_again_without_a_query(database, monkeypatch):
+    async def refuse(_connection: object) -> None:
+        raise AssertionError("a round trip for nothing")
+
+    reader = pool(database, "test", 0, 1)
+    await reader.open()
+    async with reader.connection() as connection:
+        first = connection.info.backend_pid
+    monkeypatch.setattr(AsyncConnectionPool, "check_connection", refuse)
+
+    async with reader.connection() as connection:
+        second = connection.info.backend_pid
+
+    assert first == second
+    await reader.close()
+
+
+@pytest.mark.requirement("C3")
+async def test_a_connection_that_the_server_ended_is_replaced(database, cluster):
+    reader = pool(database, "test", 0, 1)
+    await reader.open()
+    async with reader.connection() as connection:
+        first = connection.info.backend_pid
+    with administrator(cluster) as superuser:
+        superuser.execute("SELECT pg_terminate_backend(%s, 5000)", [first])
+
+    async with reader.connection() as connection:
+        (answer,) = await (await connection.execute("SELECT 1")).fetchone()
+
+    assert answer == 1
+    assert connection.info.backend_pid != first
+    await reader.close()

@@ -101,7 +101,15 @@ ELSEWHERE = {
     "exchange_limited_too": AT_ONCE,
     "exchange_late": AT_ONCE,
 }
-OF_ASSETS = ("submit_asset", "change_asset", "change_platform", "prepare_catalogue", "first_key")
+OF_ASSETS = (
+    "submit_asset",
+    "change_asset",
+    "change_platform",
+    "prepare_catalogue",
+    "first_key",
+    "asset_upkeep",
+    "adopt_dataset",
+)
 SWEPT = {(name, commit) for name, commits in COMMITS.items() for commit in commits}
 # A decision on a state that has changed meanwhile is handled by the loop, which these calls do not have.
 NOT_REPEATED = tuple(name for name in COMMITS if name.startswith(("advance_", "take_over")))
@@ -244,7 +252,7 @@ def test_every_write_transaction_has_points_on_both_sides_of_its_commit_or_a_rea
     assert COMMITS.keys() | ELSEWHERE.keys() == {transaction.name for transaction in TRANSACTIONS}
     # Those of documents are swept with raster jobs and those of callbacks in test_callbacks.py, both in tests/engine,
     # and those of assets and keys in tests/operations/test_crashes.py.
-    commits = {commit for _, commit in SWEPT} | {"catalogue", "callbacks", "documents", *OF_ASSETS}
+    commits = {commit for _, commit in SWEPT} | {"callbacks", "documents", *OF_ASSETS}
     assert commits == {*faults.TRANSACTIONS, *faults.STATEMENTS, "orchestrator"}
 
 

@@ -1,4 +1,4 @@
-"""What a job inherits of the documents of earlier revisions."""
+"""The documents of revisions: which are refused, how they are written, and what a job inherits of earlier ones."""
 
 from typing import Any
 from uuid import uuid4
@@ -6,8 +6,11 @@ from uuid import uuid4
 import psycopg
 import pytest
 from psycopg.types.json import Jsonb
+from tests.database.test_catalog import an_item
 
-from dagmaster.database.assets.documents import RevisionKey, read_earlier
+from dagmaster.database.assets import documents
+from dagmaster.database.assets.documents import RevisionKey, read_earlier, require_storable
+from dagmaster.errors import UnfitData
 
 pytestmark = pytest.mark.requirement("C1")
 
@@ -117,3 +120,42 @@ def test_the_times_of_items_are_read_if_they_differ(asset):
         "dem-v0-a": {"datetime": "2024-01-01T00:00:00Z", **common},
         "dem-v0-b": {"datetime": "2024-02-01T00:00:00Z", **common},
     }
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ([{}, {}], "catalog.duplicate-item"),
+        ([{"geometry": None}], "catalog.bad-item"),
+        ([{"id": ""}], "catalog.bad-item"),
+        ([{"id": 7}], "catalog.bad-item"),
+        ([{"properties": None}], "catalog.bad-item"),
+        ([{"properties": {"datetime": None}}], "catalog.bad-item"),
+        ([{"properties": {"datetime": "yesterday-ish"}}], "catalog.bad-item"),
+        ([{"properties": {"datetime": "2024-01-01T00:00:00"}}], "catalog.bad-item"),
+        (
+            [{"properties": {"start_datetime": "2024-01-02T00:00:00Z", "end_datetime": "2024-01-01T00:00:00Z"}}],
+            "catalog.bad-item",
+        ),
+    ],
+    ids=str,
+)
+def test_items_that_pgstac_would_refuse_or_leave_out_are_refused_before(changes, code):
+    with pytest.raises(UnfitData) as refused:
+        require_storable([an_item("a") | change for change in changes])
+
+    assert refused.value.code == code
+
+
+def test_batches_are_limited_in_number_and_size(monkeypatch):
+    given = [(str(n), {"id": str(n), "x": "y" * 100}) for n in range(10)]
+
+    def sizes(**limits: int) -> list[int]:
+        for name, limit in limits.items():
+            monkeypatch.setattr(documents, name, limit)
+        return [len(batch) for batch in documents._batches(given)]
+
+    assert sizes() == [10]
+    assert sizes(BATCH_ITEMS=4) == [4, 4, 2]
+    assert sizes(BATCH_BYTES=350) == [2, 2, 2, 2, 2]
+    assert sizes(BATCH_BYTES=50) == [1] * 10

@@ -177,7 +177,7 @@ async def _report(stage: Stage, worker: UUID, tasks: Sequence[Any], error: dict[
 async def _start(stage: Stage, job_id: UUID, workflow: Any, owner: UUID) -> None:
     """Create a job, claim it, and let its first tasks go out."""
     await stage.ledger.create_jobs([NewJob(job_id, workflow, {})])
-    (claim,) = await stage.ledger.claim_jobs(owner, limit=1, orphan_after_seconds=1e6, patience_seconds=0)
+    (claim,) = await stage.ledger.claim_orphans(owner, limit=1, orphan_after_seconds=1e6, patience_seconds=0)
     assert claim.job_id == job_id
     stage.claims[job_id] = claim
     await _advance(stage, owner, job_id)
@@ -426,7 +426,7 @@ def _reviewing(stage: Stage, ledger: PostgresLedger) -> Awaitable[Any]:
 
 
 def _claiming(owner: UUID) -> Call:
-    return lambda _, ledger: ledger.claim_jobs(owner, limit=10, orphan_after_seconds=600, patience_seconds=0)
+    return lambda _, ledger: ledger.claim_orphans(owner, limit=10, orphan_after_seconds=600, patience_seconds=0)
 
 
 def _advancing(job_id: UUID, look: Callable[[frozenset[UUID]], StepScope], owner: UUID = ONE) -> Call:
@@ -443,7 +443,7 @@ async def _as_zombie(stage: Stage, ledger: PostgresLedger) -> frozenset[UUID]:
 
 
 async def _take_over(stage: Stage, ledger: PostgresLedger) -> list[Claim]:
-    claims = await ledger.claim_jobs(TWO, limit=10, orphan_after_seconds=600, patience_seconds=0)
+    claims = await ledger.claim_orphans(TWO, limit=10, orphan_after_seconds=600, patience_seconds=0)
     if claims:
         await stage.advance(ledger, TWO, claims, StepScope(), await _load(ledger, claims))
     return claims

@@ -249,7 +249,7 @@ async def an_owner(bench: Bench, number: int = 1) -> UUID:
 
 
 async def claim_all(bench: Bench, owner_id: UUID, limit: int = 100, patience: float = 1e6) -> list[Claim]:
-    return await bench.ledger.claim_jobs(owner_id, limit=limit, orphan_after_seconds=60, patience_seconds=patience)
+    return await bench.ledger.claim_orphans(owner_id, limit=limit, orphan_after_seconds=60, patience_seconds=patience)
 
 
 async def take(bench: Bench, demand: Demand = SERVED, worker: UUID = WORKER) -> tuple[TaskMessage, ...]:
@@ -605,6 +605,22 @@ async def test_the_jobs_of_a_silent_owner_are_orphans_and_those_of_a_live_one_ar
 
 
 @pytest.mark.requirement("E5")
+async def test_orphans_are_claimed_only_where_they_are_asked_for(bench):
+    await bench.ledger.create_jobs([a_job(1)])
+    await claim_all(bench, await an_owner(bench, 1))
+    await bench.ledger.create_jobs([a_job(2)])
+    await bench.set_clock(61)
+    second = await an_owner(bench, 2)
+    limits = {"limit": 100, "orphan_after_seconds": 60, "patience_seconds": 1e6}
+
+    free = await bench.ledger.claim_jobs(second, **limits)
+    orphans = await bench.ledger.claim_orphans(second, **limits)
+
+    assert [claim.job_id for claim in free] == [a_job(2).job_id]
+    assert [claim.job_id for claim in orphans] == [a_job(1).job_id]
+
+
+@pytest.mark.requirement("E5")
 async def test_an_instance_that_was_silent_itself_reclaims_no_orphans(bench):
     """After an outage nobody has been heard of: they would take the same jobs from each other, again and again."""
     await bench.ledger.create_jobs([a_job(1)])
@@ -811,7 +827,8 @@ async def test_a_result_is_handled_exactly_once(bench):
     assert reported == (task.job_id,)
     (result,) = news
     assert isinstance(result, Succeeded)
-    assert (result.node_id, result.attempt, result.was, result.output) == ("work", 1, NodeStatus.DISPATCHED, {"x": 1})
+    assert (result.node_id, result.attempt, result.status) == ("work", 1, NodeStatus.DISPATCHED)
+    assert result.output == {"x": 1}
     assert (result.started_at, result.finished_at) == (START, START + timedelta(seconds=5))
     row = await only(bench, "dag_task_results")
     assert (row["accepted"], row["processed"], row["metrics"]) == (True, True, {"bytes": 3})
@@ -888,7 +905,7 @@ async def test_failed_and_returned_tasks_come_with_their_nodes_counters(bench, s
     (news,) = await driver.turn()
 
     assert isinstance(news, kind)
-    assert (news.retry_count, news.loss_count, news.parent, news.index) == (0, 0, None, None)
+    assert (news.retry_count, news.loss_count, news.parent_node_id, news.fan_out_index) == (0, 0, None, None)
     assert (await only(bench, "dag_tasks", attempt=1))["status"] == status
     if isinstance(news, Failed):
         assert news.error == error
@@ -1256,7 +1273,7 @@ async def test_a_node_whose_wait_has_ended_is_reported_as_pending_work(bench):
     assert early == []
     assert (due.overdue, due.next_due_seconds) == ((task.job_id,), None)
     assert isinstance(news, Due)
-    assert (news.attempt, news.was, news.retry_count) == (1, NodeStatus.READY, 1)
+    assert (news.attempt, news.status, news.retry_count) == (1, NodeStatus.READY, 1)
     assert (await only(bench, "dag_tasks", attempt=2))["retry_count"] == 1
     assert (await only(bench, "dag_node_states", node_id="work"))["not_before"] is None
 
@@ -2166,7 +2183,7 @@ async def test_concurrent_claims_never_share_a_job(database):
 
     async def claim_until_none(ledger: PostgresLedger, owner: UUID) -> list[UUID]:
         mine: list[UUID] = []
-        while claims := await ledger.claim_jobs(owner, limit=3, orphan_after_seconds=60, patience_seconds=0.0):
+        while claims := await ledger.claim_orphans(owner, limit=3, orphan_after_seconds=60, patience_seconds=0.0):
             mine += [claim.job_id for claim in claims]
         return mine
 

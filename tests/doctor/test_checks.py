@@ -5,14 +5,19 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from dagmaster import __version__
 from dagmaster.database.maintenance.server import Clock
 from dagmaster.database.schema.deploy import Status
 from dagmaster.doctor import database, findings, machine
 from dagmaster.doctor.findings import FindingLevel, Judgement
-from dagmaster.errors import Unavailable
+from dagmaster.errors import InvalidRequest, InvalidWorkflow, NotAllowed, Unavailable, WorkflowProblem
+from dagmaster.library.workflows import WorkflowLibrary
+from dagmaster.listen import API
+from dagmaster.settings import Settings
 
 pytestmark = pytest.mark.requirement("M3")
 
@@ -28,24 +33,42 @@ def row(**columns) -> SimpleNamespace:
 def levels(findings: Iterable[Judgement]) -> list[FindingLevel]:
     """Each warning and each problem says how to fix it."""
     findings = list(findings)
-    assert all(finding.found for finding in findings)
+    assert all(finding.observation for finding in findings)
     assert all(finding.fix for finding in findings if finding.level in {WARNING, PROBLEM})
     assert not any(finding.fix for finding in findings if finding.level in {OK, SKIPPED})
     return [finding.level for finding in findings]
 
 
+def settings_with(**values: Any) -> Settings:
+    return Settings().model_copy(update=values)
+
+
+@pytest.fixture
+def target() -> machine.Target:
+    return machine.Target(Settings(), {}, None)
+
+
 @pytest.mark.parametrize(("version", "expected"), [((3, 11, 0), OK), ((3, 13, 5), OK), ((3, 10, 9), PROBLEM)])
-def test_the_version_of_python_is_judged(version, expected):
-    assert levels(machine.judge_python(version, "/usr/bin/python3")) == [expected]
+def test_the_version_of_python_is_judged(target, monkeypatch, version, expected):
+    monkeypatch.setattr(machine, "sys", SimpleNamespace(version_info=version, executable="/usr/bin/python3"))
+
+    assert levels(machine.check_python(target)) == [expected]
 
 
-def test_settings_are_judged():
-    assert levels(machine.judge_settings([], [])) == [OK]
-    assert levels(machine.judge_settings(["A=1: wrong", "B=2: wrong"], ["C is not a setting"])) == [
-        PROBLEM,
-        PROBLEM,
-        WARNING,
-    ]
+def test_settings_are_judged(target, monkeypatch):
+    problems = ["A=1: wrong", "B=2: wrong"]
+    environment = SimpleNamespace(load=lambda: None, warnings=list)
+    monkeypatch.setattr(machine, "environment", environment)
+    valid = levels(machine.check_settings(target))
+
+    def refuse() -> None:
+        raise InvalidRequest("wrong", code="settings.invalid", problems=problems)
+
+    environment.load, environment.warnings = refuse, lambda: ["C is not a setting"]
+    invalid = levels(machine.check_settings(target))
+
+    assert valid == [OK]
+    assert invalid == [PROBLEM, PROBLEM, WARNING]
 
 
 @pytest.mark.parametrize(
@@ -55,20 +78,18 @@ def test_settings_are_judged():
         ({"free_bytes": GB}, WARNING),
         ({"free_bytes": 1000}, PROBLEM),
         ({"is_writable": False}, PROBLEM),
-        ({"is_folder": False}, PROBLEM),
-        ({"path": Path("/data/new")}, OK),
+        ({"path": "file/data"}, PROBLEM),
+        ({"path": "new"}, OK),
     ],
 )
-def test_folders_are_judged(facts, expected):
-    folder = {
-        "path": Path("/data"),
-        "nearest": Path("/data"),
-        "is_folder": True,
-        "is_writable": True,
-        "free_bytes": 100 * GB,
-    }
+def test_folders_are_judged(tmp_path, monkeypatch, facts, expected):
+    facts = {"path": "", "is_writable": True, "free_bytes": 100 * GB, **facts}
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(machine.os, "access", lambda *_: facts["is_writable"])
+    monkeypatch.setattr(machine.shutil, "disk_usage", lambda _: SimpleNamespace(free=facts["free_bytes"]))
+    settings = settings_with(data_folder=tmp_path / facts["path"], database_url="postgresql://host/db")
 
-    assert levels(machine.judge_folder(**folder | facts)) == [expected]
+    assert levels(machine.check_data_folder(machine.Target(settings, {}, None))) == [expected]
 
 
 @pytest.mark.parametrize(
@@ -88,53 +109,124 @@ def test_private_files_are_judged(mode, owner, expected):
         (8000, "another program", False, WARNING),
     ],
 )
-def test_ports_are_judged(port, holder, is_needed, expected):
-    assert levels(machine.judge_port("API_PORT", port, holder, is_needed=is_needed)) == [expected]
+def test_ports_are_judged(monkeypatch, port, holder, is_needed, expected):
+    monkeypatch.setattr(machine, "_holder", lambda *_: holder)
+    settings = settings_with(api_port=port)
+    if not is_needed:
+        settings.model_fields_set.discard("api_port")
+
+    assert levels(machine.check_port(settings, API)) == [expected]
 
 
 @pytest.mark.parametrize(
     ("is_installed", "is_needed", "expected"), [(True, True, OK), (False, True, PROBLEM), (False, False, OK)]
 )
-def test_programs_of_postgres_are_judged(is_installed, is_needed, expected):
-    error = None if is_installed else Unavailable("not installed", code="cluster.not-installed", hint="install it")
+def test_programs_of_postgres_are_judged(monkeypatch, is_installed, is_needed, expected):
+    def find_binaries() -> Path:
+        if is_installed:
+            return Path("/bin")
+        raise Unavailable("not installed", code="cluster.not-installed", hint="install it")
 
-    assert levels(machine.judge_programs("/bin", error, is_needed=is_needed)) == [expected]
+    monkeypatch.setattr(machine, "find_binaries", find_binaries)
+    settings = settings_with(database_url=None if is_needed else "postgresql://host/db")
+
+    assert levels(machine.check_programs(machine.Target(settings, {}, None))) == [expected]
 
 
 @pytest.mark.parametrize(("size", "expected"), [(GB, OK), (64 << 20, WARNING), (None, WARNING)])
-def test_shared_memory_is_judged(size, expected):
-    assert levels(machine.judge_shared_memory(size)) == [expected]
+def test_shared_memory_is_judged(target, tmp_path, monkeypatch, size, expected):
+    monkeypatch.setattr(machine, "_SHARED_MEMORY", tmp_path if size else tmp_path / "missing")
+    monkeypatch.setattr(machine.shutil, "disk_usage", lambda _: SimpleNamespace(total=size))
+
+    assert levels(machine.check_shared_memory(target)) == [expected]
 
 
-def test_gdal_is_not_needed_yet():
-    (absent,) = machine.judge_gdal(None, {})
-    (present,) = machine.judge_gdal("GDAL 3.9.1", {"rasterio": "1.4"})
+def test_gdal_is_not_needed_yet(target, monkeypatch):
+    monkeypatch.setattr(machine, "_WHEELS", ())
+    monkeypatch.setattr(machine.shutil, "which", lambda _: None)
+    (absent,) = machine.check_gdal(target)
+    monkeypatch.setattr(machine, "_WHEELS", ("rasterio",))
+    monkeypatch.setattr(machine, "version", lambda _: "1.4")
+    monkeypatch.setattr(machine.shutil, "which", lambda name: f"/bin/{name}")
+    monkeypatch.setattr(machine.subprocess, "run", lambda *_, **__: SimpleNamespace(stdout="GDAL 3.9.1, released 2024"))
+    (present,) = machine.check_gdal(target)
 
-    assert (absent.level, "not needed yet" in absent.found) == (OK, True)
-    assert present.found == "GDAL 3.9.1, rasterio 1.4"
+    assert (absent.level, "not needed yet" in absent.observation) == (OK, True)
+    assert present.observation == "GDAL 3.9.1, rasterio 1.4"
+
+
+def answer_of_the_api(monkeypatch, **health: Any) -> list[Judgement]:
+    monkeypatch.setattr(machine, "__version__", "1.2")
+    monkeypatch.setattr(machine.httpx2, "get", lambda *_, **__: SimpleNamespace(json=lambda: health))
+    return list(machine.check_api(machine.Target(Settings(), {}, "http://x")))
 
 
 @pytest.mark.parametrize(
-    ("facts", "expected"),
+    ("health", "expected"),
     [
-        ({"version": "1.2"}, [OK]),
-        ({"version": "1.1"}, [WARNING]),
-        ({"trouble": "refused"}, [PROBLEM]),
+        ({"version": "1.2", "checks": []}, [OK]),
+        ({"version": "1.1", "checks": []}, [WARNING]),
+        ({"message": "I am another server"}, [PROBLEM]),
     ],
 )
-def test_the_api_is_judged(facts, expected):
-    assert levels(machine.judge_api("http://x", "1.2", **facts)) == expected
+def test_the_api_is_judged(monkeypatch, health, expected):
+    assert levels(answer_of_the_api(monkeypatch, **health)) == expected
 
 
-def test_an_unhealthy_api_is_reported():
-    (finding,) = machine.judge_api("http://x", "1.2", "1.2", unhealthy=["database: away"])
+def test_an_api_that_refuses_connections_is_a_problem(monkeypatch):
+    def refuse(*_: Any, **__: Any) -> None:
+        raise machine.httpx2.ConnectError("refused")
 
-    assert (finding.level, finding.found) == (PROBLEM, "http://x is not healthy: database: away")
+    monkeypatch.setattr(machine.httpx2, "get", refuse)
+
+    assert levels(machine.check_api(machine.Target(Settings(), {}, "http://x"))) == [PROBLEM]
 
 
-def test_workflow_files_are_judged():
-    assert levels(machine.judge_workflows(3, [], [])) == [OK]
-    assert levels(machine.judge_workflows(3, ["a.yaml:1:1: wrong"], ["package x: broken"])) == [PROBLEM, PROBLEM]
+def test_an_unhealthy_api_is_reported(monkeypatch):
+    checks = [{"name": "database", "detail": "away", "is_ok": False}]
+    (finding,) = answer_of_the_api(monkeypatch, version="1.2", checks=checks)
+
+    assert (finding.level, finding.observation) == (PROBLEM, "http://x is not healthy: database: away")
+
+
+def test_workflow_files_are_judged(target, monkeypatch):
+    handlers, refused = SimpleNamespace(refused=[]), []
+    monkeypatch.setattr(machine, "installed", lambda: handlers)
+    monkeypatch.setattr(machine, "load_library", lambda *_: WorkflowLibrary({}, tuple(refused)))
+    valid = levels(machine.check_workflows(target))
+    refused.append(InvalidWorkflow("a.yaml", [WorkflowProblem("wrong")]))
+    handlers.refused.append("package x: broken")
+
+    assert valid == [OK]
+    assert levels(machine.check_workflows(target)) == [PROBLEM, PROBLEM]
+
+
+class FakeServer:
+    """Answers with the rows of each query, by its name, and with what else a server is asked for."""
+
+    def __init__(self, answers: dict[str, Any]) -> None:
+        self.answers = answers
+
+    def rows(self, _dsn: str, query_name: str, **_: Any) -> list[Any]:
+        return self.answers[query_name]
+
+    def row(self, dsn: str, query_name: str, **values: Any) -> Any:
+        return next(iter(self.rows(dsn, query_name, **values)), None)
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda _dsn: self.answers[name]
+
+
+@pytest.fixture
+def judged(monkeypatch):
+    """The levels that a check finds on a server with these answers, if the workflows need these handlers."""
+
+    def judge(check, needed_handlers=None, **answers: Any) -> list[FindingLevel]:
+        monkeypatch.setattr(database, "_needed_handlers", lambda _: needed_handlers)
+        monkeypatch.setattr(database, "server", FakeServer(answers))
+        return levels(check(database.Database("", settings_with(worker_processes=2), alive_seconds=60)))
+
+    return judge
 
 
 @pytest.mark.parametrize(
@@ -187,51 +279,68 @@ SETTINGS = {
         ({"default_transaction_isolation": "serializable"}, WARNING),
     ],
 )
-def test_settings_of_the_server_are_judged(changed, expected):
-    assert levels(database.judge_server_settings(SETTINGS | changed)) == [expected]
+def test_settings_of_the_server_are_judged(judged, changed, expected):
+    assert judged(database.check_server_settings, settings=SETTINGS | changed) == [expected]
 
 
 @pytest.mark.parametrize(("used", "expected"), [(10, OK), (80, WARNING), (96, PROBLEM)])
-def test_the_number_of_connections_is_judged(used, expected):
-    assert levels(database.judge_connections(SETTINGS, used, worker_processes=2)) == [expected]
+def test_the_number_of_connections_is_judged(judged, used, expected):
+    assert judged(database.check_connections, settings=SETTINGS, doctor_connections=[row(used=used)]) == [expected]
 
 
 @pytest.mark.parametrize(
     ("extension", "expected"),
-    [(None, WARNING), (row(available="3.3", installed=None), OK), (row(available="3.3", installed="3.3"), OK)],
+    [([], WARNING), ([row(available="3.3", installed=None)], OK), ([row(available="3.3", installed="3.3")], OK)],
 )
-def test_postgis_is_judged(extension, expected):
-    assert levels(database.judge_extension(extension)) == [expected]
+def test_postgis_is_judged(judged, extension, expected):
+    assert judged(database.check_postgis, doctor_extension=extension) == [expected]
 
 
 @pytest.mark.parametrize(
     ("deployed", "stored", "pending", "expected"),
     [(True, "a", [], None), (False, None, ["deploy"], "deploy"), (True, "b", ["add a column"], "migrate")],
 )
-def test_schemas_are_judged(deployed, stored, pending, expected):
-    (finding,) = database.judge_schema(Status(deployed, "a", stored, pending, {}, "15", {}))
+def test_schemas_are_judged(monkeypatch, deployed, stored, pending, expected):
+    status = Status(deployed, "a", stored, pending, {}, "15", {})
+    monkeypatch.setattr(database.deploy, "status", lambda _: status)
+
+    (finding,) = database.check_schema(database.Database("", Settings(), alive_seconds=60))
 
     assert finding.level is (PROBLEM if expected else OK)
     assert expected is None or f"dagmaster db {expected}" in finding.fix
 
 
-@pytest.mark.parametrize(("deployed", "expected"), [("a", OK), ("b", PROBLEM), (None, PROBLEM)])
-def test_fingerprints_of_schemas_are_judged(deployed, expected):
-    assert levels(database.judge_fingerprint(deployed, "a")) == [expected]
+@pytest.mark.parametrize(
+    ("deployed", "expected"),
+    [
+        ([row(fingerprint="a")], OK),
+        ([row(fingerprint="b")], PROBLEM),
+        ([row(fingerprint=None)], PROBLEM),
+        ([], PROBLEM),
+    ],
+)
+def test_fingerprints_of_schemas_are_judged(judged, monkeypatch, deployed, expected):
+    def refuse(_dsn: str) -> None:
+        raise NotAllowed("no right to compare", code="database.not-allowed")
+
+    monkeypatch.setattr(database.deploy, "status", refuse)
+    monkeypatch.setattr(database.deploy, "fingerprint", lambda: "a")
+
+    assert judged(database.check_schema, doctor_fingerprint=deployed) == [expected]
 
 
 @pytest.mark.parametrize(("seconds", "expected"), [(0.002, OK), (0.9, WARNING), (None, PROBLEM)])
-def test_notifications_are_judged(seconds, expected):
-    assert levels(database.judge_notifications(seconds)) == [expected]
+def test_notifications_are_judged(judged, seconds, expected):
+    assert judged(database.check_notifications, notify_seconds=seconds) == [expected]
 
 
 @pytest.mark.parametrize(
     ("offset", "uncertainty", "expected"),
     [(0.01, 0.001, OK), (-1.5, 0.01, WARNING), (2.0, 1.9, OK), (90.0, 0.01, PROBLEM), (-90.0, 0.01, PROBLEM)],
 )
-def test_clocks_are_judged(offset, uncertainty, expected):
+def test_clocks_are_judged(judged, offset, uncertainty, expected):
     """What may be the network's doing is not the clock's."""
-    assert levels(database.judge_clock(Clock(offset, uncertainty))) == [expected]
+    assert judged(database.check_clock, clock=Clock(offset, uncertainty)) == [expected]
 
 
 @pytest.mark.parametrize(
@@ -243,29 +352,29 @@ def test_clocks_are_judged(offset, uncertainty, expected):
         (True, True, [row(kind="table", name="dag_jobs", lacking="INSERT")], PROBLEM),
     ],
 )
-def test_rights_are_judged(has_schema, may_create, lacking, expected):
+def test_rights_are_judged(judged, has_schema, may_create, lacking, expected):
     role = row(name="plain", is_superuser=False, has_schema=has_schema, may_create=may_create)
 
-    assert levels(database.judge_rights(role, lacking, "dagapp")) == [expected]
+    assert judged(database.check_rights, doctor_role=[role], doctor_rights=lacking) == [expected]
 
 
 @pytest.mark.parametrize(("seconds", "expected"), [(1, OK), (600, WARNING), (7200, PROBLEM)])
-def test_open_transactions_are_judged(seconds, expected):
-    assert levels(database.judge_transaction(None)) == [OK]
+def test_open_transactions_are_judged(judged, seconds, expected):
+    assert judged(database.check_transactions, doctor_oldest_transaction=[]) == [OK]
     oldest = row(seconds=seconds, who="process 5", state="idle in transaction")
-    assert levels(database.judge_transaction(oldest)) == [expected]
+    assert judged(database.check_transactions, doctor_oldest_transaction=[oldest]) == [expected]
 
 
 @pytest.mark.parametrize(
     ("dead", "live", "expected"), [(500, 10, OK), (200_000, 100, WARNING), (200_000, 5_000_000, OK)]
 )
-def test_dead_rows_are_judged(dead, live, expected):
-    assert levels(database.judge_dead_rows(None)) == [OK]
+def test_dead_rows_are_judged(judged, dead, live, expected):
+    assert judged(database.check_dead_rows, doctor_dead_rows=[]) == [OK]
     worst = row(table="dag_tasks", dead=dead, live=live, vacuumed_seconds_ago=None)
-    assert levels(database.judge_dead_rows(worst)) == [expected]
+    assert judged(database.check_dead_rows, doctor_dead_rows=[worst]) == [expected]
 
 
-def instance(role: str, silent_seconds: float = 1.0, version: str = "1") -> SimpleNamespace:
+def instance(role: str, silent_seconds: float = 1.0, version: str = __version__) -> SimpleNamespace:
     served = {"queues": ["q"], "handlers": ["h"]}
     return row(role=role, host="host", pid=5, version=version, silent_seconds=silent_seconds, **served)
 
@@ -285,27 +394,31 @@ def queued_tasks(queue: str, handler: str, count: int) -> SimpleNamespace:
         ([instance("orchestrator", version="0"), instance("worker")], 0, 0, [OK, OK, WARNING]),
     ],
 )
-def test_instances_are_judged(instances, open_jobs, queued, expected):
-    waiting = [queued_tasks("q", "h", queued)] if queued else []
+def test_instances_are_judged(judged, instances, open_jobs, queued, expected):
+    rows = {
+        "doctor_instances": instances,
+        "doctor_open_jobs": [row(count=open_jobs)],
+        "doctor_queued": [queued_tasks("q", "h", queued)] if queued else [],
+    }
 
-    judgements = database.judge_instances(instances, open_jobs, waiting, alive_seconds=60, our_version="1")
-
-    assert levels(judgements) == expected
+    assert judged(database.check_instances, **rows) == expected
 
 
 @pytest.mark.parametrize(
     ("workers", "needs", "queued", "expected"),
     [
-        ([], [("q", "h", "w")], [], [SKIPPED]),
-        ([instance("worker", 100)], [("q", "h", "w")], [], [SKIPPED]),
-        ([instance("worker")], [("q", "h", "w")], [queued_tasks("q", "h", 1)], [OK]),
-        ([instance("worker")], [("q", "other", "w"), ("q", "other", "v")], [], [WARNING]),
-        ([instance("worker")], [("elsewhere", "h", "w")], [], [WARNING]),
-        ([instance("worker")], [], [queued_tasks("q", "other", 1)], [PROBLEM]),
+        ([], {("q", "h"): {"w"}}, [], [SKIPPED]),
+        ([instance("worker", 100)], {("q", "h"): {"w"}}, [], [SKIPPED]),
+        ([instance("worker")], {("q", "h"): {"w"}}, [queued_tasks("q", "h", 1)], [OK]),
+        ([instance("worker")], {("q", "other"): {"w", "v"}}, [], [WARNING]),
+        ([instance("worker")], {("elsewhere", "h"): {"w"}}, [], [WARNING]),
+        ([instance("worker")], {}, [queued_tasks("q", "other", 1)], [PROBLEM]),
     ],
 )
-def test_handlers_are_judged(workers, needs, queued, expected):
-    assert levels(database.judge_handlers(needs, workers, queued, alive_seconds=60)) == expected
+def test_handlers_are_judged(judged, workers, needs, queued, expected):
+    rows = {"doctor_instances": workers, "doctor_queued": queued}
+
+    assert judged(database.check_handlers, needed_handlers=needs, **rows) == expected
 
 
 def test_a_check_that_fails_or_hangs_is_a_finding_and_stops_no_other():
@@ -328,7 +441,7 @@ def test_a_check_that_fails_or_hangs_is_a_finding_and_stops_no_other():
         "works": [OK],
     }
     assert time.monotonic() - begun < 5
-    assert "RuntimeError" in results["fails"][0].found
-    assert "hunter2" not in results["fails"][0].found
-    assert "no answer within 0.3 s" in results["hangs"][0].found
-    assert results["works"][0].found == "the subject"
+    assert "RuntimeError" in results["fails"][0].observation
+    assert "hunter2" not in results["fails"][0].observation
+    assert "no answer within 0.3 s" in results["hangs"][0].observation
+    assert results["works"][0].observation == "the subject"

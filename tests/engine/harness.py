@@ -28,8 +28,8 @@ from dagmaster.handlers.registry import Registration, Registry, installed
 from dagmaster.jobs.model import Submission
 from dagmaster.jobs.plan import Planner
 from dagmaster.jobs.rendering import AT_ONCE_SECONDS, RenderLimits
+from dagmaster.library.workflows import WorkflowLibrary, load_library
 from dagmaster.observe import log
-from dagmaster.operations.library import WorkflowLibrary, load_library
 from dagmaster.operations.submit import submit
 from dagmaster.orchestrator.loop import Orchestrator
 from dagmaster.orchestrator.routing import RegistryRouter
@@ -101,7 +101,7 @@ class Engine:
         *,
         has_notifiers: bool = True,
     ) -> None:
-        """Without bells nobody hears anything: what happens is found by polling."""
+        """Without notifiers, work is found by polling."""
         self.dsn = dsn
         self.has_notifiers = has_notifiers
         self.settings = settings or fast_settings()

@@ -27,7 +27,7 @@ from dagmaster.database.maintenance.history import verify
 from dagmaster.database.notify.notifier import JOBS
 from dagmaster.database.notify.postgres import channel_of
 from dagmaster.jobs.model import Submission
-from dagmaster.operations.library import WorkflowLibrary
+from dagmaster.library.workflows import WorkflowLibrary
 from dagmaster.operations.submit import submit
 from dagmaster.workflows.model import Workflow
 from tests.engine.harness import workflow

@@ -165,7 +165,7 @@ async def _ask(what: str, *arguments: str) -> None:
 
 async def _submit(ledger: Any, file: Path, count: int, key: str | None = None) -> None:
     from dagmaster.jobs.model import Submission
-    from dagmaster.operations.library import WorkflowLibrary
+    from dagmaster.library.workflows import WorkflowLibrary
     from dagmaster.operations.submit import submit, submit_once
     from tests.engine.harness import workflow
 

@@ -9,7 +9,7 @@ from dagmaster import faults
 from dagmaster.callbacks.signing import verify
 from dagmaster.database.ledger.postgres import PostgresLedger
 from dagmaster.jobs.model import Submission
-from dagmaster.operations.library import WorkflowLibrary
+from dagmaster.library.workflows import WorkflowLibrary
 from dagmaster.operations.submit import submit
 from tests.callbacks.receivers import Receiver, receiver
 from tests.callbacks.stage import Stage

@@ -125,13 +125,12 @@ CALLED = _around(
     "replay_dead_letter",
     "drop_dead_letter",
     "set_queue",
-    # Tried in tests/database/test_catalog.py.
-    "catalogue",
     # Swept in tests/operations.
     "submit_asset",
     "change_asset",
     "change_platform",
     "prepare_catalogue",
+    "first_key",
 )
 # Swept in test_callbacks.py.
 CALLBACKS = [*_points("callback."), *_around("callbacks")]

@@ -50,18 +50,22 @@ async def test_an_orchestrator_without_jobs_seldom_counts_its_rows(database, mon
 async def test_a_job_whose_claim_was_never_answered_is_given_back_at_once(database, monkeypatch):
     async with engine(database) as running:
         (orchestrator,) = running.orchestrators
-        original, lost = orchestrator.ledger.claim_jobs, []
+        lost = []
         while not orchestrator._next_count:  # it has counted, and would not do so again for a while
             await asyncio.sleep(0.02)
 
-        async def claim_jobs(*values, **options):
-            claims = await original(*values, **options)
-            if claims and not lost:
-                lost.extend(claims)
-                raise Unavailable("the answer was lost")
-            return claims
+        def losing(claim):
+            async def call(*values, **options):
+                claims = await claim(*values, **options)
+                if claims and not lost:
+                    lost.extend(claims)
+                    raise Unavailable("the answer was lost")
+                return claims
 
-        monkeypatch.setattr(orchestrator.ledger, "claim_jobs", claim_jobs)
+            return call
+
+        for name in ("claim_jobs", "claim_orphans"):
+            monkeypatch.setattr(orchestrator.ledger, name, losing(getattr(orchestrator.ledger, name)))
         job = await running.run("echo_test", message="hi", timeout=5)
 
         assert lost

@@ -22,8 +22,6 @@ from rio_cogeo.cogeo import cog_validate
 from dagmaster.assets.states import Exposure
 from dagmaster.client.models.assets import AssetSubmissionResult
 from dagmaster.database.assets.store import AssetStore
-from dagmaster.database.catalog.pgstac import StacCatalog
-from dagmaster.database.connect import pool
 from dagmaster.database.notify.notifier import JOBS
 from dagmaster.jobs.model import Submission
 from dagmaster.operations.assets.expose import expose
@@ -37,6 +35,7 @@ from dagmaster.serving.app import create_app
 from dagmaster.settings import Settings
 from dagmaster.stac.validate import problems
 from dagmaster.storage import open_storage
+from tests.catalog import CatalogReader
 from tests.engine.harness import Engine, engine
 from tests.published import ADMIN, Publisher
 from tests.raster.rasters import hills, write_raster
@@ -69,7 +68,7 @@ def scene(
 class Hub:
     """A storage with files to process, and a look at what came of them."""
 
-    def __init__(self, folder: Path, running: Engine, catalog: StacCatalog, store: AssetStore) -> None:
+    def __init__(self, folder: Path, running: Engine, catalog: CatalogReader, store: AssetStore) -> None:
         self.folder, self.running, self.catalog = folder, running, catalog
         self.publisher = Publisher(store, running.library, open_storage(Settings(storage_folder=folder)))
 
@@ -82,7 +81,8 @@ class Hub:
         return await self.running.run(workflow, timeout, **inputs)
 
     async def run_as_platform(self, workflow: str, **inputs: Any) -> dict[str, Any]:
-        """Run a job whose reserved inputs are set, without an asset."""
+        """Run a job whose reserved inputs are set, without an asset, as a release without assets created it."""
+        await self.running.rows("UPDATE dagapp.platforms SET created_at = now() + interval '1 day'")
         job = prepare(self.running.library, Submission(workflow_id=workflow, inputs=inputs), allow_reserved=True)
         (job_id,) = await self.running.ledger.create_jobs([job])
         return await self._ended(job_id)
@@ -141,10 +141,9 @@ async def hub(catalog_database: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
 async def opened(dsn: str, folder: Path) -> AsyncIterator[Hub]:
     async with (
         engine(dsn, task_lease_sec=20.0, lease_renew_sec=5.0) as running,
-        pool(dsn, "test", 0, 2) as database,
         AssetStore(dsn) as store,
     ):
-        yield Hub(folder, running, StacCatalog(database), store)
+        yield Hub(folder, running, CatalogReader(dsn), store)
 
 
 @pytest.mark.requirement("R9")
@@ -263,6 +262,25 @@ async def test_an_unfit_file_fails_at_once_with_every_reason(hub: Hub) -> None:
     assert task["attempt"] == 1, "never tried again: it is the file's fault"
     missing = await hub.run("process_large_raster", blob_name="no-such.tif")
     assert "the blob 'bronze/no-such.tif' does not exist" in missing["error_message"]
+
+
+@pytest.mark.requirement("A2")
+async def test_the_hash_of_the_source_is_in_the_asset_and_names_the_version_with_the_same_bytes(hub: Hub) -> None:
+    file = hub.file("first.tif", width=300, height=200)
+    copy = hub.folder / "bronze" / "bronze" / "renamed.tif"
+    copy.write_bytes((copy.parent / file).read_bytes())
+    first = await hub.review("dem", file, label="2023")
+    second = await hub.review("dem", "renamed.tif", label="2024")
+
+    asset = await hub.publisher.store.asset(first.asset_id)
+
+    digest = hashlib.sha256(copy.read_bytes()).hexdigest()
+    revisions = [version.revisions[0] for version in asset.versions]
+    assert [(each.content_hash, each.same_content_as) for each in revisions] == [(digest, None), (digest, 0)]
+    assert second.same_content_as is None
+    item = (await hub.documents("dem", ordinal=1))["dem-v1"]
+    assert item["properties"]["dagmaster:source_checksum"] == f"1220{digest}"
+    assert digest in item["properties"]["processing:lineage"]
 
 
 @pytest.mark.requirement("R3")
@@ -390,8 +408,62 @@ async def test_files_that_cover_the_same_pixels_are_reported(hub: Hub) -> None:
     assert job["status"] == "completed"
     (finding,) = [each for each in job["result_data"]["findings"] if each["code"].startswith("collection.")]
     assert finding["code"] == "collection.same-area"
-    assert finding["message"] == "3 files cover the same pixels as 'B02.tif'; the map shows one of them"
+    assert finding["message"] == "2 other files and 'B02.tif' overlap by at least 90 %; there the map shows one of them"
     assert "bands of one scene" in finding["advice"]
+
+
+@pytest.mark.requirement("R10")
+@pytest.mark.parametrize(
+    "other",
+    [
+        pytest.param({"width": 150, "height": 150, "place": Affine(20, 0, 500_000, 0, -20, 5_300_000)}, id="20 m"),
+        pytest.param({"width": 300, "height": 299}, id="one row less"),
+    ],
+)
+async def test_bands_of_one_scene_are_reported_and_never_mixed(hub: Hub, other: dict[str, Any]) -> None:
+    bands = [hub.file("B02.tif", bands=1, width=300, height=300), hub.file("B05.tif", bands=1, **other)]
+
+    job = await hub.process("bands", bands)
+    parts = (await hub.running.nodes(job["job_id"]))["validate"]["output"]["parts"]
+
+    assert (job["status"], job["error_message"]) == ("completed", None)
+    (finding,) = [each for each in job["result_data"]["findings"] if each["code"] == "collection.same-area"]
+    assert finding["message"].startswith("1 other file and 'B02.tif' overlap by at least 90 %")
+    assert [part["neighbours"] for part in parts] == [[], []], "pixels of one band are no neighbours of another's"
+
+
+@pytest.mark.requirement("R2")
+@pytest.mark.parametrize("workflow", ["raster_ingest", "process_large_raster", "raster_collection"])
+async def test_findings_that_need_every_pixel_are_in_the_result(hub: Hub, workflow: str) -> None:
+    """Each code once, with the tiles or files that have it; a reviewer finds it by the job of the revision."""
+    folder = hub.folder / "bronze" / "bronze"
+    folder.mkdir(parents=True)
+    names = ["west.tif", "east.tif"] if workflow == "raster_collection" else ["west.tif"]
+    for at, name in enumerate(names):
+        heights = hills(700, 700)
+        heights[::100, 50::100] = np.inf
+        write_raster(folder / name, heights, transform=UTM @ Affine.translation(700 * at, 0))
+    options = {"tile_size": 512} if workflow == "process_large_raster" else {}
+
+    source = names if len(names) > 1 else names[0]
+    submitted = await hub.publisher.submit("heights", source, workflow, **options)
+    job = await hub._ended(submitted.job_id)
+    (revision,) = await hub.running.rows("SELECT job_id FROM dagapp.asset_revisions")
+
+    assert (job["status"], job["error_message"]) == ("completed", None)
+    findings = {finding["code"]: finding for finding in job["result_data"]["findings"]}
+    assert len(findings) == len(job["result_data"]["findings"])
+    infinite = findings["raster.infinite"]
+    assert (infinite["severity"], infinite["stage"]) == ("warn", "processing"), "of all pixels, not of the sample"
+    places = {"raster_ingest": (1, []), "raster_collection": (2, ["west.tif", "east.tif"])}
+    if workflow == "process_large_raster":
+        cogs = {cog.name for cog in hub.cogs("heights") if np.isinf(rasterio.open(cog).read()).any()}
+        assert (infinite["count"], set(infinite["places"])) == (len(cogs), cogs)
+        assert len(cogs) > 1
+    else:
+        assert (infinite["count"], infinite["places"]) == places[workflow]
+    assert any(finding["stage"] == "validation" for finding in findings.values())
+    assert revision["job_id"] == job["job_id"]
 
 
 @pytest.mark.requirement("C1")

@@ -13,10 +13,12 @@ import pytest
 
 from dagmaster.database.schema import deploy
 from tests.engine.processes import ROOT, Fleet, Process, fleet
+from tests.raster.rasters import hills, write_raster
 
 pytestmark = pytest.mark.requirement("E22")
 
 OLDEST = "a4ef9b2"  # the first release with a command line and processes
+BEFORE_ASSETS = "7add226"  # the last release that declared other versions of STAC extensions, and knew no assets
 JOBS = 2
 WORK = """\
 workflow_id: of_the_old_release
@@ -34,6 +36,26 @@ nodes:
   end: {type: end}
 inputs:
   message: {type: string, default: kept}
+"""
+# In the words of the release BEFORE_ASSETS.
+SUBMIT_RASTER = """\
+import asyncio, sys
+from dagmaster.database.ledger.postgres import PostgresLedger
+from dagmaster.handlers.registry import installed
+from dagmaster.jobs.model import Submission
+from dagmaster.operations.library import load_library
+from dagmaster.operations.submit import submit
+from dagmaster.settings import Settings
+
+async def main():
+    settings = Settings()
+    ledger = PostgresLedger(settings.dsn(), "test")
+    library = load_library(settings, installed(), settings.known_queues)
+    inputs = {"blob_name": sys.argv[1], "tile_size": 512}
+    await submit(ledger, library, [Submission(workflow_id="process_large_raster", input_params=inputs)])
+    await ledger.close()
+
+asyncio.run(main())
 """
 
 
@@ -74,6 +96,10 @@ class OldRelease:
     def submit(self) -> None:
         self.run("submit", str(self.workflow))
 
+    def submit_raster(self, name: str) -> None:
+        """As its API does, which is disabled here."""
+        subprocess.run([sys.executable, "-c", SUBMIT_RASTER, name], env=self.environment(), cwd=self.source, check=True)
+
 
 @pytest.fixture
 def empty_database(database):
@@ -83,10 +109,11 @@ def empty_database(database):
     return database
 
 
-def is_known(commit: str) -> bool:
-    """A shallow clone has only the newest commits."""
+def require_known(commit: str) -> None:
+    """Skip the test in a shallow clone, which has only the newest commits."""
     done = subprocess.run(["git", "cat-file", "-e", f"{commit}^{{commit}}"], cwd=ROOT, capture_output=True, check=False)
-    return done.returncode == 0
+    if done.returncode != 0:
+        pytest.skip(f"the history of this clone does not reach back to {commit}")
 
 
 async def in_the_middle(running: Fleet) -> None:
@@ -116,14 +143,11 @@ async def outcome(running: Fleet) -> list[dict]:
     return [dict(row) for row in rows]
 
 
-@pytest.mark.parametrize(
-    "is_rolling", [pytest.param(False, id="killed"), pytest.param(True, id="rolling", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("is_rolling", [False, True], ids=["killed", "rolling"])
 async def test_a_new_release_finishes_what_an_old_one_has_begun(empty_database, tmp_path, is_rolling):
     """Killed: the old processes die in the middle, then the schema is migrated. Rolling: the schema is migrated and the
     new processes start while the old ones run."""
-    if not is_known(OLDEST):
-        pytest.skip(f"the history of this clone does not reach back to {OLDEST}")
+    require_known(OLDEST)
     async with fleet(empty_database, tmp_path, orchestrators=0, workers=0) as running:
         old = OldRelease(OLDEST, tmp_path, running)
         old.run("db", "deploy")
@@ -146,3 +170,45 @@ async def test_a_new_release_finishes_what_an_old_one_has_begun(empty_database, 
     assert migration.changes
     assert jobs == [{"status": "completed", "error_message": None, "last": "kept", "children": 8}] * JOBS
     assert are_alive == [True, True]
+
+
+@pytest.mark.requirement("C1")
+async def test_a_new_release_registers_the_tiles_that_an_old_one_has_written(empty_database, tmp_path):
+    """The old processes die when all tiles are written and none is registered."""
+    require_known(BEFORE_ASSETS)
+    storage = tmp_path / "storage"
+    (storage / "bronze" / "bronze").mkdir(parents=True)
+    write_raster(storage / "bronze" / "bronze" / "dem.tif", hills(700, 700))
+    options = {"storage_folder": storage, "catalog_enabled": False, "public_url": "https://maps.example.org"}
+    async with fleet(empty_database, tmp_path, **options) as running:
+        old = OldRelease(BEFORE_ASSETS, tmp_path, running)
+        old.run("db", "deploy")
+        orchestrator, worker = await old.start("orchestrator"), await old.start("worker")
+        old.submit_raster("dem.tif")
+        await running.until(lambda: tiles(running), 20, "tasks for the tiles")
+        orchestrator.kill()  # without it, nothing follows the tiles
+        await running.until(lambda: are_written(running), 20, "all tiles")
+        worker.kill()
+        before = {row["node_id"] for row in await running.rows("SELECT node_id FROM dagapp.dag_tasks")}
+        await asyncio.to_thread(deploy.run_migration, empty_database)
+        await running.start("orchestrator")
+        await running.start("worker")
+        (job,) = await running.rows("SELECT job_id FROM dagapp.dag_jobs")
+        await running.wait(job["job_id"], 30)
+        job = await running.job(job["job_id"])
+        items = await running.rows("SELECT content FROM dagapp.stac_documents WHERE document_id <> ''")
+        written = await tiles(running)
+
+    assert not before & {"mosaic", "collection", "register__0"}, "the old release did more than the tiles"
+    assert (job["status"], job["error_message"]) == ("completed", None)
+    assert len(items) == len(written) == job["result_data"]["total_tiles"] == 4
+    declared = {address for item in items for address in item["content"]["stac_extensions"]}
+    assert "https://stac-extensions.github.io/projection/v2.0.0/schema.json" in declared, "as the old release wrote it"
+
+
+async def tiles(running: Fleet) -> list[dict]:
+    return await running.rows("SELECT status FROM dagapp.dag_tasks WHERE node_id LIKE 'tiles%%'")
+
+
+async def are_written(running: Fleet) -> bool:
+    return {row["status"] for row in await tiles(running)} == {"succeeded"}

@@ -219,6 +219,33 @@ async def test_files_go_with_the_job_that_retention_deletes(place):
     await retention.close()
 
 
+@pytest.mark.requirement("D5")
+async def test_what_a_job_made_without_a_submission_goes_with_the_job_and_not_before(place):
+    job_id, other = await place.job("completed", 3 * DAY), await place.job("completed", 1 * DAY)
+    blobs = [f"{kind}/job-{job_id}/v0/r1/a.tif" for kind in ("cogs", "mosaics", "tiling_schemes", "stac", "recipes")]
+    kept = [f"cogs/job-{other}/v0/r1/a.tif", "cogs/job-dem/v0/r1/a.tif", f"cogs/job-{uuid4()}/v0/r1/a.tif"]
+    for blob in (*blobs, *kept):
+        place.put(blob, b"1234")
+
+    def stored(blob: str) -> bool:
+        return (place.folder / "silver/silver" / blob).exists()
+
+    await place.turn(retention_days=2)
+    with_row = [stored(blob) for blob in blobs]
+    retention = PostgresRetention(place.dsn)
+    assert await retention.prune_jobs(2 * DAY, 10) == 1
+    swept = await place.turn(retention_days=2)
+
+    assert all(with_row)
+    assert not any(map(stored, blobs))
+    assert all(map(stored, kept))
+    assert [action.reason for action in swept.actions] == [
+        "the job was deleted: its 5 objects with 20 bytes are removed"
+    ]
+    assert (await place.turn(retention_days=2)).actions == ()
+    await retention.close()
+
+
 @pytest.mark.requirement("S4")
 async def test_a_dry_run_reports_the_same_and_changes_nothing(place):
     job_id = await place.job("completed", DAY)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagmaster.database import lenient
+from dagmaster.database.reads import lenient
 from dagmaster.errors import InvalidRequest
 from dagmaster.orchestrator import owned
 from tests.api.serving import V1, api, ok

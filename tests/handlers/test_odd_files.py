@@ -17,17 +17,22 @@ from rasterio.errors import NotGeoreferencedWarning
 from rasterio.rpc import RPC
 from tests.raster.rasters import TRANSFORM, hills, noise, write_raster
 
+from dagmaster.dataset_ids import own_dataset_id
 from dagmaster.errors import InvalidRequest, UnfitData
 from dagmaster.handlers.raster.collection import layout_of
 from dagmaster.handlers.raster.options import Options, require_possible
 from dagmaster.raster.cog.grid import output_grid
 from dagmaster.raster.source.facts import read_facts
 from dagmaster.raster.validation.check import check
-from dagmaster.testing.trial import run_handler
+from dagmaster.testing.trial import JOB_ID, run_handler
 
 pytestmark = pytest.mark.requirement("R2")
 
-ABOUT = {"dataset_id": "odd", "when": {"start": "2024-05-01T00:00:00Z"}, "processed_at": "2024-06-01T00:00:00Z"}
+ABOUT = {
+    "dataset_id": own_dataset_id(JOB_ID),
+    "when": {"start": "2024-05-01T00:00:00Z"},
+    "processed_at": "2024-06-01T00:00:00Z",
+}
 DEM = hills(60, 80)[np.newaxis]
 PICTURE = noise(3, 60, 80)
 ROTATED = Affine(10, 3, 500_000, 3, -10, 5_000_000)
@@ -161,7 +166,7 @@ def outcome(storage: Path, name: str, *, tier: str = "analysis", **options: Any)
     }
     trial = run_handler("raster.create_cog", {"source": source, "about": ABOUT, "output_tier": tier, **options})
     assert trial.error is None, (checked.findings, trial.error)
-    assert trial.output["stac_item"]["id"] == "odd-v0"
+    assert trial.output["stac_item"]["id"] == f"{ABOUT['dataset_id']}-v0"
     return WORKS
 
 
@@ -278,6 +283,40 @@ def test_a_grid_is_not_kept_if_another_resolution_is_requested_or_it_is_in_anoth
     assert layout_of(files, Options(target_crs="EPSG:3857"), (14, 14)).kept is None
     assert layout_of(fewer, Options(target_crs="EPSG:32633"), (10, 10)).kept is None
     assert layout_of(fewer, Options(target_crs="EPSG:32632"), (10, 10)).origin == (500_003, 5_000_007)
+
+
+def _band(folder: Path, name: str, *, rows: int = 300, columns: int = 300, size: float = 10, **options: Any) -> Any:
+    place = Affine(size, 0, 500_000, 0, -size, 5_000_000)
+    return read_facts(write_raster(folder / f"{name}.tif", hills(rows, columns), **{"transform": place, **options}))
+
+
+@pytest.mark.requirement("R10")
+@pytest.mark.parametrize(
+    "other",
+    [
+        pytest.param({"rows": 150, "columns": 150, "size": 20}, id="other resolution"),
+        pytest.param({"rows": 299}, id="one row less"),
+        pytest.param({"rows": 100, "columns": 100}, id="a part of it"),
+        pytest.param({"crs": "EPSG:32632", "transform": Affine(10, 0, 971_620, 0, -10, 5_017_540)}, id="other CRS"),
+    ],
+)
+def test_bands_of_one_scene_are_reported_although_their_pixels_differ(tmp_path: Path, other: dict[str, Any]) -> None:
+    files = [_band(tmp_path, "B02"), _band(tmp_path, "B05", **other)]
+
+    findings = {
+        finding.code: finding for finding in layout_of(files, Options(target_crs="EPSG:32633"), (10, 10)).findings
+    }
+
+    assert findings["collection.same-area"].severity == "warn"
+    assert "bands of one scene" in findings["collection.same-area"].advice
+
+
+@pytest.mark.requirement("R10")
+def test_neighbours_that_overlap_are_no_bands_of_one_scene(tmp_path: Path) -> None:
+    places = [Affine(10, 0, 500_000 + 10 * shift, 0, -10, 5_000_000) for shift in (0, 60, 360)]
+    files = [_band(tmp_path, f"{at}", transform=place) for at, place in enumerate(places)]
+
+    assert layout_of(files, Options(target_crs="EPSG:32633"), (10, 10)).findings == []
 
 
 def test_a_kept_grid_in_degrees_ends_at_the_poles(tmp_path: Path) -> None:

@@ -5,11 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psycopg
 import pytest
 import rasterio
 from affine import Affine
 from tests.raster.rasters import write_raster
 
+from dagmaster.dataset_ids import own_dataset_id
 from dagmaster.handlers.raster.sources import SourceParams, checksum_of, find_source
 from dagmaster.handlers.raster.validate import part_name
 from dagmaster.handlers.registry import installed
@@ -18,11 +20,13 @@ from dagmaster.raster.cog.warp import Copy
 from dagmaster.settings import Settings
 from dagmaster.stac.validate import problems
 from dagmaster.storage.zones import open_storage
-from dagmaster.testing.trial import Trial, run_handler
+from dagmaster.testing.plain import InlineContext
+from dagmaster.testing.trial import JOB_ID, Trial, run_handler
 
 PLACE = Affine(10, 0, 500_000, 0, -10, 5_300_000)
+DATASET = own_dataset_id(JOB_ID)
 ABOUT = {
-    "dataset_id": "flood",
+    "dataset_id": DATASET,
     "when": {"start": "2024-05-01T00:00:00Z"},
     "processed_at": "2024-06-01T00:00:00Z",
 }
@@ -77,7 +81,7 @@ def test_files_of_the_same_ground_become_the_bands_of_a_cog(storage: Path) -> No
 
     output = trial.output
     assert (output["band_count"], output["total_sources"], output["reprojection_performed"]) == (2, 2, True)
-    assert output["cog_blob"] == "cogs/flood/v0/r1/t1.tif"
+    assert output["cog_blob"] == f"cogs/{DATASET}/v0/r1/t1.tif"
     with rasterio.open(cog_of(storage, trial)) as cog:
         assert cog.descriptions == ("rp10", "rp100")
         data = np.ma.getdata(cog.read(masked=True).max(axis=(1, 2)))
@@ -284,3 +288,30 @@ def test_an_item_names_its_source_with_crs_and_checksum(storage: Path) -> None:
     assert item["properties"]["dagmaster:source_checksum"] == f"1220{digest}"
     assert item["properties"]["processing:lineage"].startswith("deep water.tif (EPSG:32633) to EPSG:4326 (bilinear)")
     assert problems(item) == []
+
+
+WRITERS: dict[str, Any] = {
+    "validate": {"blob_name": "a.tif", "dataset_id": "another"},
+    "validate_collection": {"blob_names": ["a.tif"], "dataset_id": "another"},
+    "create_cog": {"source": {"blob_name": "a.tif"}},
+    "band_stack": {"blob_names": ["a.tif"]},
+    "merge": {"blob_names": ["a.tif"]},
+    "generate_tiling_scheme": {"source": {"blob_name": "a.tif"}},
+    "create_mosaic": {"results_of": {"node_id": "tiles"}},
+    "describe_dataset": {"item": {"bbox": [10, 50, 11, 51]}},
+}
+
+
+@pytest.mark.requirement("A4", "X1")
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_job_cannot_write_objects_of_a_dataset_that_it_does_not_process(
+    storage: Path, database: str, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(InlineContext, "connect", lambda _: psycopg.connect(database))
+    depths(storage, "a.tif", 1)
+
+    trial = run_handler(f"raster.{name}", {"about": ABOUT | {"dataset_id": "another"}, **WRITERS[name]})
+
+    assert trial.error is not None
+    assert (trial.error["code"], trial.blame) == ("revision.other-job", Blame.DATA)
+    assert [path for path in (storage / "silver").rglob("*") if path.is_file()] == []

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from tests.raster.rasters import write_raster
 
+from dagmaster.dataset_ids import own_dataset_id
 from dagmaster.errors import UnfitData
 from dagmaster.handlers.context import GiveBack
 from dagmaster.handlers.raster.sources import SourceParams, etag_of, find_source, unchanged
@@ -13,11 +14,15 @@ from dagmaster.jobs.states import Blame
 from dagmaster.raster.cog.warp import Copy
 from dagmaster.settings import Settings
 from dagmaster.storage import open_storage
-from dagmaster.testing.trial import run_handler
+from dagmaster.testing.trial import JOB_ID, run_handler
 
 pytestmark = pytest.mark.requirement("A4")
 
-ABOUT = {"dataset_id": "dem", "when": {"start": "2024-05-01T00:00:00Z"}, "processed_at": "2024-06-01T00:00:00Z"}
+ABOUT = {
+    "dataset_id": own_dataset_id(JOB_ID),
+    "when": {"start": "2024-05-01T00:00:00Z"},
+    "processed_at": "2024-06-01T00:00:00Z",
+}
 
 
 @pytest.fixture

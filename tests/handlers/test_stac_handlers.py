@@ -2,7 +2,7 @@
 
 import asyncio
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 import orjson
 import pytest
@@ -10,6 +10,7 @@ import pytest
 from dagmaster.addresses import Addresses
 from dagmaster.database.assets import documents
 from dagmaster.database.connect import pool
+from dagmaster.dataset_ids import own_dataset_id
 from dagmaster.errors import HandlerFailed, UnfitData
 from dagmaster.handlers import calling, stac
 from dagmaster.handlers.context import GiveBack
@@ -104,7 +105,7 @@ class Bench:
         )
         return dict(await self.rows(text, dataset_id, ordinal, revision))
 
-    async def make_asset(self, dataset_id: str = "dem", *, job_id: UUID = JOB_ID, revisions: int = 1) -> None:
+    async def make_asset(self, dataset_id: str = "dem", *, revisions: int = 1) -> None:
         """An asset whose newest revision is processed by this job, and the earlier ones by others."""
         asset_id = "ab" * 16
         await self.rows(
@@ -125,14 +126,22 @@ class Bench:
                 "VALUES (%s, 0, %s, %s)",
                 asset_id,
                 revision,
-                job_id if revision == revisions else uuid4(),
+                JOB_ID if revision == revisions else uuid4(),
             )
 
 
 @pytest.fixture
-async def bench(database):
+async def empty_bench(database):
+    """Without assets."""
     async with pool(database, "handlers", 0, 4) as connections:
         yield Bench(connections)
+
+
+@pytest.fixture
+async def bench(empty_bench):
+    """The job processes the only revision of the asset with the dataset `dem`."""
+    await empty_bench.make_asset()
+    return empty_bench
 
 
 TILES = {"results_of": {"node_id": "tiles"}}
@@ -265,13 +274,17 @@ async def test_a_wrong_count_or_a_name_promised_twice_is_an_error(bench):
 
 
 @pytest.mark.requirement("A4")
-async def test_revisions_and_versions_have_documents_of_their_own(bench):
+async def test_revisions_have_documents_of_their_own(bench):
     """The old ones stay as they are."""
     await bench.call("register_items", items=[an_item("t0"), an_item("t1", west=50)])
     await bench.call("finalize", collection_id="dem", item_ids=["t0", "t1"], version_ordinal=0, revision=1)
-    newer = an_item("t0") | {"properties": an_item("t0")["properties"] | {"dagmaster:version_ordinal": 1}}
+    await bench.rows("UPDATE dagapp.asset_revisions SET job_id = %s", uuid4())
+    await bench.rows(
+        "INSERT INTO dagapp.asset_revisions (asset_id, version_ordinal, revision, job_id) "
+        "SELECT asset_id, version_ordinal, 2, %s FROM dagapp.asset_revisions",
+        JOB_ID,
+    )
     await bench.call("register_items", items=[an_item("t0", revision=2)])
-    await bench.call("register_item", item=newer)
 
     told = await bench.call("finalize", collection_id="dem", item_ids=["t0"], version_ordinal=0, revision=2)
 
@@ -279,12 +292,13 @@ async def test_revisions_and_versions_have_documents_of_their_own(bench):
     assert told["extent"]["spatial"]["bbox"] == [[1.0, 2.0, 2.0, 3.0]]
     assert set(await bench.documents(revision=1)) == {"t0", "t1"}
     assert set(await bench.documents(revision=2)) == {"t0"}
-    assert set(await bench.documents(ordinal=1)) == {"t0"}
 
 
 @pytest.mark.requirement("A4")
-async def test_items_that_are_not_among_the_results_are_removed_at_the_end(bench):
-    """Another program may have left them before the asset existed."""
+async def test_items_that_are_not_among_the_results_are_removed_at_the_end(empty_bench):
+    """An earlier attempt may have stored them."""
+    bench = empty_bench
+    await bench.make_asset(revisions=3)
     bench.completed({"stac_item": an_item("t0", revision=3)})
     await bench.call("ensure_collection", collection=a_collection() | {"dagmaster:revision": 3})
     await bench.call("register_items", items=[an_item("t0", revision=3), an_item("other", west=50, revision=3)])
@@ -296,7 +310,8 @@ async def test_items_that_are_not_among_the_results_are_removed_at_the_end(bench
 
 
 @pytest.mark.requirement("A4")
-async def test_the_job_of_a_revision_writes_its_documents_and_no_other_job_does(bench):
+async def test_the_job_of_a_revision_writes_its_documents_and_no_other_job_does(empty_bench):
+    bench = empty_bench
     await bench.make_asset(revisions=2)
     await bench.call("register_item", item=an_item("dem-v0", revision=2))
 
@@ -311,10 +326,21 @@ async def test_the_job_of_a_revision_writes_its_documents_and_no_other_job_does(
     assert await bench.rows("SELECT 1 FROM dagapp.stac_documents WHERE revision <> 2") == []
 
 
+@pytest.mark.requirement("A4", "X1")
+async def test_a_dataset_of_no_asset_is_written_only_if_it_is_that_of_a_job(empty_bench):
+    own = own_dataset_id(JOB_ID)
+    assert (await empty_bench.call("ensure_collection", collection=a_collection(own)))["is_new"]
+
+    with pytest.raises(UnfitData) as refused:
+        await empty_bench.call("ensure_collection", collection=a_collection("unowned"))
+
+    assert refused.value.code == "revision.other-job"
+    assert await empty_bench.rows("SELECT dataset_id FROM dagapp.stac_documents") == [(own,)]
+
+
 @pytest.mark.requirement("A5")
 @pytest.mark.parametrize("decision", ["approved", "rejected"])
 async def test_documents_of_a_reviewed_revision_do_not_change(bench, decision):
-    await bench.make_asset()
     await bench.call("ensure_collection", collection=a_collection())
     await bench.call("register_items", items=[an_item("a"), an_item("b")])
     before = await bench.documents()
@@ -337,7 +363,6 @@ async def test_documents_of_a_reviewed_revision_do_not_change(bench, decision):
 @pytest.mark.requirement("A5")
 async def test_a_review_that_is_decided_while_documents_are_written_is_waited_for(bench):
     """The trigger locks the revision: whoever comes second sees what the first one did."""
-    await bench.make_asset()
     async with bench._connections.connection() as connection:
         async with connection.transaction():
             await connection.execute("SELECT 1 FROM dagapp.asset_revisions FOR UPDATE")
@@ -481,11 +506,25 @@ def test_an_item_with_a_file_elsewhere_cannot_be_published(href, place):
 
 
 def refusal_of(document: dict) -> str:
+    return refused(document).message
+
+
+def refused(document: dict) -> UnfitData:
     addresses = Addresses("http://localhost:8003")
-    with pytest.raises(UnfitData) as refused:  # never retried
+    with pytest.raises(UnfitData) as refusal:  # never retried
         refuse_unpublishable(document, addresses.allows, addresses.serves, addresses.collection("dem"))
-    assert refused.value.code == "stac.invalid"
-    return refused.value.message
+    assert refusal.value.code == "stac.invalid"
+    return refusal.value
+
+
+@pytest.mark.requirement("C1")
+def test_the_hint_of_a_refused_document_fits_its_problem():
+    item = an_item("dem-v0-bad")
+    ours = item["properties"] | {"processing:software": {"dagmaster": "9"}, "proj:code": "EPSG:4326"}
+
+    assert "served zone" in refused(item | {"assets": {"data": {"href": "file:///etc/passwd"}}}).hint
+    assert refused(item | {"geometry": 1}).hint.startswith("correct the document")
+    assert "resume the job from the node that wrote it" in refused(item | {"properties": ours}).hint
 
 
 @pytest.mark.requirement("C1", "X3")

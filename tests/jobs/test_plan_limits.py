@@ -17,7 +17,7 @@ from dagmaster.jobs.routing import Route
 from dagmaster.jobs.states import NodeStatus
 from dagmaster.jobs.task_params import ByteBudget
 from dagmaster.jobs.view import JobView, NodeView
-from dagmaster.operations.library import WorkflowLibrary
+from dagmaster.library.workflows import WorkflowLibrary
 from dagmaster.operations.submit import prepare
 from dagmaster.workflows.graph import build
 from dagmaster.workflows.load import read

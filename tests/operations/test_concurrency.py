@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from dagmaster.assets import rules
 from dagmaster.assets.rules import SubmittedSource
 from dagmaster.assets.states import AssetState, Clearance, Exposure, ProcessingState, SourceIdentity
+from dagmaster.database.assets.adopt import AdoptedAssets
+from dagmaster.database.maintenance.assets import PostgresAssetUpkeep
 from dagmaster.errors import Conflict, DagmasterError
 from dagmaster.operations.assets.approve import approve
 from dagmaster.operations.assets.clear import clear
@@ -20,6 +22,11 @@ from dagmaster.operations.assets.delete import delete
 from dagmaster.operations.assets.expose import expose
 from dagmaster.operations.assets.reject import reject
 from dagmaster.operations.assets.unpublish import unpublish
+from dagmaster.orchestrator.asset_upkeep import AssetUpkeep
+from dagmaster.settings import Settings
+from dagmaster.storage import Zone
+from dagmaster.storage.location import Edition
+from tests.assets.processing import with_processing
 from tests.operations.kit import BOB, Kit
 
 pytestmark = pytest.mark.requirement("A4", "A5")
@@ -142,6 +149,89 @@ async def test_an_approval_and_a_clearance_exclude_each_other(kit: Kit, attempt:
     assert row["is_due"] == (row["approved_revision"] is not None)
 
 
+@pytest.mark.parametrize("attempt", range(4))
+async def test_of_simultaneous_clearances_the_last_one_decides_who_reads_and_what_is_exported(kit: Kit, attempt: int):
+    await kit.publish()
+    await clear(kit.store, "dem", Clearance.UNCLEARED, caller=BOB)
+
+    outcomes = await settled(
+        clear(kit.store, "dem", Clearance.OUO, caller=BOB),
+        clear(kit.store, "dem", Clearance.PUBLIC, caller=BOB),
+    )
+
+    assert outcomes == {"done": 2}
+    await consistent(kit)
+    asset = await kit.store.asset("dem")
+    newest, *_ = await kit.store.history(asset.asset_id, limit=1)
+    assert (newest.action, newest.detail["clearance"]) == ("cleared", asset.clearance_state)
+    await dues_follow(kit)
+
+
+@pytest.mark.parametrize("attempt", range(4))
+async def test_of_simultaneous_equal_clearances_one_wins(kit: Kit, attempt: int):
+    await kit.publish()
+
+    outcomes = await settled(*(clear(kit.store, "dem", Clearance.PUBLIC, caller=BOB) for _ in range(AT_ONCE)))
+
+    assert outcomes == {"done": 1, "clearance.unchanged": AT_ONCE - 1}
+    await consistent(kit)
+    await dues_follow(kit)
+
+
+@pytest.mark.parametrize("ordinal", [0, None])
+@pytest.mark.parametrize("attempt", range(3))
+async def test_a_clearance_and_a_deletion_exclude_each_other(kit: Kit, attempt: int, ordinal: int | None):
+    await kit.publish()
+
+    outcomes = await settled(
+        clear(kit.store, "dem", Clearance.PUBLIC, caller=BOB),
+        delete(kit.store, "dem", ordinal, caller=BOB),
+    )
+
+    assert outcomes in ({"done": 2}, {"done": 1, "asset.deleted": 1})
+    await consistent(kit)
+    asset = await kit.store.asset("dem")
+    assert await kit.items() == {}
+    assert asset.clearance_state == ("uncleared" if ordinal is None else "public")
+    await dues_follow(kit)
+
+
+async def dues_follow(kit: Kit) -> None:
+    """An export is due of what is public, and of nothing else."""
+    asset = await kit.store.asset("dem")
+    dues = await kit.rows("SELECT export_due_at IS NOT NULL AS is_due FROM dagapp.asset_revisions")
+    is_public = asset.clearance_state == "public" and asset.latest_approved_version_ordinal is not None
+    assert [row["is_due"] for row in dues] == [is_public]
+
+
+@pytest.mark.parametrize("attempt", range(6))
+async def test_a_purge_and_an_approval_of_a_revision_exclude_each_other(kit: Kit, attempt: int):
+    """A rejected revision may be approved until its purge begins; what is approved is never purged."""
+    await kit.process(await kit.submit())
+    await reject(kit.store, "dem", 0, caller=BOB, reason="blurred")
+    cog = kit.storage.location(Edition("dem").cog("x.tif"), zone=Zone.SILVER)
+    kit.storage.put(cog, b"pixels")
+    await kit.execute("UPDATE dagapp.asset_revisions SET reviewed_at = reviewed_at - interval '2 days'")
+    store, assets = PostgresAssetUpkeep(kit.dsn), AdoptedAssets(kit.dsn)
+    upkeep = AssetUpkeep(Settings(purge_days=1), store, kit.storage, assets)
+
+    async def purge() -> None:
+        await asyncio.sleep(attempt * 0.004)
+        await upkeep.purge()
+
+    outcomes = await settled(approve(kit.store, "dem", 0, caller=BOB, clearance=Clearance.OUO), purge())
+    await upkeep.purge()
+    await upkeep.close()
+
+    (row,) = await kit.rows("SELECT reviewed_as, purged_at IS NOT NULL AS is_purged FROM dagapp.asset_revisions")
+    is_approved = outcomes == {"done": 2}
+    assert is_approved or outcomes == {"done": 1, "version.purged": 1}
+    assert row == {"reviewed_as": "approved" if is_approved else "rejected", "is_purged": not is_approved}
+    assert kit.storage.exists(cog) is is_approved
+    assert await kit.items() == ({"dem-v0": (0, 1)} if is_approved else {})
+    await consistent(kit)
+
+
 async def test_requests_with_the_same_etag_exclude_each_other(kit: Kit):
     await kit.publish()
     etag = (await kit.store.asset("dem")).etag
@@ -254,7 +344,7 @@ class Model:
     def _end(self, processing: ProcessingState) -> None:
         for version in self.state.versions if self.state else ():
             if version.processing in (ProcessingState.QUEUED, ProcessingState.PROCESSING):
-                self.state = rules.record_processing(self.state, version.ordinal, version.revision, processing)
+                self.state = with_processing(self.state, version.ordinal, processing)
 
 
 async def act(kit: Kit, step: tuple) -> str:

@@ -146,6 +146,50 @@ async def test_a_public_approval_records_that_an_export_is_due(kit: Kit):
     assert row["withdrawal_due_at"] is not None
 
 
+async def test_the_copy_of_a_replaced_revision_is_withdrawn(kit: Kit):
+    await kit.publish("dem", clearance="public")
+    await kit.process(await kit.submit("dem", content=b"sharper"))
+
+    await approve(kit.store, "dem", 0, caller=BOB)
+
+    dues = await kit.rows(
+        "SELECT revision, export_due_at IS NOT NULL AS is_exported, withdrawal_due_at IS NOT NULL AS is_withdrawn "
+        "FROM dagapp.asset_revisions ORDER BY revision"
+    )
+    assert [tuple(row.values()) for row in dues] == [(1, False, True), (2, True, False)]
+
+
+async def test_an_approved_revision_is_published_again_after_a_newer_one_has_failed(kit: Kit):
+    await kit.publish("dem")
+    await unpublish(kit.store, "dem", caller=BOB)
+    again = await kit.submit("dem", content=b"sharper")
+    await kit.end_job(again.job_id, "failed")
+    with pytest.raises(Conflict) as refused:
+        await kit.submit("dem", version_label="next", content=b"x")
+    assert refused.value.code == "version.unresolved"
+
+    asset = await approve(kit.store, "dem", 0, caller=BOB)
+
+    assert await kit.items() == {"dem-v0": (0, 1)}
+    (version,) = asset.versions
+    assert (version.approved_revision, version.approval_state, version.processing_state) == (
+        1,
+        "pending_review",
+        "failed",
+    )
+    newest, *_ = await kit.store.history(asset.asset_id, limit=1)
+    assert (newest.action, newest.revision) == ("approved", 1)
+
+
+async def test_a_rejected_source_that_is_submitted_again_makes_a_new_revision(kit: Kit):
+    await kit.process(await kit.submit("dem"))
+    await reject(kit.store, "dem", 0, caller=BOB, reason="the wrong legend")
+
+    again = await kit.submit("dem")
+
+    assert (again.outcome, again.revision) == ("new_revision", 2)
+
+
 async def test_a_rejection_has_a_reason_and_can_be_followed_by_a_new_revision(kit: Kit):
     submitted = await kit.submit("dem", request_id="r-1")
     await kit.process(submitted)

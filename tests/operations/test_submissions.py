@@ -87,6 +87,25 @@ async def test_identical_content_as_a_new_version_is_allowed_and_reported(kit: K
     assert (second.outcome, second.same_content_as) == ("new_version", 0)
 
 
+async def test_the_same_bytes_under_another_name_are_reported_when_they_have_been_read(kit: Kit):
+    first = await kit.submit(version_label="2023", blob="2023.tif")
+    await kit.end_job(first.job_id, content_hash="ab" * 32)
+
+    second = await kit.submit(version_label="2024", blob="2024.tif")
+    await kit.end_job(second.job_id, content_hash="ab" * 32)
+    third = await kit.submit(version_label="2025", blob="2025.tif", content=b"others")
+    await kit.end_job(third.job_id, content_hash="cd" * 32)
+
+    assert second.same_content_as is None, "the objects have different ETags"
+    asset = await kit.store.asset("dem")
+    assert [version.revisions[0].same_content_as for version in asset.versions] == [None, 0, None]
+    events = await kit.store.history(asset.asset_id, limit=20)
+    processed = {event.version_ordinal: event.detail for event in events if event.action == "processed"}
+    assert [processed[ordinal].get("same_content_as") for ordinal in (0, 1, 2)] == [None, 0, None]
+    status = "SELECT same_content_as FROM dagapp_gateway.requests WHERE request_id = %s"
+    assert (await kit.rows(status, second.request_id))[0]["same_content_as"] == 0
+
+
 async def test_a_superseded_job_is_cancelled_and_changes_nothing_any_more(kit: Kit):
     first = await kit.submit()
 

@@ -77,6 +77,20 @@ def test_a_file_is_detected_in_the_same_way(tmp_path: Path) -> None:
     assert check(codes).raster_type is RasterType.CATEGORICAL
 
 
+def test_classes_that_only_a_sample_shows_are_reported(tmp_path: Path) -> None:
+    codes = write_raster(tmp_path / "codes.tif", class_map(45))
+    named = write_raster(tmp_path / "landcover.tif", class_map(45))
+    palette = {code: (code, 0, 0, 255) for code in range(200)}
+    coloured = write_raster(tmp_path / "c.tif", class_map(45), after=lambda file: file.write_colormap(1, palette))
+
+    (finding,) = [finding for finding in check(codes).findings if finding.code == "raster.treated-as"]
+    assert (finding.severity, "classes" in finding.message) == ("info", True)
+    assert check(named).raster_type is check(coloured).raster_type is RasterType.CATEGORICAL
+    assert not any(each.has("raster.treated-as") for each in (check(named), check(coloured)))
+    assert not check(codes, raster_type="categorical").has("raster.treated-as")
+    assert not check(write_raster(tmp_path / "p.tif", photograph(27))).has("raster.treated-as")
+
+
 def test_integers_of_unknown_type_are_interpolated_unless_they_are_classes(tmp_path: Path) -> None:
     """A measurement keeps its shape, and classes get no codes that do not exist."""
     y, x = np.mgrid[0:SIZE, 0:SIZE]

@@ -93,6 +93,9 @@ STATES = {
     "uncleared": State(STAFF, "", then(approve("public"), lambda a, d: a.clear(d, "uncleared"))),
     "unpublished": State("", "", then(approve("public"), lambda a, d: a.unpublish(d))),
     "unpublished-version": State("", "", then(approve("public"), lambda a, d: a.unpublish(d, 0))),
+    "unpublished-newer-revision": State(
+        STAFF, "", then(approve("public"), submit_again, lambda a, d: a.unpublish(d)), revision=2
+    ),
     "deleted": State("", "", then(approve("public"), lambda a, d: a.delete(d))),
     "deleted-version": State("", "", then(approve("public"), lambda a, d: a.delete(d, 0))),
     "newer-revision": State(
@@ -150,7 +153,7 @@ def dsn(cluster, storage, tmp_path_factory) -> str:
 
 @pytest.fixture(scope="module")
 def app(dsn, storage):
-    return let_in_by_name(create_app(load(), dsn, storage=storage))
+    return let_in_by_name(create_app(load(auth_enabled=True), dsn, storage=storage))
 
 
 @pytest.fixture(scope="module")
@@ -275,8 +278,6 @@ WITHOUT_DATA = {
     ("GET", "/"): always("/"),
     ("GET", "/pages/{name}"): always("/pages/map.js"),
     ("GET", "/livez"): always("/livez"),
-    ("GET", "/readyz"): always("/readyz"),
-    ("GET", "/metrics"): always("/metrics"),
     ("GET", "/openapi.json"): always("/openapi.json"),
     ("HEAD", "/openapi.json"): always("/openapi.json"),
     ("GET", "/tileMatrixSets"): always("/tileMatrixSets"),
@@ -293,11 +294,16 @@ WITHOUT_DATA = {
     ("GET", "/stac/api.html"): always("/stac/api.html"),
     ("GET", "/stac/conformance"): always("/stac/conformance"),
     ("GET", "/stac/_mgmt/ping"): always("/stac/_mgmt/ping"),
-    ("GET", "/stac/_mgmt/health"): always("/stac/_mgmt/health"),
     ("GET", "/tiles/{asset_id}/WebMercatorQuad/map.html"): tiles("WebMercatorQuad/map.html"),
     ("HEAD", "/tiles/{asset_id}/WebMercatorQuad/map.html"): tiles("WebMercatorQuad/map.html"),
     ("GET", "/searches/{search_id}/info"): search_tiles("info"),
     ("HEAD", "/searches/{search_id}/info"): search_tiles("info"),
+}
+# How the server runs. Others than operators only learn whether it is ready.
+OF_OPERATORS = {
+    ("GET", "/readyz"): always("/readyz"),
+    ("GET", "/metrics"): always("/metrics"),
+    ("GET", "/stac/_mgmt/health"): always("/stac/_mgmt/health"),
 }
 # Hands its requests over to the app of the STAC API, whose routes are listed too.
 INNER = {("", "/stac/{path:path}")}
@@ -311,7 +317,7 @@ def test_every_route_is_known(app):
         for method in (context.methods or {""})
     }
 
-    assert routes == {*OF_REVISION, *OF_CATALOGUE, *OF_COLLECTION, *OF_ALL, *WITHOUT_DATA, *INNER}
+    assert routes == {*OF_REVISION, *OF_CATALOGUE, *OF_COLLECTION, *OF_ALL, *WITHOUT_DATA, *OF_OPERATORS, *INNER}
 
 
 def send(client: TestClient, route: tuple[str, str], ask: Callable[[Asked], dict[str, Any]], asked: Asked, caller: str):
@@ -379,14 +385,26 @@ def test_a_collection_is_found_by_those_who_may_see_an_item_of_it(client, name):
 
 @pytest.mark.parametrize("route", WITHOUT_DATA, ids=" ".join)
 def test_routes_without_data_are_the_same_for_all(client, route):
-    if route[1] in ("/metrics", "/stac/_mgmt/health"):  # they count requests, and connections
-        assert {send(client, route, WITHOUT_DATA[route], Asked("ouo", 0, 1), c).status_code for c in CALLERS} == {200}
-        return
     for dataset in ("ouo", "unknown"):
         asked = Asked(dataset, 0, 1)
         found = [described(send(client, route, WITHOUT_DATA[route], asked, caller), asked) for caller in CALLERS]
         assert found[0][0] in (200, 307)
         assert [each == found[0] for each in found] == [True] * len(CALLERS)
+
+
+@pytest.mark.requirement("X1")
+@pytest.mark.parametrize("caller", CALLERS)
+def test_operators_alone_see_how_the_server_runs(client, caller):
+    def status(path: str) -> int:
+        return client.get(path, headers=key(caller)).status_code
+
+    ready = client.get("/readyz", headers=key(caller))
+
+    is_operator = caller in ("operator", "admin", "author")
+    refused = 401 if caller == "anonymous" else 403
+    assert ready.status_code == 200
+    assert bool(ready.json()["checks"]) is is_operator
+    assert status("/metrics") == status("/stac/_mgmt/health") == (200 if is_operator else refused)
 
 
 def visible(caller: str) -> set[str]:
@@ -449,19 +467,29 @@ REVEALING = [
     {"filter": {"op": "=", "args": [{"property": "collection"}, "ouo"]}},
     {"filter": {"op": "=", "args": [{"property": "id"}, "ouo-v0"]}},
     {"filter": {"op": "like", "args": [{"property": "title"}, "ouo%"]}},
-    {"filter": {"op": "or", "args": [
-        {"op": "=", "args": [{"property": "collection"}, "ouo"]},
-        {"op": "=", "args": [{"property": "id"}, "ouo-v0"]},
-    ]}},
-    {"filter": {"op": "and", "args": [
-        {"op": "=", "args": [{"property": "collection"}, "ouo"]},
-        # Fails for any row whose title is not a number.
-        {"op": ">", "args": [{"op": "+", "args": [{"property": "title"}, 1]}, 0]},
-    ]}},
+    {
+        "filter": {
+            "op": "or",
+            "args": [
+                {"op": "=", "args": [{"property": "collection"}, "ouo"]},
+                {"op": "=", "args": [{"property": "id"}, "ouo-v0"]},
+            ],
+        }
+    },
+    {
+        "filter": {
+            "op": "and",
+            "args": [
+                {"op": "=", "args": [{"property": "collection"}, "ouo"]},
+                # Fails for any row whose title is not a number.
+                {"op": ">", "args": [{"op": "+", "args": [{"property": "title"}, 1]}, 0]},
+            ],
+        }
+    },
     {"query": {"title": {"startsWith": "ouo"}}},
     {"collections": ["ouo"], "fields": {"include": ["id"]}},
     {"collections": ["ouo"], "sortby": [{"field": "title", "direction": "asc"}], "limit": 1},
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("body", REVEALING, ids=str)
@@ -549,13 +577,28 @@ def test_queryables_of_all_are_those_of_what_the_caller_may_see(client, dsn, cal
     assert ("only_ouo" in found) == (caller in INTERNAL.split())
 
 
-@pytest.mark.parametrize("caller", CALLERS)
-def test_the_extent_of_a_collection_is_that_of_its_listed_items(client, caller):
-    """`older-version` has a second version; both are at the same place, so its links and versions are compared."""
-    found = client.get("/stac/collections/older-version", headers=key(caller)).json()
-    newest = client.get("/stac/collections/older-version/items/older-version-v1", headers=key(caller)).json()
+@pytest.fixture(scope="module")
+def two_places(dsn, storage, tmp_path_factory) -> Iterator[dict[int, tuple[float, float, float, float]]]:
+    """A public asset whose two versions are at different places. Only the latest one is exposed."""
+    places = {0: BOX, 1: (20.0, 40.0, 21.0, 41.0)}
+    folder, assets = tmp_path_factory.mktemp("places"), Assets(dsn)
+    for ordinal, box in places.items():
+        edition = Edition("two-places", ordinal)
+        location = stored(storage, folder, edition.cog("x.tif"), np.full((1, 64, 64), 7, np.uint8), box)
+        own = [collection("two-places", box, **{"dagmaster:version_ordinal": ordinal}), item(edition, location, box)]
+        assets.submit("two-places", own, ordinal=ordinal, platform=PLATFORM)
+        assets.approve("two-places", ordinal, None if ordinal else "public")
+    yield places
+    assets.remove("two-places")
 
-    assert found["dagmaster:version_ordinal"] == 1
+
+@pytest.mark.parametrize("caller", CALLERS)
+def test_the_extent_of_a_collection_is_that_of_its_listed_items(client, two_places, caller):
+    document = client.get("/stac/collections/two-places", headers=key(caller)).json()
+    newest = client.get("/stac/collections/two-places/items/two-places-v1", headers=key(caller)).json()
+
+    assert document["dagmaster:version_ordinal"] == 1
+    assert document["extent"]["spatial"]["bbox"] == [list(two_places[1])]
     assert not any("v0" in link["href"] for link in newest["links"])
 
 

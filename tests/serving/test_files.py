@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from dagmaster.storage.location import Location, Zone
+from dagmaster.storage.location import Edition, Location, Zone
+from tests.serving.data import collection, item
 
 pytestmark = pytest.mark.requirement("C2")
 
@@ -138,8 +139,33 @@ def test_a_link_out_of_storage_is_not_followed(client, storage, tmp_path):
     assert b"private" not in answer.content
 
 
-def test_an_uploaded_page_does_not_run_on_the_servers_origin(client):
-    answer = client.get("/files/silver/silver/stac/plain/v0/r1/note.html")
+@pytest.mark.requirement("C2", "X1")
+@pytest.mark.parametrize(
+    "blob",
+    [
+        "cogs/plain/v0/r1/stray.tif",
+        "mosaics/plain/v0/r1/mosaic.json",
+        "tiling_schemes/plain/v0/r1/tiling_scheme.geojson",
+        "stac/plain/v0/r1/note.html",
+    ],
+)
+def test_a_file_that_no_document_of_the_revision_names_is_not_served(client, storage, blob):
+    storage.put(storage.location(blob, zone=Zone.SILVER), b"stray")
+    storage.put(Location(Zone.SILVER, "another", "cogs/plain/v0/r1/plain.tif"), b"stray")
+
+    assert client.get(f"/files/silver/silver/{blob}").status_code == 404
+    assert client.get("/files/silver/another/cogs/plain/v0/r1/plain.tif").status_code == 404
+    assert client.get(COG).status_code == 200
+
+
+def test_an_uploaded_page_does_not_run_on_the_servers_origin(client, storage, assets):
+    edition, box = Edition("noted"), (10.0, 50.0, 11.0, 51.0)
+    page = storage.location(edition.cog("note.html"), zone=Zone.SILVER)
+    storage.put(page, b"<script>alert(1)</script>")
+    assets.publish(collection("noted", box), [item(edition, page, box)])
+
+    answer = client.get("/files/silver/silver/cogs/noted/v0/r1/note.html")
+    assets.remove("noted")
 
     assert answer.headers["content-type"] == "application/octet-stream"
     assert answer.headers["x-content-type-options"] == "nosniff"

@@ -21,9 +21,11 @@ from rio_tiler.models import ImageData
 from titiler.core.resources.enums import ImageType
 from titiler.core.utils import render_image
 
+from dagmaster.access.caller import ANONYMOUS, Caller
 from dagmaster.errors import DagmasterError, Unavailable
 from dagmaster.serving.encoding import Encoder
-from dagmaster.serving.limits import PixelLimits, WorkLimit
+from dagmaster.serving.limits import PixelLimits, WorkLimit, client_of
+from dagmaster.web.authentication import CALLER, LOCAL_ADMIN, LOCAL_VIEWER
 from tests.cli.processes import start
 from tests.serving.data import decoded, write_cog
 from tests.serving.test_fuzz import POLYGON, VALUES
@@ -280,6 +282,46 @@ async def test_a_slot_is_free_as_soon_as_the_response_begins_or_fails():
 
     assert free == [1, 0, 1]
     assert not work._running
+
+
+def scope_of(caller: Caller | None, address: str) -> dict:
+    return {"type": "http", "client": (address, 1), "state": {CALLER: caller} if caller else {}}
+
+
+def test_callers_with_credentials_count_by_name_and_others_by_address():
+    ada, bob = Caller("ada"), Caller("bob")
+
+    assert client_of(scope_of(ada, "10.0.0.1")) == client_of(scope_of(ada, "10.0.0.2"))
+    assert client_of(scope_of(ada, "10.0.0.1")) != client_of(scope_of(bob, "10.0.0.1"))
+    for caller in (ANONYMOUS, LOCAL_ADMIN, LOCAL_VIEWER, None):
+        assert client_of(scope_of(caller, "10.0.0.1")) == "10.0.0.1"
+    assert client_of(scope_of(Caller("10.0.0.1"), "10.0.0.2")) != "10.0.0.1"
+
+
+async def test_one_caller_behind_a_proxy_does_not_use_up_the_slots_of_another():
+    work, is_ended = limit(running=2, per_client=1, waiting_per_client=0), asyncio.Event()
+    statuses: dict[str, int] = {}
+
+    async def app(scope, _receive, send):
+        if scope["state"][CALLER].name == "ada":
+            await is_ended.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    async def request(name: str) -> None:
+        async def send(message):
+            statuses.setdefault(name, message.get("status"))
+
+        state = {CALLER: Caller(name.partition(" ")[0]), "request_id": "r"}
+        scope = {"type": "http", "path": "/tiles/dem/preview.png", "client": ("10.0.0.1", 1), "state": state}
+        await PixelLimits(app, large=work)(scope, None, send)
+
+    first = asyncio.create_task(request("ada"))
+    await asyncio.sleep(0)
+    await asyncio.gather(request("bob"), request("ada again"))
+    is_ended.set()
+    await first
+
+    assert statuses == {"bob": 200, "ada again": 429, "ada": 200}
 
 
 @pytest.mark.parametrize(

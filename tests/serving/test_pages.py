@@ -9,6 +9,7 @@ from dagmaster.serving.rendering import legend_of, rendering_of
 from tests.web.problems import check
 
 CHROMIUM = "text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,image/webp,*/*;q=0.8"
+OGC = "http://www.opengis.net/def/rel/ogc/1.0"
 IMAGE = "image/avif,image/webp,image/apng,image/svg+xml,image/*,*/*;q=0.8"
 
 
@@ -28,7 +29,7 @@ IMAGE = "image/avif,image/webp,image/apng,image/svg+xml,image/*,*/*;q=0.8"
         (IMAGE, False),
     ],
 )
-@pytest.mark.parametrize("path", ["/stac/", "/tiles/unknown/map"])
+@pytest.mark.parametrize("path", ["/", "/stac/", "/tiles/unknown/map"])
 def test_only_a_client_that_prefers_html_gets_a_page(client, path, accept, is_page):
     response = client.get(path, headers={"Accept": accept})
 
@@ -49,6 +50,38 @@ def test_the_catalogue_differs_by_accept_and_caches_know_it(client):
     assert "Accept" in catalogue.headers["vary"]
     assert (moved.status_code, moved.headers["location"]) == (307, "./stac/")
     assert client.get("/stac").json()["type"] == "Catalog"
+
+
+def test_the_root_is_a_landing_page_of_ogc_api_for_other_clients(client):
+    """OGC API Common, core: /req/core/root-success, and the links that api-success and conformance-success need."""
+    landing = client.get("/", headers={"Accept": "application/json"})
+    links = {link["rel"]: link for link in landing.json()["links"]}
+
+    assert landing.headers["content-type"] == "application/json"
+    assert "Accept" in landing.headers["vary"]
+    assert {"title", "description"} <= landing.json().keys()
+    assert {"self", "service-desc", "conformance", "data", "child"} <= links.keys()
+    assert {
+        f"http://www.opengis.net/def/rel/ogc/1.0/{rel}" for rel in ("tiling-schemes", "tilesets-map")
+    } <= links.keys()
+    for rel, link in links.items():
+        response = client.get(link["href"].replace("{dataset}", "plain"))
+        assert response.status_code == 200, rel
+        assert response.headers["content-type"].split(";")[0] == link["type"] or rel == "service-desc", rel
+    assert client.get(links["self"]["href"], headers={"Accept": CHROMIUM}).json() == landing.json()
+
+
+def test_the_format_of_the_root_can_be_selected_in_the_address(client):
+    assert client.get("/?f=json", headers={"Accept": CHROMIUM}).headers["content-type"] == "application/json"
+    assert client.get("/?f=html").headers["content-type"].startswith("text/html")
+    assert client.get("/?f=xml").status_code == 400
+
+
+def test_the_landing_page_names_no_dataset_and_is_described(client):
+    description = client.get("/openapi.json").json()
+
+    assert not re.search(r"plain|dem|scene|tiled", client.get("/").text)
+    assert "get" in description["paths"]["/"]
 
 
 def test_an_unknown_dataset_is_a_page_with_a_way_back(client):

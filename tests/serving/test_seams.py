@@ -13,6 +13,7 @@ from rasterio.warp import transform
 from rio_tiler.constants import WEB_MERCATOR_TMS
 
 from dagmaster.bbox import BBox
+from dagmaster.dataset_ids import own_dataset_id
 from dagmaster.raster.cog.grid import output_grid
 from dagmaster.raster.source.facts import read_facts
 from dagmaster.serving.mosaics import Mosaic, MosaicCache
@@ -21,14 +22,15 @@ from dagmaster.serving.sources import SourceKind, TileSource
 from dagmaster.settings import load
 from dagmaster.storage.location import Edition, Location, Zone
 from dagmaster.storage.zones import Storage, open_storage
-from dagmaster.testing.trial import run_handler
+from dagmaster.testing.trial import JOB_ID, run_handler
 from tests.raster.rasters import hills, noise, write_raster
 
 pytestmark = pytest.mark.requirement("R10")
 
 WIDTH, HEIGHT = 1400, 700
 CORNER = Affine(8, 0, 1_749_991, 0, -8, 5_430_013)
-ABOUT = {"dataset_id": "seams", "when": {"start": "2024-05-01T00:00:00Z"}, "processed_at": "2024-06-01T00:00:00Z"}
+DATASET = own_dataset_id(JOB_ID)
+ABOUT = {"dataset_id": DATASET, "when": {"start": "2024-05-01T00:00:00Z"}, "processed_at": "2024-06-01T00:00:00Z"}
 DEGREES, MERCATOR = CRS.from_epsg(4326), CRS.from_epsg(3857)
 
 
@@ -81,7 +83,7 @@ def neighbours(request, tmp_path_factory) -> Collection:
             )
             assert trial.error is None, trial.error
     storage = open_storage(load(storage_folder=folder))
-    edition = Edition("seams")
+    edition = Edition(DATASET)
     cogs = [storage.location(edition.cog(f"part-{at}.tif"), zone=Zone.SILVER) for at in range(3)]
     return _collection(storage, cogs)
 

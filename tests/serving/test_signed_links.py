@@ -30,7 +30,7 @@ from tests.serving.callers import key, let_in_by_name
 from tests.serving.conftest import BOX
 from tests.serving.data import collection, item, stored
 
-pytestmark = pytest.mark.requirement("C3")
+pytestmark = pytest.mark.requirement("C3", "X1")
 
 HOUR = 3600.0
 BASE = "http://localhost:8003"
@@ -58,6 +58,7 @@ def linked(assets, storage, tmp_path):
         storage.put(storage.location(edition.mosaic(), zone=Zone.SILVER), json.dumps(mosaic).encode())
         made = item(edition, cog, BOX)
         made["assets"]["data"]["href"] = f"/files/silver/silver/{edition.cog('a%20b.tif')}"
+        made["assets"]["tiles"] = {"href": f"/files/silver/silver/{edition.mosaic()}"}
         made["links"] = [
             {"rel": "tilejson", "href": "/tiles/linked/WebMercatorQuad/tilejson.json?version=0"},
             {"rel": "about", "href": "https://elsewhere.example/files/silver/x"},

@@ -63,7 +63,7 @@ class Fate(StrEnum):
 
 
 _HEAVY = frozenset(
-    {ADVANCE, "exchange", "report", "renew", "claim_jobs", "create_once", "rerun"}
+    {ADVANCE, "exchange", "report", "renew", "claim_jobs", "claim_orphans", "create_once", "rerun"}
 )  # more often than the others
 _OF_CALLERS = (
     Fate.CALLER_DIES_BEFORE,

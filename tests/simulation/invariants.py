@@ -36,6 +36,7 @@ from dagmaster.workflows.model import FanOutNode, work_of
 from tests.simulation.faults import snapshot
 
 LIVE = (TaskStatus.QUEUED, TaskStatus.RUNNING)
+CLAIMS = ("claim_jobs", "claim_orphans")
 _SETTLED_SECONDS = 16.0  # after the faults: every lease from before has been renewed, or has lapsed and was found
 _REPORT_SECONDS = 8.0  # in which a worker has handed in what it finished, once nothing stands in its way
 _OFTEN = 4
@@ -150,11 +151,11 @@ class Judge:
             self._demand(self.name in ("create_jobs", "create_once", "take_messages"), f"{self.name} made a job")
             return
         self._demand(job.epoch >= old.epoch, f"the epoch of {job.job_id} went back")
-        self._demand(job.epoch == old.epoch or self.name == "claim_jobs", f"{self.name} raised an epoch")
+        self._demand(job.epoch == old.epoch or self.name in CLAIMS, f"{self.name} raised an epoch")
         is_over = old.status in JOB_TERMINAL and self.name != "rerun"
         self._demand(not is_over, f"{self.name} changed a job that was {old.status}")
         match self.name:
-            case "claim_jobs":
+            case "claim_jobs" | "claim_orphans":
                 self._claim(old, job)
             case "advance":
                 self._fence(old)

@@ -27,8 +27,8 @@ from dagmaster.errors import Unavailable
 from dagmaster.jobs.model import new_job_id
 from dagmaster.jobs.plan import Planner
 from dagmaster.jobs.states import JOB_TERMINAL
+from dagmaster.library.workflows import WorkflowLibrary
 from dagmaster.operations import submit
-from dagmaster.operations.library import WorkflowLibrary
 from dagmaster.orchestrator import advance, liveness, owned
 from dagmaster.orchestrator import loop as orchestrator_loop
 from dagmaster.orchestrator.loop import Orchestrator

@@ -37,6 +37,14 @@ def codes(document):
     return {problem.code for problem in problems(document)}
 
 
+def test_versions_of_extensions_that_earlier_releases_wrote_are_accepted():
+    """Their items are registered by jobs that they began. 7add226 wrote projection 2.0."""
+    extensions = [EXTENSIONS["projection"].replace("v1.2.0", "v2.0.0"), *an_item()["stac_extensions"][1:]]
+
+    assert problems({**an_item(), "stac_extensions": extensions}) == []
+    assert codes({**an_item(), "stac_extensions": extensions[1:]}) == {"declared-extensions"}
+
+
 BAND = "assets/data/bands/0"
 RENDER = "properties/renders/default"
 LAST = {"rel": "xyz", "type": "image/png", "href": f"{HOST}/{{z}}/{{x}}/{{y}}"}

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from dagmaster.storage import Zone
 from dagmaster.storage.local import LocalStore
-from dagmaster.storage.objects import memory_store
+from dagmaster.testing.memory_store import memory_store
 
 BACKENDS = {
     "local": lambda folder: LocalStore(Zone.SILVER, folder / "silver"),

@@ -8,8 +8,8 @@ import structlog
 from dagmaster.errors import NotFound
 from dagmaster.handlers import shipped
 from dagmaster.handlers.registry import installed
+from dagmaster.library.workflows import load_library
 from dagmaster.local.embedded import Cluster
-from dagmaster.operations.library import load_library
 from dagmaster.settings import load
 from tests.cli.processes import call, up
 from tests.conftest import fresh_database

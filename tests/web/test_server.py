@@ -58,6 +58,35 @@ async def test_waiting_for_a_failed_start_ends():
     assert bound.fileno() == -1
 
 
+@pytest.mark.parametrize(
+    ("trusted", "client", "scheme"),
+    [
+        ((), "127.0.0.1", "http"),
+        (("10.0.0.0/8",), "127.0.0.1", "http"),
+        (("127.0.0.1",), "198.51.100.7", "https"),
+        (("127.0.0.0/8", "198.51.100.0/24"), "203.0.113.5", "https"),
+    ],
+)
+async def test_forwarded_headers_are_used_only_from_trusted_proxies(trusted, client, scheme):
+    """The last address that is not a proxy counts: the ones before it are what the client says."""
+    app = FastAPI()
+
+    @app.get("/client")
+    async def get_client(request: Request) -> list[str]:
+        return [request.client.host, request.url.scheme]
+
+    server = WebServer(app, bind("127.0.0.1", 0), trusted)
+    running = asyncio.create_task(server.run())
+    await asyncio.wait_for(server.until_started(), 10)
+    async with AsyncClient(base_url=server.url) as http:
+        headers = {"X-Forwarded-For": "1.1.1.1, 203.0.113.5, 198.51.100.7", "X-Forwarded-Proto": "https"}
+        response = await http.get("/client", headers=headers)
+    server.finish()
+    await asyncio.wait_for(running, 10)
+
+    assert response.json() == [client, scheme]
+
+
 HEAD = b"POST /echo HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 4\r\n\r\n"
 UNFINISHED = {
     "nothing": b"",

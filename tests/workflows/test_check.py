@@ -166,12 +166,12 @@ def test_at_least_one_end_is_needed():
 @pytest.mark.requirement("W3")
 def test_a_start_depends_on_nothing_and_an_end_leads_nowhere():
     nodes = "  start: {type: start, next: a, depends_on: {all_of: []}}\n  a: {handler: echo, next: end}\n" + END
-    the_problem(problems_in(nodes), "a start depends on nothing; remove its depends_on")
+    the_problem(problems_in(nodes), "a start node has no dependencies; remove depends_on")
 
     nodes = START + "  a: {handler: echo, next: end}\n  end: {type: end, next: start}\n"
     problems = problems_in(nodes)
     assert the_problem(problems, "an end leads nowhere").line == 5
-    assert the_problem(problems, "a start depends on nothing, but 'end' leads here").node == "start"
+    assert the_problem(problems, "a start node has no dependencies, but 'end' leads to it").node == "start"
 
 
 @pytest.mark.requirement("W3")
@@ -211,7 +211,7 @@ def test_a_fan_in_with_two_fan_outs_equally_near_must_say_which():
         ]
     )
 
-    assert only(nodes % "", "'a', 'b' are equally near; say whose children with `fan_out:`")[0] == "in"
+    assert only(nodes % "", "'a', 'b' are equally near; name one with `fan_out:`")[0] == "in"
     a_workflow(nodes % ", fan_out: b")
 
 
@@ -294,7 +294,7 @@ def test_results_of_must_name_a_fan_out_before_it():
             "a branch needs a `next`",
         ),
         ("branches: [{default: true, next: b}]", "`branches` need a condition_field"),
-        ("condition: 'true', on_true: b, next: b", "a conditional leads on by its branches"),
+        ("condition: 'true', on_true: b, next: b", "a conditional has no `next`"),
     ],
 )
 def test_a_conditional_has_exactly_one_of_its_two_forms(fields, words):

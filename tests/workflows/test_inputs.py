@@ -111,7 +111,7 @@ inputs:
 
 @pytest.mark.requirement("W1")
 def test_a_submission_that_sets_reserved_inputs_is_refused_and_all_of_them_are_named():
-    with pytest.raises(InvalidRequest, match="'number', 'place' are reserved inputs") as refused:
+    with pytest.raises(InvalidRequest, match="are set by the platform: 'number', 'place'") as refused:
         refuse_reserved(RESERVED, {"place": "x", "name": "y", "number": 0})
 
     assert (refused.value.code, refused.value.facts["fields"]) == ("inputs.reserved", ["number", "place"])

@@ -13,6 +13,7 @@ class Scope(StrEnum):
     AUTHOR = "author"
     OPERATOR = "operator"
     WORKER = "worker"
+    GATEWAY = "gateway"
     ADMIN = "admin"
 
 

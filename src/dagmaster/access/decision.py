@@ -2,11 +2,13 @@
 
 | state of the version                          | anonymous | b2b (own platform) | viewer | reviewer, operator, admin |
 |-----------------------------------------------|-----------|--------------------|--------|---------------------------|
-| not approved, or a revision that is not       | none      | status             | none   | preview                   |
+| not approved, or a revision that is not (1)   | none      | status             | none   | preview                   |
 | approved, asset uncleared                     | none      | status             | none   | preview                   |
 | approved, asset ouo                           | none      | status             | data   | data                      |
 | approved, asset public                        | data      | data               | data   | data                      |
 | unpublished or deleted                        | none      | status             | none   | history                   |
+
+(1) Also a revision that was processed after the approved one of an unpublished version.
 
 An older version of an asset that exposes only its latest one is as invisible as one that is not approved; reviewers,
 operators and administrators still read it. `none` is answered as if the version did not exist.
@@ -48,6 +50,7 @@ class Publication:
     ordinal: int
     approved_revision: int | None
     is_withdrawn: bool = False  # the version is unpublished or deleted, or its asset is deleted
+    is_deleted: bool = False  # the version or its asset
 
     @classmethod
     def of(cls, asset: AssetState, version: AssetVersionState) -> Self:
@@ -59,6 +62,7 @@ class Publication:
             ordinal=version.ordinal,
             approved_revision=version.approved_revision,
             is_withdrawn=asset.is_deleted or version.is_deleted or version.is_unpublished,
+            is_deleted=asset.is_deleted or version.is_deleted,
         )
 
     def is_published(self, revision: int | None = None) -> bool:
@@ -67,11 +71,16 @@ class Publication:
             return False
         return revision in (None, self.approved_revision)
 
+    def awaits_review(self, revision: int | None) -> bool:
+        """Whether this revision is newer than the approved one, of a version that may be approved again."""
+        is_newer = revision is not None and self.approved_revision is not None and revision > self.approved_revision
+        return is_newer and not self.is_deleted
+
 
 def read_access(caller: Caller, publication: Publication, revision: int | None = None) -> ReadAccess:
     """`revision` is the one that the request names; without it, the revision that is served."""
     is_staff = caller.has(*STAFF)
-    if publication.is_withdrawn:
+    if publication.is_withdrawn and not publication.awaits_review(revision):
         return ReadAccess.HISTORY if is_staff else _status(caller, publication)
     if not publication.is_published(revision):
         return ReadAccess.PREVIEW if is_staff else _status(caller, publication)

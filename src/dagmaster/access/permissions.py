@@ -26,6 +26,7 @@ class Permission(StrEnum):
     ASSETS_DELETE = "assets:delete"
     PLATFORMS_WRITE = "platforms:write"
     KEYS_WRITE = "keys:write"
+    KEYS_REPORT = "keys:report"  # that keys were used
     SCHEMA_WRITE = "schema:write"
 
 
@@ -40,6 +41,7 @@ ALLOWED: Mapping[Scope, frozenset[Permission]] = {
     Scope.OPERATOR: _READS
     | {_P.JOBS_SUBMIT, _P.JOBS_OPERATE, _P.QUEUES_OPERATE, _P.ASSETS_SUBMIT, _P.ASSETS_REVIEW, _P.ASSETS_DELETE},
     Scope.WORKER: frozenset({_P.TASKS_REPORT}),
+    Scope.GATEWAY: frozenset({_P.KEYS_REPORT}),
     Scope.ADMIN: frozenset(Permission),
 }
 

@@ -7,18 +7,17 @@ create_app(settings, dsn, library, handlers)
                workers queues stats caller keys health
 """
 
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import APIRouter, FastAPI
 from fastapi.openapi.utils import get_openapi
-from starlette.routing import BaseRoute
 
 from dagmaster import __version__
-from dagmaster.access.permissions import Permission
 from dagmaster.api import (
     assets,
+    audit,
     bootstrap,
     callback_events,
     callbacks,
@@ -48,11 +47,10 @@ from dagmaster.api import (
 from dagmaster.api.middleware import ApiMiddleware
 from dagmaster.api.services import ApiServices
 from dagmaster.client.limits import MAX_BODY_BYTES, PREFIX
-from dagmaster.client.models.problems import ProblemDetails
-from dagmaster.operations.library import WorkflowLibrary
+from dagmaster.library.workflows import WorkflowLibrary
 from dagmaster.orchestrator.loop import Orchestrator
 from dagmaster.settings import Settings
-from dagmaster.web.authentication import permission_of, routes_of
+from dagmaster.web.description import describe_permissions, describe_problems
 from dagmaster.web.metrics import RequestMetrics
 
 _TAGS = [
@@ -60,7 +58,10 @@ _TAGS = [
     {"name": "workflows", "description": "The workflows that can be submitted"},
     {"name": "assets", "description": "Submit data of platforms; list, review and publish it"},
     {"name": "platforms", "description": "The external systems that submit data"},
-    {"name": "callbacks", "description": "What submitters were told; and results of workers without a database"},
+    {
+        "name": "callbacks",
+        "description": "Callbacks to submitters, and reports of workers that have no database access",
+    },
     {"name": "queues", "description": "Show, limit and pause queues"},
     {"name": "dead letters", "description": "Messages that were rejected"},
     {"name": "operations", "description": "Running instances, the janitor, and statistics of the platform"},
@@ -137,6 +138,7 @@ def _versioned() -> APIRouter:
         assets,
         reviews,
         platforms,
+        audit,
         callback_events,
         callbacks,
         bootstrap,
@@ -164,33 +166,8 @@ class _App(FastAPI):
                 tags=self.openapi_tags,
                 routes=self.routes,
             )
-            _describe_problems(description["components"]["schemas"])
-            _describe_permissions(description, self.routes)
+            describe_problems(description["components"]["schemas"])
+            describe_permissions(description, self.routes)
             examples.attach(description)
             self.openapi_schema = description
         return self.openapi_schema
-
-
-def _describe_permissions(description: dict[str, Any], routes: Iterable[BaseRoute]) -> None:
-    """Which permission a request needs, and how a caller authenticates."""
-    description["components"]["securitySchemes"] = {
-        "bearer": {"type": "http", "scheme": "bearer", "description": "An API key (`dgm_…`) or an OIDC token"},
-        "key": {"type": "apiKey", "in": "header", "name": "X-API-Key", "description": "An API key (`dgm_…`)"},
-    }
-    for route in routes_of(routes):
-        permission = permission_of(route)
-        for method in route.methods or ():
-            operation = description["paths"].get(route.path, {}).get(method.lower())
-            if operation is not None and permission is not None:
-                operation["x-permission"] = str(permission)
-                schemes: list[dict[str, list[str]]] = [{"bearer": []}, {"key": []}]
-                operation["security"] = [{}] if permission is Permission.ANYONE else schemes
-
-
-def _describe_problems(schemas: dict[str, Any]) -> None:
-    schema = ProblemDetails.model_json_schema(ref_template="#/components/schemas/{model}", mode="serialization")
-    schemas.update(schema.pop("$defs", {}))
-    schemas["ProblemDetails"] = schema
-    # FastAPI's own errors, which this API never sends.
-    for name in ("HTTPValidationError", "ValidationError"):
-        schemas.pop(name, None)

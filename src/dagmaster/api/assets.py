@@ -9,7 +9,6 @@ from dagmaster.access.caller import Caller
 from dagmaster.access.decision import may_preview
 from dagmaster.access.permissions import Permission
 from dagmaster.api import examples
-from dagmaster.api.pages import LONGEST_NAME, Cursor, Limit, joined, moment_and_id, page_of
 from dagmaster.api.problems import responses
 from dagmaster.api.services import ApiServices, Services
 from dagmaster.api.visibility import visible_assets, visible_part
@@ -23,6 +22,7 @@ from dagmaster.client.models.assets import (
 from dagmaster.client.models.pages import Page
 from dagmaster.errors import InvalidRequest, NotAllowed, NotFound
 from dagmaster.web.authentication import needs
+from dagmaster.web.pages import LONGEST_NAME, Cursor, Limit, joined, moment_and_id, page_of
 
 router = APIRouter(prefix="/assets", tags=["assets"])
 
@@ -61,7 +61,7 @@ async def list_assets(
     after: Cursor = None,
     limit: Limit = 50,
 ) -> Page[AssetSummary]:
-    """A caller sees what it may read: a platform its own assets, a viewer those that are published."""
+    """A platform sees its own assets, a viewer the published ones."""
     cursor = moment_and_id(after)
     rows = await services.assets.assets(
         visible=visible_assets(caller),

@@ -1,4 +1,4 @@
-"""Callbacks for operators: what submitters were told, with which result; repeat one; rotate the secret that signs."""
+"""Callbacks for operators: list them with their deliveries, repeat one, rotate the secret that signs them."""
 
 from typing import Annotated
 from uuid import UUID
@@ -8,7 +8,6 @@ from starlette.responses import Response
 
 from dagmaster.access.caller import Caller
 from dagmaster.access.permissions import Permission
-from dagmaster.api.pages import Limit, page_of
 from dagmaster.api.problems import responses
 from dagmaster.api.services import Services
 from dagmaster.callbacks.payload import payload_of
@@ -20,9 +19,9 @@ from dagmaster.client.models.callback_events import (
     RotateSecretRequest,
 )
 from dagmaster.client.models.pages import Page
-from dagmaster.database.callbacks import PostgresCallbacks
-from dagmaster.database.notify.notifier import CALLBACKS
+from dagmaster.database.callbacks.store import PostgresCallbacks
 from dagmaster.web.authentication import needs
+from dagmaster.web.pages import Limit, page_of
 
 router = APIRouter(tags=["callbacks"])
 
@@ -67,14 +66,13 @@ async def get_callback(services: Services, _caller: Operator, callback_id: Callb
     responses=responses(404, 409),
 )
 async def repeat_callback(services: Services, caller: Operator, callback_id: CallbackId) -> CallbackDetail:
-    """Now, whatever became of it, and with as many attempts as a new one. It has the same id, so that a receiver that
-    has it already can ignore it."""
-    store = PostgresCallbacks(services.dsn, "api-callbacks")
+    """Deliver it now, even if it was delivered or given up, with as many attempts as a new one. The id stays the same,
+    so receivers can ignore a duplicate."""
+    store = PostgresCallbacks(services.dsn, "api-callbacks", services.notifier)
     try:
         await store.repeat(callback_id, caller.name)
     finally:
         await store.close()
-    services.notifier.notify(CALLBACKS)
     return await _detail(services, callback_id)
 
 
@@ -91,8 +89,8 @@ async def rotate_platform_secret(
     response: Response,
     request: RotateSecretRequest | None = None,
 ) -> RotatedSecret:
-    """The secret that signs its callbacks. It is returned this once. Until the overlap is over, callbacks have a
-    signature of the previous secret too."""
+    """The secret signs its callbacks. Only this response shows it. Until the overlap is over, callbacks are signed with
+    the previous secret too."""
     overlap = (request or RotateSecretRequest()).overlap_seconds
     store = PostgresCallbacks(services.dsn, "api-callbacks")
     try:

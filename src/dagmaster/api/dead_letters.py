@@ -7,7 +7,6 @@ from fastapi import APIRouter, Depends, Path, Query
 
 from dagmaster.access.caller import Caller
 from dagmaster.access.permissions import Permission
-from dagmaster.api.pages import Cursor, Limit, joined, moment_and_id, page_of
 from dagmaster.api.problems import responses
 from dagmaster.api.services import Services
 from dagmaster.client.models.operations import DeadLetterSummary, Replayed
@@ -15,6 +14,7 @@ from dagmaster.client.models.pages import Page
 from dagmaster.errors import Conflict
 from dagmaster.operations.rerun import resume
 from dagmaster.web.authentication import needs, requires
+from dagmaster.web.pages import Cursor, Limit, joined, moment_and_id, page_of
 
 router = APIRouter(prefix="/dead-letters", tags=["dead letters"])
 _READS = [requires(Permission.PLATFORM_READ)]

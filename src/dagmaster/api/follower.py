@@ -6,7 +6,7 @@
 
 A watcher has a cursor: the sequence number of the last event it received. The numbers of a job have no gaps, so no
 event is missed or repeated. A watcher that needs events that are no longer in memory reads them through the pool.
-Progress is not an event: it has no number, and only the latest counts.
+JobProgress is not an event: it has no number, and only the latest counts.
 
 A watcher may leave at any time, which cancels its task. A running query is not cancelled by that, because the pool
 would lose its connection.
@@ -46,13 +46,13 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class JobProgress:
     """The progress of the running attempts of a job."""
 
     nodes: tuple[NodeProgress, ...]
 
 
-Update = Sequence[EventEntry] | Progress | None  # None keeps the connection open
+Update = Sequence[EventEntry] | JobProgress | None  # None keeps the connection open
 
 
 class WatchedJob:
@@ -63,7 +63,7 @@ class WatchedJob:
         self.status: JobStatus = brief.status
         self.watchers = 0
         self.changed = asyncio.Event()
-        self.progress = Progress(())
+        self.progress = JobProgress(())
         self._progress_at = 0.0
         self._recent: deque[EventEntry] = deque(maxlen=_KEPT)
 
@@ -80,7 +80,7 @@ class WatchedJob:
         self.head, self.status = head.last_sequence, head.status
         self.wake()
 
-    def report(self, progress: Progress) -> None:
+    def report(self, progress: JobProgress) -> None:
         """Pass progress on to the watchers, if it is new and the last update was long enough ago."""
         now = time.monotonic()
         if not progress.nodes:
@@ -138,7 +138,7 @@ class Follower:
         happened for a heartbeat. The event loop runs between two batches, so that it notices when the watcher has
         left."""
         with self._watching(job_id, brief) as job:
-            sent = Progress(())
+            sent = JobProgress(())
             while not self._is_closing:
                 changed, head, status = job.changed, job.head, job.status
                 while after < head:
@@ -226,7 +226,7 @@ class Follower:
         for node in await self._reads.progress(list(self._jobs)):
             progress[node.job_id].append(node)
         for job_id, job in self._jobs.items():
-            job.report(Progress(tuple(progress[job_id])))
+            job.report(JobProgress(tuple(progress[job_id])))
 
     async def _new_events(self, job: WatchedJob, head: EventPosition) -> list[EventEntry]:
         """The events up to `head`. If there are too many to keep in memory, none:

@@ -53,7 +53,7 @@ async def get_livez(services: Services, _caller: Anyone) -> JSONResponse:
     responses={**responses(), 503: {"model": ReadinessReport, "description": "Not ready: see the checks"}},
 )
 async def get_readyz(services: Services, caller: Anyone) -> JSONResponse:
-    """Details of the checks need the permission platform:read: they may name servers."""
+    """Details of the checks need the permission platform:read, because they may contain host names."""
     health = await _health(services)
     checks = health.checks
     if not may(caller, Permission.PLATFORM_READ):

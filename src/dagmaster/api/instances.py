@@ -6,12 +6,12 @@ from uuid import UUID
 from fastapi import APIRouter, Query
 
 from dagmaster.access.permissions import Permission
-from dagmaster.api.pages import Limit, page_of
 from dagmaster.api.problems import responses
 from dagmaster.api.services import Services
 from dagmaster.client.models.operations import OrchestratorSummary, WorkerSummary
 from dagmaster.client.models.pages import Page
 from dagmaster.web.authentication import requires
+from dagmaster.web.pages import Limit, page_of
 
 router = APIRouter(tags=["operations"], dependencies=[requires(Permission.PLATFORM_READ)])
 

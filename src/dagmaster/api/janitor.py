@@ -8,7 +8,6 @@ from pydantic import AwareDatetime
 
 from dagmaster.access.caller import Caller
 from dagmaster.access.permissions import Permission
-from dagmaster.api.pages import Cursor, Limit, joined, moment_and_id, page_of
 from dagmaster.api.problems import responses
 from dagmaster.api.services import Services
 from dagmaster.client.models.operations import JanitorRun
@@ -19,6 +18,7 @@ from dagmaster.jobs.model import JanitorAction
 from dagmaster.orchestrator.janitor import Janitor
 from dagmaster.orchestrator.tidy import DAY_SECONDS, tidy_of
 from dagmaster.web.authentication import needs, requires
+from dagmaster.web.pages import Cursor, Limit, joined, moment_and_id, page_of
 
 router = APIRouter(prefix="/janitor", tags=["operations"])
 

@@ -12,7 +12,6 @@ from dagmaster.access.caller import Caller
 from dagmaster.access.permissions import Permission
 from dagmaster.api import examples
 from dagmaster.api.outcomes import deliverables, download_url, outcomes
-from dagmaster.api.pages import LONGEST_NAME, Cursor, Limit, SeveralOf, joined, name_and_number, page_of
 from dagmaster.api.problems import responses
 from dagmaster.api.services import ApiServices, Services
 from dagmaster.api.summaries import stage_of, stages_of, summary_of, type_of
@@ -36,9 +35,10 @@ from dagmaster.errors import InvalidRequest, NotFound
 from dagmaster.jobs.model import Job
 from dagmaster.jobs.states import JobStatus, NodeStatus, TaskStatus
 from dagmaster.jobs.view import JobView, NodeView
-from dagmaster.operations.library import WorkflowLibrary
+from dagmaster.library.workflows import WorkflowLibrary
 from dagmaster.operations.submit import submit_once
 from dagmaster.web.authentication import needs, require, requires
+from dagmaster.web.pages import LONGEST_NAME, Cursor, Limit, SeveralOf, joined, name_and_number, page_of
 from dagmaster.workflows.graph import Graph
 from dagmaster.workflows.model import FanOutNode
 

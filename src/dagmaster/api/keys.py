@@ -7,14 +7,14 @@ from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
 from dagmaster.access.caller import Caller
 from dagmaster.access.permissions import Permission
-from dagmaster.api.pages import Cursor, Limit, bad_cursor, joined, page_of
 from dagmaster.api.problems import responses
 from dagmaster.api.services import Services
-from dagmaster.client.models.assets import CreatedKey, KeyInfo, KeyRequest, KeyRotation, ReasonRequest
+from dagmaster.client.models.assets import CreatedKey, KeyInfo, KeyRequest, KeyRotation, KeyUses, ReasonRequest
 from dagmaster.client.models.pages import Page
-from dagmaster.database.assets.keys import Change
+from dagmaster.database.assets.keys import KeyChange
 from dagmaster.operations.keys import create_key, revoke_key, rotate_key
 from dagmaster.web.authentication import needs, requires
+from dagmaster.web.pages import Cursor, Limit, bad_cursor, joined, page_of
 from dagmaster.web.problems import request_id_of
 
 router = APIRouter(prefix="/keys", tags=["callers"])
@@ -57,7 +57,22 @@ async def create(
 ) -> CreatedKey:
     """`key` of the response is shown once: it is not stored."""
     response.headers.update(_NOT_STORED)
-    return await create_key(services.keys, wanted, Change(caller.name, request_id=request_id_of(request)))
+    return await create_key(services.keys, wanted, KeyChange(caller.name, request_id=request_id_of(request)))
+
+
+@router.post(
+    "/uses",
+    operation_id="report_key_uses",
+    summary="Report that keys were used at a gateway",
+    responses=responses(),
+    dependencies=[requires(Permission.KEYS_REPORT)],
+)
+async def report_uses(services: Services, uses: KeyUses) -> KeyUses:
+    """Unknown keys are ignored. The time of the last use is exact to a minute."""
+    for key_id in uses.key_ids:
+        services.keys.note_use(key_id)
+    await services.keys.record_uses()
+    return uses
 
 
 @router.post(
@@ -82,7 +97,7 @@ async def rotate(
     return await rotate_key(
         services.keys,
         key_id,
-        Change(caller.name, rotation.reason, request_id_of(request)),
+        KeyChange(caller.name, rotation.reason, request_id_of(request)),
         overlap_hours=rotation.overlap_hours,
         expires_in_days=rotation.expires_in_days,
     )
@@ -94,4 +109,4 @@ async def revoke(
 ) -> KeyInfo:
     """The key is refused from the next request on. It cannot be restored."""
     text = reason.reason if reason else None
-    return await revoke_key(services.keys, key_id, Change(caller.name, text, request_id_of(request)))
+    return await revoke_key(services.keys, key_id, KeyChange(caller.name, text, request_id_of(request)))

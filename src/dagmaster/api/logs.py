@@ -6,12 +6,12 @@ from fastapi import APIRouter, Query
 
 from dagmaster.access.permissions import Permission
 from dagmaster.api.jobs import JobId
-from dagmaster.api.pages import LONGEST_NAME, Cursor, Limit, joined, name_and_numbers, page_of
 from dagmaster.api.problems import responses
 from dagmaster.api.services import Services
 from dagmaster.client.models.nodes import JobLogLine
 from dagmaster.client.models.pages import Page
 from dagmaster.web.authentication import requires
+from dagmaster.web.pages import LONGEST_NAME, Cursor, Limit, joined, name_and_numbers, page_of
 
 router = APIRouter(prefix="/jobs", tags=["jobs"], dependencies=[requires(Permission.JOBS_READ)])
 

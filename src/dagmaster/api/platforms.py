@@ -2,11 +2,11 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Path
+from fastapi import APIRouter, Depends, Header, Path, Response
 
 from dagmaster.access.caller import Caller
 from dagmaster.access.permissions import Permission
-from dagmaster.api.pages import Cursor, Limit, page_of
+from dagmaster.api.assets import with_etag
 from dagmaster.api.problems import responses
 from dagmaster.api.services import Services
 from dagmaster.api.visibility import own_platform_of, require_visible_platform
@@ -14,11 +14,16 @@ from dagmaster.client.models.assets import PlatformChange, PlatformInfo, Platfor
 from dagmaster.client.models.pages import Page
 from dagmaster.operations.assets import platforms as operations
 from dagmaster.web.authentication import needs
+from dagmaster.web.pages import Cursor, Limit, page_of
 
 router = APIRouter(prefix="/platforms", tags=["platforms"])
 
 Reader = Annotated[Caller, Depends(needs(Permission.ASSETS_READ))]
 Writer = Annotated[Caller, Depends(needs(Permission.PLATFORMS_WRITE))]
+IfMatch = Annotated[
+    str | None,
+    Header(alias="If-Match", max_length=200, description="The ETag of the platform that the caller has seen"),
+]
 PlatformName = Annotated[str, Path(max_length=64, examples=["ddh"])]
 
 
@@ -26,7 +31,7 @@ PlatformName = Annotated[str, Path(max_length=64, examples=["ddh"])]
 async def list_platforms(
     services: Services, caller: Reader, after: Cursor = None, limit: Limit = 50
 ) -> Page[PlatformInfo]:
-    """By id. A b2b key sees its own platform."""
+    """Ordered by id. A b2b key sees only its own platform."""
     own = own_platform_of(caller)
     seen = [platform for platform in await services.assets.platforms() if own in (None, platform.platform_id)]
     rows = [platform for platform in seen if platform.platform_id > (after or "")]
@@ -39,24 +44,48 @@ async def add_platform(services: Services, caller: Writer, request: PlatformRequ
     return await operations.add_platform(services.assets, request=request, caller=caller)
 
 
-@router.get("/{platform_id}", operation_id="get_platform", summary="Get a platform", responses=responses(404))
-async def get_platform(services: Services, caller: Reader, platform_id: PlatformName) -> PlatformInfo:
+@router.get(
+    "/{platform_id}",
+    operation_id="get_platform",
+    summary="Get a platform",
+    responses={**with_etag(), **responses(404)},
+)
+async def get_platform(
+    services: Services, caller: Reader, response: Response, platform_id: PlatformName
+) -> PlatformInfo:
     require_visible_platform(caller, platform_id)
-    return await services.assets.platform(platform_id)
+    return _tagged(response, await services.assets.platform(platform_id))
 
 
 @router.patch(
-    "/{platform_id}", operation_id="change_platform", summary="Change a platform", responses=responses(404, 409)
+    "/{platform_id}",
+    operation_id="change_platform",
+    summary="Change a platform",
+    responses={**with_etag(), **responses(404, 412)},
 )
 async def change_platform(
-    services: Services, caller: Writer, platform_id: PlatformName, change: PlatformChange
+    *,
+    services: Services,
+    caller: Writer,
+    response: Response,
+    platform_id: PlatformName,
+    change: PlatformChange,
+    if_match: IfMatch = None,
 ) -> PlatformInfo:
-    """Rename it, or let it submit or not. What was submitted stays."""
-    return await operations.set_platform(
+    """Change its name, or allow or forbid submissions. What was submitted stays as it is. With `If-Match`, the change
+    is refused if the platform has changed since; the problem has its present state."""
+    changed = await operations.set_platform(
         services.assets,
         platform_id,
         caller=caller,
         display_name=change.display_name,
         is_active=change.is_active,
         reason=change.reason,
+        if_match=if_match,
     )
+    return _tagged(response, changed)
+
+
+def _tagged(response: Response, platform: PlatformInfo) -> PlatformInfo:
+    response.headers["ETag"] = f'"{platform.etag}"'
+    return platform

@@ -227,7 +227,7 @@ async def delete_asset(
 @router.post(
     "/{asset_id}/versions/{version_ordinal}/links",
     operation_id="make_link",
-    summary="Make a signed link to a version",
+    summary="Create a signed link to a version",
     status_code=201,
     responses=responses(404, 409),
 )
@@ -238,8 +238,8 @@ async def make_version_link(
     version_ordinal: Ordinal,
     request: LinkRequest | None = None,
 ) -> SignedLink:
-    """Whoever has the link reads this version without a key, until it expires or the version is withdrawn. With
-    `revision`, it shows a revision that is not served, as a preview."""
+    """Whoever has the link may read this version without a key, until the link expires or the version is withdrawn.
+    With `revision`, the link is a preview of a revision that is not served."""
     request = request or LinkRequest()
     return await make_link(
         services.assets,

@@ -15,7 +15,7 @@ class ApiServer(WebServer):
         await super().run()
 
     async def stop(self) -> None:
-        """Told while it starts, it stops once it has started: what it opened by then is closed in order."""
+        """A stop request during start-up takes effect when the start has finished."""
         await self.until_started()
         services: ApiServices = self._app.state.services
         if self.is_started:

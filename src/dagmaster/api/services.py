@@ -16,7 +16,7 @@ from dagmaster.database.ledger.postgres import PostgresLedger
 from dagmaster.database.notify.notifier import JOBS, RESULTS
 from dagmaster.database.notify.postgres import PostgresNotifier
 from dagmaster.database.reads.api import ApiReads
-from dagmaster.operations.library import WorkflowLibrary
+from dagmaster.library.workflows import WorkflowLibrary
 from dagmaster.orchestrator.loop import Orchestrator
 from dagmaster.settings import Settings
 from dagmaster.storage.zones import Storage, open_storage

@@ -16,7 +16,7 @@ from starlette.responses import Response, StreamingResponse
 
 from dagmaster.access.permissions import Permission
 from dagmaster.api import examples
-from dagmaster.api.follower import Progress, Update
+from dagmaster.api.follower import JobProgress, Update
 from dagmaster.api.jobs import JobId
 from dagmaster.api.problems import responses
 from dagmaster.api.services import Services
@@ -34,7 +34,7 @@ _FRAME = {
     "properties": {
         "id": {
             "type": "string",
-            "description": "The sequence number of the event, for Last-Event-ID. Progress has none",
+            "description": "The sequence number of the event, for Last-Event-ID. JobProgress has none",
         },
         "event": {"type": "string", "description": "The type of the event, or `progress`"},
         "data": {
@@ -88,7 +88,7 @@ async def _frames(updates: AsyncIterator[Update]) -> AsyncIterator[bytes]:
 
 def frame(update: Update) -> bytes:
     match update:
-        case Progress():
+        case JobProgress():
             nodes = [{"node_id": n.node_id, "attempt": n.attempt, "progress": n.progress} for n in update.nodes]
             return b"event: progress\ndata: %s\n\n" % orjson.dumps({"nodes": nodes})
         case None:

@@ -63,9 +63,9 @@ async def submit(
 @router.get(
     "/status/{request_id}",
     operation_id="get_submission_status",
-    summary="Get how far a submission is",
+    summary="Get the status of a submission",
     responses=responses(404),
 )
 async def get_submission_status(services: Services, caller: Reader, request_id: RequestName) -> SubmissionStatus:
-    """In the words for partners: no jobs, no nodes. A platform sees its own submissions."""
+    """Uses the status words for partners; jobs and nodes are not mentioned. A platform sees its own submissions."""
     return visible_submission(caller, await services.assets.submission(request_id))

@@ -80,6 +80,7 @@ def publication_of(asset: AssetInfo, version: VersionInfo) -> Publication:
         ordinal=version.version_ordinal,
         approved_revision=version.approved_revision,
         is_withdrawn=any((asset.deleted_at, version.deleted_at, version.unpublished_at)),
+        is_deleted=any((asset.deleted_at, version.deleted_at)),
     )
 
 

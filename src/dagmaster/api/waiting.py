@@ -14,7 +14,6 @@ from fastapi import APIRouter, Query
 
 from dagmaster.access.permissions import Permission
 from dagmaster.api.jobs import JobId, require_fan_out
-from dagmaster.api.pages import LONGEST_NAME, Cursor, Limit
 from dagmaster.api.problems import responses
 from dagmaster.api.services import ApiServices, Services
 from dagmaster.client.models.nodes import NodeSummary, WaitingNode, WaitingNodes, WaitReason
@@ -24,6 +23,7 @@ from dagmaster.jobs.model import QueueSettings
 from dagmaster.jobs.states import JOB_TERMINAL, NODE_LIVE, NODE_TERMINAL, NodeStatus, TaskStatus
 from dagmaster.jobs.view import fan_out_read_by
 from dagmaster.web.authentication import requires
+from dagmaster.web.pages import LONGEST_NAME, Cursor, Limit
 from dagmaster.workflows.graph import Graph
 from dagmaster.workflows.model import FanOutNode
 

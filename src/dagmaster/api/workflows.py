@@ -8,7 +8,6 @@ from fastapi import APIRouter, Path, Request
 
 from dagmaster.access.permissions import Permission
 from dagmaster.api import examples
-from dagmaster.api.pages import Cursor, Limit, page_of
 from dagmaster.api.problems import responses
 from dagmaster.api.services import ApiServices, Services
 from dagmaster.client.models.problems import Mistake
@@ -23,8 +22,9 @@ from dagmaster.client.models.workflows import (
     WorkflowSummary,
 )
 from dagmaster.errors import InvalidWorkflow
-from dagmaster.operations.library import limits_of, without_folders
+from dagmaster.library.workflows import limits_of, without_folders
 from dagmaster.web.authentication import requires
+from dagmaster.web.pages import Cursor, Limit, page_of
 from dagmaster.workflows.draw import mermaid
 from dagmaster.workflows.graph import Graph, build, targets
 from dagmaster.workflows.load import read

@@ -141,6 +141,7 @@ class AssetRevision(Record):
     is set when the revision must be copied to the external zone, `withdrawal_due_at` when its copy must be removed.
     `is_unfit`: it failed because of its source. From `purge_started_at` on it can be neither approved nor run again;
     at `purged_at` its objects and documents are gone. `review_notified_at`: reviewers know that it waits.
+    `same_content_as` is another version that was made of the same bytes, known once the source was read.
     """
 
     table: ClassVar[Table] = Table(
@@ -160,7 +161,7 @@ class AssetRevision(Record):
             ),
         ),
         defaults={"created_at": "dagapp.clock()"},
-        types={"version_ordinal": "integer", "revision": "integer"},
+        types={"version_ordinal": "integer", "revision": "integer", "same_content_as": "integer"},
     )
 
     asset_id: str
@@ -174,6 +175,7 @@ class AssetRevision(Record):
     source_etag: str | None = None
     source_size: int | None = None
     content_hash: str | None = None
+    same_content_as: int | None = None
     submitted_by: Actor | None = None
     processing_state: ProcessingState = ProcessingState.QUEUED
     is_partial: bool = False
@@ -193,7 +195,7 @@ class AssetRevision(Record):
 
 class AssetSubmission(Record):
     """A request of a platform and what it led to. It exists before the response is sent; the same request id again is
-    answered from it. `told_status` is the last status that was told, or found to be no news, if it has a
+    answered from it. `notified_status` is the status of the last callback, or one that causes none, if it has a
     `callback_url`."""
 
     table: ClassVar[Table] = Table(
@@ -218,7 +220,7 @@ class AssetSubmission(Record):
     request_hash: str
     submitted_by: Actor | None = None
     callback_url: Annotated[str, Field(max_length=512)] | None = None
-    told_status: str | None = None
+    notified_status: str | None = None
     created_at: datetime
 
 

@@ -21,6 +21,8 @@ from dagmaster.assets.states import (
 )
 from dagmaster.errors import Conflict, InvalidRequest, NotFound
 
+Edition = tuple[int, int]  # ordinal and revision
+
 
 class SubmissionOutcome(StrEnum):
     """Every answer to a submission that is not refused."""
@@ -56,12 +58,12 @@ class SubmissionDecision:
 
 @dataclass(frozen=True, slots=True)
 class AssetChange:
-    """The state after an action. Versions in `exports_due` must be copied to the external zone, the copies of those in
+    """The state after an action. Revisions in `exports_due` must be copied to the external zone, the copies of those in
     `withdrawals_due` must be removed."""
 
     state: AssetState
-    exports_due: tuple[int, ...] = ()
-    withdrawals_due: tuple[int, ...] = ()
+    exports_due: tuple[Edition, ...] = ()
+    withdrawals_due: tuple[Edition, ...] = ()
 
 
 def submit(
@@ -78,7 +80,7 @@ def submit(
     is_same = target.source.is_same(submitted.source) and target.parameters_hash == submitted.parameters_hash
     if is_same and not force and target.processing in IN_PROGRESS:
         return SubmissionDecision(SubmissionOutcome.ALREADY_PROCESSING, asset, target.ordinal, target.revision)
-    if is_same and not force and target.processing == ProcessingState.COMPLETED and not target.is_unpublished:
+    if is_same and not force and _is_complete(target):
         return SubmissionDecision(SubmissionOutcome.ALREADY_COMPLETED, asset, target.ordinal, target.revision)
     revised = replace(
         target,
@@ -88,6 +90,7 @@ def submit(
         source=submitted.source,
         parameters_hash=submitted.parameters_hash,
         submitted_by=submitted.submitted_by,
+        is_purged=False,
     )
     return SubmissionDecision(
         SubmissionOutcome.NEW_REVISION,
@@ -99,14 +102,6 @@ def submit(
     )
 
 
-def record_processing(asset: AssetState, ordinal: int, revision: int, processing: ProcessingState) -> AssetState:
-    """The asset after the job of a revision has started or ended. The job of an older revision changes nothing."""
-    version = asset.version(ordinal)
-    if version is None or version.revision != revision or version.processing == processing:
-        return asset
-    return _with(asset, replace(version, processing=processing))
-
-
 def approve(
     asset: AssetState,
     ordinal: int,
@@ -114,10 +109,17 @@ def approve(
     clearance: Clearance | None = None,
     by: str | None = None,
     needs_second_person: bool = False,
+    revision: int | None = None,
 ) -> AssetChange:
-    """Publish the newest revision of a version. An asset without clearance needs one."""
+    """Publish the newest revision of a version. An asset without clearance needs one.
+
+    If a version was unpublished and the processing of its newest revision has failed, the revision that was approved
+    before is published again, unless the reviewer names the newest one as `revision`.
+    """
     version = _present_version(asset, ordinal)
-    _require_processed(version)
+    is_republished = revision is None and _has_only_approved(version)
+    if not is_republished:
+        _require_processed(version)
     if version.approval == ApprovalState.APPROVED and not version.is_unpublished:
         raise Conflict(f"version {ordinal} is approved already", code="version.already-approved")
     if needs_second_person and by is not None and by == version.submitted_by:
@@ -126,11 +128,11 @@ def approve(
             code="approval.own-submission",
             hint="another reviewer must approve it",
         )
-    approved = replace(
-        version, approval=ApprovalState.APPROVED, approved_revision=version.revision, is_unpublished=False
-    )
-    state = replace(_with(asset, approved), clearance=_clearance_for_approval(asset, clearance))
-    return AssetChange(state, exports_due=_exports_due(asset, state))
+    published = replace(version, is_unpublished=False)
+    if not is_republished:
+        published = replace(published, approval=ApprovalState.APPROVED, approved_revision=version.revision)
+    state = replace(_with(asset, published), clearance=_clearance_for_approval(asset, clearance))
+    return AssetChange(state, _exports_due(asset, state), _withdrawals_due(asset, state))
 
 
 def reject(asset: AssetState, ordinal: int, *, reason: str) -> AssetChange:
@@ -215,6 +217,19 @@ def _new_version(ordinal: int, submitted: SubmittedSource) -> AssetVersionState:
     )
 
 
+def _is_complete(version: AssetVersionState) -> bool:
+    """Whether processing the same source again would make nothing new: its results exist, and may be approved or are
+    served."""
+    is_available = not version.is_unpublished and not version.is_purged and version.approval != ApprovalState.REJECTED
+    return is_available and version.processing == ProcessingState.COMPLETED
+
+
+def _has_only_approved(version: AssetVersionState) -> bool:
+    """Whether an unpublished version has no revision but the approved one that can be published."""
+    has_failed = version.processing == ProcessingState.FAILED
+    return has_failed and version.is_unpublished and version.approved_revision not in (None, version.revision)
+
+
 def _same_content(asset: AssetState, submitted: SubmittedSource, *, except_ordinal: int) -> int | None:
     others = (version for version in asset.present if version.ordinal != except_ordinal)
     return next((version.ordinal for version in others if version.source.is_same(submitted.source)), None)
@@ -255,20 +270,19 @@ def _withdraw(
     return AssetChange(state, withdrawals_due=_withdrawals_due(asset, state))
 
 
-def _public_versions(asset: AssetState) -> dict[int, int]:
-    """The served versions of a public asset with their revisions: these have external copies."""
+def _public_editions(asset: AssetState) -> set[Edition]:
+    """The served revisions of a public asset: these have external copies."""
     if asset.clearance != Clearance.PUBLIC:
-        return {}
-    return {v.ordinal: v.served_revision for v in asset.present if v.served_revision is not None}
+        return set()
+    return {(v.ordinal, v.served_revision) for v in asset.present if v.served_revision is not None}
 
 
-def _exports_due(before: AssetState, after: AssetState) -> tuple[int, ...]:
-    old = _public_versions(before)
-    return tuple(ordinal for ordinal, revision in _public_versions(after).items() if old.get(ordinal) != revision)
+def _exports_due(before: AssetState, after: AssetState) -> tuple[Edition, ...]:
+    return tuple(sorted(_public_editions(after) - _public_editions(before)))
 
 
-def _withdrawals_due(before: AssetState, after: AssetState) -> tuple[int, ...]:
-    return tuple(sorted(_public_versions(before).keys() - _public_versions(after).keys()))
+def _withdrawals_due(before: AssetState, after: AssetState) -> tuple[Edition, ...]:
+    return tuple(sorted(_public_editions(before) - _public_editions(after)))
 
 
 def _with(asset: AssetState, version: AssetVersionState) -> AssetState:
@@ -304,7 +318,7 @@ def _require_processed(version: AssetVersionState) -> None:
 
 def _still_processing(version: AssetVersionState) -> Conflict:
     return Conflict(
-        f"version {version.ordinal}, revision {version.revision} is still processed ({version.processing})",
+        f"version {version.ordinal}, revision {version.revision} is still being processed ({version.processing})",
         code="version.processing",
         hint="wait until its job has ended, or cancel the job",
     )

@@ -71,6 +71,7 @@ class AssetVersionState:
     submitted_by: str | None = None
     source: SourceIdentity = SourceIdentity()
     parameters_hash: str = ""
+    is_purged: bool = False  # the data of the newest revision was removed
 
     @property
     def served_revision(self) -> int | None:
@@ -79,8 +80,9 @@ class AssetVersionState:
 
     @property
     def is_unresolved(self) -> bool:
-        """It needs a decision before a later version may be submitted."""
-        return not self.is_deleted and not self.is_unpublished and self.approval != ApprovalState.APPROVED
+        """It needs a decision before a later version may be submitted. That it was unpublished decides nothing about a
+        newer revision."""
+        return not self.is_deleted and self.approval != ApprovalState.APPROVED
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,10 @@
-"""Callbacks: what a submitter is told, how it is signed, and when it is tried again.
+"""Callbacks to submitters: their content, how they are signed, and when a delivery is retried.
 
-    model       the records: events to be told, attempts to deliver them, secrets of platforms
-    payload     what a callback says
+    model       the records: callbacks, attempts to deliver them, secrets of platforms
+    payload     the content of a callback
     signing     signatures after the Standard Webhooks specification
-    schedule    what follows an attempt: delivered, tried again after a delay, or given up
+    url         which URLs callbacks may be sent to
+    schedule    what follows an attempt: delivered, retried after a delay, or given up
 
 Pure: no database, no network, no clock.
 """

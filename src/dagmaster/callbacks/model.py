@@ -1,5 +1,5 @@
-"""The records of callbacks. Triggers insert what is told (sql/schema/96_callbacks.sql), in the transaction in which it
-happens; orchestrators deliver it."""
+"""The records of callbacks. Triggers insert them (sql/schema/96_callbacks.sql), in the transaction of the change that
+causes them; orchestrators deliver them."""
 
 from datetime import datetime
 from typing import Annotated, ClassVar
@@ -14,12 +14,13 @@ LONGEST_ERROR = 300
 
 
 class CallbackEvent(Record):
-    """A status that one request is told, and how far that is. Its id is the `webhook-id` of every attempt.
+    """A callback: the status of a request that is sent, and the state of its delivery. Its id is the `webhook-id` of
+    every attempt.
 
     It has either an `asset_event_id`, the event that changed the status, or a `job_id` with the `resume_count` at its
-    end. A request (or job) is told in the order of `sequence`. `tries` counts attempts since it became pending,
-    `attempts` all of them. While it is being delivered, `lease_until` is in the future, and `next_attempt_at` is the
-    same time.
+    end. Callbacks of a request (or job) are delivered in the order of `sequence`. `tries` counts attempts since it
+    became pending, `attempts` all of them. While it is being delivered, `lease_until` is in the future, and
+    `next_attempt_at` is the same time.
     """
 
     table: ClassVar[Table] = Table(

@@ -26,7 +26,7 @@ class CallbackState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class DeliveryAttempt:
     """How an attempt ended: with the status of a response, or with an error."""
 
     status_code: int | None = None
@@ -46,7 +46,7 @@ class Consequence:
     delay_seconds: float | None = None
 
 
-def after(attempt: Attempt, tries: int, *, max_tries: int, random: Random) -> Consequence:
+def after(attempt: DeliveryAttempt, tries: int, *, max_tries: int, random: Random) -> Consequence:
     """`tries` counts the attempts so far, including this one."""
     if attempt.is_success:
         return Consequence(CallbackState.DELIVERED)

@@ -50,7 +50,7 @@ class SeenAsset:
             return self._state.client.delete_asset(self.info.asset_id, version=version, reason=reason, etag=self._etag)
 
     def part(self, version: int | None) -> str:
-        """How a version, or the whole asset, is called."""
+        """The name of a version, or of the whole asset."""
         return self.name if version is None else f"version {version} of {self.name}"
 
     def is_confirmed(self, verb: str, version: int | None) -> bool:
@@ -58,7 +58,11 @@ class SeenAsset:
         whole = f" with {counted(count, 'version')}" if version is None else ""
         question = f"{verb} {self.part(version)}{whole}?"
         if self._state.json or not sys.stdin.isatty():
-            raise InvalidRequest(f"it cannot be asked: {question}", code="usage", hint="add --yes")
+            raise InvalidRequest(
+                "confirmation is required, and the input is not a terminal or --json is given",
+                code="usage",
+                hint="add --yes",
+            )
         return click.confirm(question, err=True)
 
     def to_decide(self, verb: str) -> int:

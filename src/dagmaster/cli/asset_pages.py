@@ -10,6 +10,7 @@ from dagmaster.client.models.assets import (
     AssetHistoryEntry,
     AssetInfo,
     AssetSummary,
+    AuditEntry,
     PlatformInfo,
     VersionInfo,
 )
@@ -135,6 +136,24 @@ def print_history(state: "State", page: "Sequence[Json]") -> None:
         Column("why", lambda event: one_line(event.reason), is_long=True, is_below=True),
     ]
     print_table(state.console, columns, read_all(AssetHistoryEntry, page))
+
+
+def print_audit(state: "State", page: "Sequence[Json]") -> None:
+    columns: list[Column[AuditEntry]] = [
+        Column("event", lambda event: str(event.event_id), drop=3, is_number=True),
+        Column("when (UTC)", lambda event: at(event.created_at)),
+        Column("what", lambda event: event.action.replace("_", " ")),
+        Column("of", lambda event: one_line(_subject(event))),
+        Column("who", lambda event: one_line(event.actor)),
+        Column("why", lambda event: one_line(event.reason), is_long=True, is_below=True),
+    ]
+    print_table(state.console, columns, read_all(AuditEntry, page))
+
+
+def _subject(event: AuditEntry) -> str:
+    """The asset, else the name of the key, else the platform."""
+    name = event.detail.get("name") if event.action.startswith("key_") else None
+    return str(event.dataset_id or name or event.platform_id or "")
 
 
 def print_platforms(state: "State", platforms: "Sequence[Json]") -> None:

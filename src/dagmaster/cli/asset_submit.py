@@ -9,12 +9,11 @@ import click
 from dagmaster.cli.command import Command, State, pass_state
 from dagmaster.cli.completion import complete_platforms, complete_workflows
 from dagmaster.errors import DagmasterError, InvalidRequest, NotAllowed, Unavailable
+from dagmaster.workflows.raster import RASTER_COLLECTION, RASTER_INGEST, workflow_for_files
 
 if TYPE_CHECKING:
     from dagmaster.client.models.assets import AssetSubmissionResult
     from dagmaster.client.models.base import Json
-
-ONE_FILE, MANY_FILES = "raster_ingest", "raster_collection"
 
 
 @click.command(cls=Command)
@@ -38,19 +37,25 @@ ONE_FILE, MANY_FILES = "raster_ingest", "raster_collection"
     "workflow_id",
     metavar="ID",
     shell_complete=complete_workflows,
-    help=f"[default: {ONE_FILE}, with several files {MANY_FILES}]",
+    help=f"Workflow that processes the data  [default: {RASTER_INGEST}, with several files {RASTER_COLLECTION}]",
 )
 @click.option(
     "-p", "--param", "pairs", multiple=True, metavar="K=V", help="An input; JSON unless it is declared as a string"
 )
 @click.option("--params", metavar="@FILE|JSON", help="Inputs as a JSON object")
 @click.option("--request-id", metavar="ID", help="Your own id of the request: the same id gets the same answer")
-@click.option("--callback-url", metavar="URL", help="Called when the job ends")
-@click.option("--priority", type=click.IntRange(0, 10), default=0, show_default=True)
-@click.option("--force", is_flag=True, help="Process it again even if that was done before")
+@click.option("--callback-url", metavar="URL", help="Receives a POST when the status of the submission changes")
+@click.option(
+    "--priority",
+    type=click.IntRange(0, 10),
+    default=0,
+    show_default=True,
+    help="Tasks of jobs with a higher priority run first",
+)
+@click.option("--force", is_flag=True, help="Process again even if the same data was processed before")
 @click.option("--dry-run", is_flag=True, help="Only show what would happen")
-@click.option("--wait", is_flag=True, help="Wait for the end of its job")
-@click.option("--watch", is_flag=True, help="Show live progress of its job")
+@click.option("--wait", is_flag=True, help="Wait until the job ends")
+@click.option("--watch", is_flag=True, help="Show live progress of the job")
 @pass_state
 def submit(
     state: State,
@@ -81,7 +86,7 @@ def submit(
         raise InvalidRequest("give files, or objects with --blob", code="usage", hint="see `--help`")
     if dry_run and (wait or watch):
         raise InvalidRequest("--dry-run starts nothing, so --wait and --watch do not apply", code="usage")
-    parameters = _parameters(state, workflow_id or _default_workflow(files or blobs), pairs, params)
+    parameters = _parameters(state, workflow_id or workflow_for_files(len(files or blobs)), pairs, params)
     source = _named_source(blobs) if blobs else _copied_source(state, files, parameters, is_dry_run=dry_run)
     if source is None:
         return 1
@@ -110,10 +115,6 @@ def refs_of(pairs: tuple[str, ...]) -> dict[str, str]:
         if refs.setdefault(name, value) != value:
             raise InvalidRequest(f"--ref {name} is given twice, with different values", code="usage")
     return refs
-
-
-def _default_workflow(names: Sequence[str]) -> str:
-    return ONE_FILE if len(names) == 1 else MANY_FILES
 
 
 def _parameters(state: State, workflow: str, pairs: tuple[str, ...], params: str | None) -> "Json":
@@ -146,11 +147,11 @@ def _named_source(blobs: Sequence[str]) -> "Json":
 
 def _copied_source(state: State, arguments: Sequence[str], parameters: "Json", *, is_dry_run: bool) -> "Json | None":
     """Check files of this machine and copy them into the bronze zone. None if one is rejected."""
-    from dagmaster.cli.process import note_renamed, require_this_machine
+    from dagmaster.cli.process import require_this_machine
     from dagmaster.cli.progress import progress_bar
     from dagmaster.cli.validation import validate
     from dagmaster.handlers.raster.options import Options
-    from dagmaster.ingest.bronze import copy_in, places_in_bronze
+    from dagmaster.ingest.bronze import copy_missing, places_in_bronze
     from dagmaster.ingest.sources import downloaded, find_sources
     from dagmaster.ingest.validation import FileRules
     from dagmaster.local.discovery import data_folder, find_api, running_platform
@@ -168,16 +169,14 @@ def _copied_source(state: State, arguments: Sequence[str], parameters: "Json", *
         if validate(state, files, rules, is_dated=True) is None:
             return None
         copies = places_in_bronze(storage, files, progress)
-        missing = [copy for copy in copies if not copy.is_there]
+        missing = next((copy.file for copy in copies if not copy.is_there), None)
         if missing and is_dry_run:
             raise InvalidRequest(
-                f"a dry run copies nothing, and the bronze zone does not have {missing[0].file.label} yet",
+                f"a dry run copies nothing, and the bronze zone does not have {missing.label} yet",
                 code="file.not-in-bronze",
                 hint="submit it, or copy it into the bronze zone yourself and name it with --blob",
             )
-        for copy in missing:
-            note_renamed(state, copy)
-            copy_in(storage, copy, progress)
+        copy_missing(storage, copies, progress, state.comment)
     blobs = [copy.location.blob for copy in copies]
     named = {"blob": blobs[0]} if len(blobs) == 1 else {"blobs": blobs}
     return {"container": copies[0].location.container, **named}
@@ -192,10 +191,12 @@ _NEXT_STEPS = {
 
 
 def _submitted(state: State, request: "Json") -> "Json":
+    from dagmaster.client.connection import UNANSWERED
+
     try:
         return state.client.submit_asset(request)
     except Unavailable as error:
-        if error.code in {"server.lost", "server.slow"}:
+        if error.code in UNANSWERED:
             error.hint = "submit it again: the same data is not processed twice"
         raise
     except DagmasterError as error:

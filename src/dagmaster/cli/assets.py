@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dagmaster.cli.asset_submit import refs_of, submit
-from dagmaster.cli.command import Group, State, pass_state
+from dagmaster.cli.command import Group, State, limit_option, pass_state
 from dagmaster.cli.completion import complete_assets, complete_platforms
 
 if TYPE_CHECKING:
@@ -24,29 +24,29 @@ assets.add_command(submit)
 _asset = click.argument("asset", shell_complete=complete_assets)
 _reason = click.option("--reason", metavar="TEXT", help="The reason; recorded in the history of the asset")
 _etag = click.option(
-    "--etag", metavar="ETAG", help="Refuse if the asset has changed since it had this ETag (see `assets show`)"
+    "--etag", metavar="ETAG", help="ETag of the asset, from `assets show`; refused if it has changed since"
 )
-_yes = click.option("--yes", is_flag=True, help="Do not ask")
+_yes = click.option("--yes", is_flag=True, help="Do not ask for confirmation")
 _version = click.option("--version", type=click.IntRange(0), metavar="N", help="The number of the version, from 0")
 _revision = click.option(
     "--revision",
     type=click.IntRange(1),
     metavar="N",
-    help="Refuse if the newest revision is another one: the one that you have looked at",
+    help="Number of the revision that you reviewed; refused if a newer one exists",
 )
 
 
 @assets.command("ls")
 @click.option(
-    "--platform", "platform_id", metavar="ID", shell_complete=complete_platforms, help="Only of this platform"
+    "--platform", "platform_id", metavar="ID", shell_complete=complete_platforms, help="Only assets of this platform"
 )
-@click.option("--clearance", type=click.Choice(CLEARANCES), help="Only with this clearance")
-@click.option("--to-review", is_flag=True, help="Only those with a version that waits for review")
-@click.option("--ref", "refs", multiple=True, metavar="K=V", help="Only with this reference; may be repeated")
-@click.option("--search", metavar="TEXT", help="Only with this text in ids, title or references")
-@click.option("--deleted", is_flag=True, help="Only deleted ones")
-@click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True)
-@click.option("--after", metavar="CURSOR", help="Continue after this asset (`next` of the page before)")
+@click.option("--clearance", type=click.Choice(CLEARANCES), help="Only assets with this clearance")
+@click.option("--to-review", is_flag=True, help="Only assets with a version that waits for review")
+@click.option("--ref", "refs", multiple=True, metavar="K=V", help="Only assets with this reference; may be repeated")
+@click.option("--search", metavar="TEXT", help="Only assets with this text in their ids, title or references")
+@click.option("--deleted", is_flag=True, help="Only deleted assets")
+@limit_option(1000, default=20)
+@click.option("--after", metavar="CURSOR", help="Continue after this asset (`next` of the previous page)")
 @pass_state
 def list_assets(
     state: State,
@@ -93,8 +93,8 @@ def show(state: State, asset: str) -> None:
 @assets.command("history")
 @_asset
 @_version
-@click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True)
-@click.option("--after", metavar="CURSOR", help="Continue after this event (`next` of the page before)")
+@limit_option(1000, default=20)
+@click.option("--after", metavar="CURSOR", help="Continue after this event (`next` of the previous page)")
 @pass_state
 def history(state: State, *, asset: str, version: int | None, limit: int, after: str | None) -> None:
     """Show who did what to an asset, when and why, newest first."""
@@ -108,7 +108,9 @@ def history(state: State, *, asset: str, version: int | None, limit: int, after:
 @_asset
 @_version
 @_revision
-@click.option("--clearance", type=click.Choice(CLEARANCES[1:]), help="Who may see it; the first approval needs one")
+@click.option(
+    "--clearance", type=click.Choice(CLEARANCES[1:]), help="Who may see the asset; required for its first approval"
+)
 @_reason
 @_etag
 @pass_state
@@ -122,7 +124,7 @@ def approve(
     reason: str | None,
     etag: str | None,
 ) -> None:
-    """Publish the newest revision of a version; by default of the one that waits for review."""
+    """Publish the newest revision of a version; by default, of the version that waits for review."""
     from dagmaster.cli.asset_changes import SeenAsset
 
     seen = SeenAsset(state, asset, etag)
@@ -159,7 +161,7 @@ def reject(
 @_etag
 @pass_state
 def clear(state: State, *, asset: str, clearance: str, reason: str | None, etag: str | None) -> None:
-    """Decide who may see what is approved: nobody but reviewers, internal users (ouo), or everyone (public)."""
+    """Decide who may see approved versions: reviewers only (uncleared), internal users (ouo), or everyone (public)."""
     from dagmaster.cli.asset_changes import SeenAsset
 
     seen = SeenAsset(state, asset, etag)
@@ -174,7 +176,7 @@ def clear(state: State, *, asset: str, clearance: str, reason: str | None, etag:
 @_etag
 @pass_state
 def expose(state: State, *, asset: str, exposure: str, reason: str | None, etag: str | None) -> None:
-    """Serve the latest approved version only, or each under its number."""
+    """Serve only the latest approved version, or each approved version under its number."""
     from dagmaster.cli.asset_changes import SeenAsset
 
     seen = SeenAsset(state, asset, etag)
@@ -190,7 +192,7 @@ def expose(state: State, *, asset: str, exposure: str, reason: str | None, etag:
 @_yes
 @pass_state
 def unpublish(state: State, *, asset: str, version: int | None, reason: str | None, etag: str | None, yes: bool) -> int:
-    """Serve a version no longer; without --version, the whole asset. The data stays: approving publishes it again."""
+    """Stop serving a version; without --version, the whole asset. The data is kept: approving it publishes it again."""
     from dagmaster.cli.asset_changes import SeenAsset
 
     seen = SeenAsset(state, asset, etag)
@@ -223,7 +225,7 @@ def delete(state: State, *, asset: str, version: int | None, reason: str | None,
 @assets.command("link")
 @_asset
 @_version
-@click.option("--revision", type=click.IntRange(1), metavar="N", help="A revision that is not served, as a preview")
+@click.option("--revision", type=click.IntRange(1), metavar="N", help="Preview of a revision that is not served")
 @click.option(
     "--hours",
     type=click.FloatRange(0, 24 * 90, min_open=True),
@@ -233,7 +235,7 @@ def delete(state: State, *, asset: str, version: int | None, reason: str | None,
 )
 @pass_state
 def link(state: State, *, asset: str, version: int | None, revision: int | None, hours: float) -> None:
-    """Make a link that shows one version to people and programs without a key, until it expires.
+    """Create a link that shows one version to people and programs without a key, until it expires.
 
     By default it shows the revision that waits for review, or else the latest approved version.
     """

@@ -1,10 +1,10 @@
-"""`dagmaster callbacks`: what submitters were told, with which result; deliver a callback again."""
+"""`dagmaster callbacks`: list callbacks and the attempts to deliver them; deliver one again."""
 
 from typing import TYPE_CHECKING
 
 import click
 
-from dagmaster.cli.command import Group, State, as_json, pass_state
+from dagmaster.cli.command import Group, State, as_json, limit_option, pass_state
 from dagmaster.cli.printable import one_line
 from dagmaster.cli.tables import Column, ago, at, print_table
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @click.group(cls=Group)
 def callbacks() -> None:
-    """List what submitters were told, and deliver it again."""
+    """List callbacks and deliver them again."""
 
 
 @callbacks.command("ls")
@@ -24,8 +24,8 @@ def callbacks() -> None:
 @click.option(
     "--state", "callback_state", type=click.Choice(["pending", "delivered", "failed"]), help="Only those in this state"
 )
-@click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True)
-@click.option("--after", metavar="CURSOR", help="Continue after this callback (`next` of the page before)")
+@limit_option(1000, default=50)
+@click.option("--after", metavar="CURSOR", help="Continue after this callback (`next` of the previous page)")
 @pass_state
 def list_callbacks(
     state: State,
@@ -52,7 +52,7 @@ def _print_callbacks(state: State, page: "list[Json]") -> None:
         Column("age", lambda callback: ago(callback.created_at, state.client.now), is_number=True, drop=3),
         Column("request", lambda callback: one_line(callback.request_id)),
         Column("platform", lambda callback: one_line(callback.platform_id), drop=4),
-        Column("told", lambda callback: one_line(callback.status)),
+        Column("status", lambda callback: one_line(callback.status)),
         Column("state", lambda callback: callback.state, is_state=True),
         Column("attempts", lambda callback: str(callback.attempts), is_number=True, drop=2),
         Column("last response", _last_response, drop=1, is_long=True),
@@ -76,7 +76,10 @@ def show_callback(state: State, callback: str) -> None:
 @click.argument("callback")
 @pass_state
 def repeat_callback(state: State, callback: str) -> None:
-    """Deliver a callback again, now, whatever became of it. It keeps its id: a receiver that has it can ignore it."""
+    """Deliver a callback again now, even if it was delivered or given up.
+
+    The id stays the same, so receivers can ignore a duplicate.
+    """
     answer = state.client.repeat_callback(state.client.find_callback(callback))
     if state.json:
         state.emit(answer)

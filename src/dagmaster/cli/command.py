@@ -1,4 +1,4 @@
-"""What all commands share: `--json`, `-v`, `--data`, `--server`, and how they print.
+"""What all commands share: `--json`, `-v`, `--data`, `--server`, `--key`, and how they print.
 
 Answers go to standard output, with --json as JSON; logs, notes and errors go to standard error. Text for people is
 escaped first, because most of it was written by others and could contain control characters.
@@ -7,7 +7,7 @@ escaped first, because most of it was written by others and could contain contro
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
@@ -38,6 +38,7 @@ class State:
     verbose: bool = False
     data: Path | None = None
     server: str | None = None
+    key: str | None = field(default=None, repr=False)
 
     @cached_property
     def settings(self) -> "Settings":
@@ -63,10 +64,22 @@ class State:
     @cached_property
     def client(self) -> "JsonClient":
         """A client of the chosen or running platform."""
+        return self.client_with()
+
+    def client_with(self, timeout_seconds: float | None = None) -> "JsonClient":
+        from dagmaster.client.connection import TIMEOUT_SECONDS
         from dagmaster.client.json_client import JsonClient
         from dagmaster.local.discovery import find_api
 
-        return JsonClient.of(lambda: find_api(self.settings, self.server))
+        return JsonClient.of(
+            lambda: find_api(self.settings, self.server), timeout_seconds or TIMEOUT_SECONDS, find_key=self.find_key
+        )
+
+    def find_key(self) -> str | None:
+        """The key of the chosen or running platform."""
+        from dagmaster.client.credentials import key_for
+
+        return key_for(self.settings, server=self.server, chosen=self.key)
 
     def is_log_json(self) -> bool:
         """Whether logs are JSON, even if another setting is invalid."""
@@ -94,6 +107,11 @@ class State:
     def note(self, text: str) -> None:
         """Print a remark to standard error."""
         write(sys.stderr, neutral(text))
+
+    def comment(self, text: str) -> None:
+        """Print a remark that only people need: nothing with --json."""
+        if not self.json:
+            self.note(text)
 
     def emit(self, value: Any, *, line: bool = False) -> None:
         """Print an answer for programs; on one line if more may follow."""
@@ -163,6 +181,13 @@ def _shared_options() -> list[click.Parameter]:
             metavar="URL",
             help="API of the platform (or DAGMASTER_URL); by default the one running on this machine",
         ),
+        click.Option(
+            ["--key"],
+            expose_value=False,
+            callback=_setter("key"),
+            metavar="KEY",
+            help="API key or token (or DAGMASTER_KEY); by default the one that `dagmaster login` stored",
+        ),
         flag("--json", target="json", help="Print JSON"),
         flag("-v", "--verbose", target="verbose", help="Print more, including tracebacks"),
     ]
@@ -170,14 +195,14 @@ def _shared_options() -> list[click.Parameter]:
 
 def wait_options(command: Callback) -> Callback:
     """`--wait` and `--watch`, of commands that start a job."""
-    wait = click.option("--wait", is_flag=True, help="Wait for the end of the job, and print the result")
+    wait = click.option("--wait", is_flag=True, help="Wait until the job ends, and print the result")
     watch = click.option("--watch", is_flag=True, help="Show live progress, then the result")
     return wait(watch(command))
 
 
 def limit_option(most: int, *, default: int) -> Callable[[Callback], Callback]:
     limits = click.IntRange(1, most)
-    return click.option("--limit", type=limits, default=default, show_default=True, help="Most entries to print")
+    return click.option("--limit", type=limits, default=default, show_default=True, help="Maximum number of entries")
 
 
 class SeveralOf(click.ParamType[list[str]]):

@@ -65,11 +65,8 @@ def _completing(ask: "Callable[[JsonClient], list[CompletionItem]]") -> Complete
 
 
 def _client(context: click.Context) -> "JsonClient":
-    from dagmaster.client.json_client import JsonClient
-    from dagmaster.local.discovery import find_api
-
     state = context.find_object(State) or State()
-    return JsonClient.of(lambda: find_api(state.settings, state.server), _TIMEOUT_SECONDS)
+    return state.client_with(_TIMEOUT_SECONDS)
 
 
 def _items(answers: list[dict[str, Any]], name: str, help_of: Callable[[dict[str, Any]], str]) -> list[CompletionItem]:

@@ -122,6 +122,22 @@ def _print_deployed(state: State, answer: "Json") -> None:
         state.note("hint: run `dagmaster db migrate`")
 
 
+@db.command("gateway-role")
+@pass_state
+def gateway_role(state: State) -> None:
+    """Give the gateway's database role a new password, and print its URL for GATEWAY_DATABASE_URL.
+
+    The role may select from views, and nothing else. A gateway that uses the previous password must get the new one.
+    """
+    from dagmaster.operations.schema import gateway_database_url
+
+    url = gateway_database_url(state.dsn)
+    if state.json:
+        state.emit({"gateway_database_url": url})
+    else:
+        state.say(url)
+
+
 @db.command("migrate")
 @pass_state
 def migrate(state: State) -> None:
@@ -141,6 +157,8 @@ def migrate(state: State) -> None:
         state.say(change)
     for change in migration.pending:
         state.say(f"to be done by hand: {change}")
+    for warning in migration.warnings:
+        state.say(f"warning: {warning}")
 
 
 @db.command("rebuild")

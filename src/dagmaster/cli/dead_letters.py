@@ -20,7 +20,7 @@ def dead_letters() -> None:
 @dead_letters.command("ls")
 @click.option("--reason", metavar="REASON", help="Only those with this reason")
 @limit_option(1000, default=50)
-@click.option("--after", metavar="CURSOR", help="Continue after this dead letter (`next` of the page before)")
+@click.option("--after", metavar="CURSOR", help="Continue after this dead letter (`next` of the previous page)")
 @pass_state
 def list_dead_letters(state: State, reason: str | None, limit: int, after: str | None) -> None:
     """List dead letters, newest first."""

@@ -10,7 +10,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -20,10 +20,10 @@ import click
 from dagmaster.cli.command import INTERRUPTED, Command, State, pass_state
 from dagmaster.errors import Conflict
 from dagmaster.quantities import counted, size_text
+from dagmaster.workflows.raster import LARGE_RASTER
 
 if TYPE_CHECKING:
     from dagmaster.cli.show import JobPage
-    from dagmaster.database.reads.jobs import TaskTotals
     from dagmaster.ingest.results import ResultSummary
     from dagmaster.local.embedded import Cluster
     from dagmaster.local.platform import LocalPlatform
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from dagmaster.storage.location import Location
     from dagmaster.storage.zones import Storage
 
-_WORKFLOW = "process_large_raster"
 _SCENE = "landscape.tif"
 _DATASET = "landscape"
 _MARK = ".dagmaster-demo"
@@ -50,18 +49,25 @@ _CONTAINERS = {"bronze_container": "bronze", "silver_container": "silver", "exte
     metavar="N",
     help="Width and height of the scene in pixels, a multiple of 512",
 )
-@click.option("--tile-size", type=click.IntRange(min=512), default=1536, show_default=True, metavar="N")
+@click.option(
+    "--tile-size",
+    type=click.IntRange(min=512),
+    default=1536,
+    show_default=True,
+    metavar="N",
+    help="Width of a tile in pixels, a multiple of 512",
+)
 @click.option(
     "--output",
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("demo-output"),
     show_default=True,
-    help="Folder for everything; the output of an earlier demo there is deleted",
+    help="Folder of the results and the database; the output of an earlier demo in it is deleted",
 )
 @click.option("--remove", "is_removal", is_flag=True, help="Only delete the output of an earlier demo")
 @pass_state
 def demo(state: State, size: int, tile_size: int, output: Path, is_removal: bool) -> int:
-    """Run a demo: a synthetic satellite scene becomes COGs, a mosaic, a STAC catalogue and map tiles, live."""
+    """Run a demo: turn a synthetic satellite scene into COGs, a mosaic, a STAC catalogue and map tiles."""
     from dagmaster.local.embedded import Cluster
     from dagmaster.local.platform import stopping_on_signals
     from dagmaster.roles.serving import require_software
@@ -79,7 +85,7 @@ def demo(state: State, size: int, tile_size: int, output: Path, is_removal: bool
         scene = _make_scene(state, storage, folder, size)
         _say(state, "2  platform: a private PostgreSQL, an orchestrator, a worker, a map server …")
         with local.running():
-            _say(state, f"   ready in {local.ready_seconds:.1f} s\n3  job: {_WORKFLOW}\n")
+            _say(state, f"   ready in {local.ready_seconds:.1f} s\n3  job: {LARGE_RASTER}\n")
             code = _run(state, local, storage, scene, tile_size)
     _say(state, _end(output, code))
     return code
@@ -183,31 +189,31 @@ def _bar(state: State) -> Iterator[Callable[[float], None]]:
 
 
 def _run(state: State, local: "LocalPlatform", storage: "Storage", scene: "Location", tile_size: int) -> int:
-    import asyncio
-
     from dagmaster.cli.follow import watch
-    from dagmaster.cli.ingestion import Ingestion, decide, submit
+    from dagmaster.cli.ingestion import submit
     from dagmaster.cli.result_summary import preview_of
     from dagmaster.cli.show import JobPage
     from dagmaster.client.feed import Reconnection
     from dagmaster.ingest.results import served_urls, summarise
+    from dagmaster.ingest.review import decide
+    from dagmaster.ingest.submission import Ingestion
 
     state.server = local.api_url
     parameters = {"title": "A synthetic landscape", "tile_size": tile_size, "overlap": _OVERLAP}
     blobs, previews = [scene.blob], local.folder / "previews"
-    ingestion = Ingestion(_DATASET, _WORKFLOW, scene.container, blobs, parameters, storage, previews)
+    ingestion = Ingestion(_DATASET, LARGE_RASTER, scene.container, blobs, parameters, storage, previews)
     submit(state, ingestion)
     job_id = str(ingestion.job_id)
     watch(state, job_id, Reconnection(state.note, job_id), on_tick=local.tend, heartbeat_seconds=5.0)
     page = JobPage.ask(state.client, job_id)
-    totals, history = asyncio.run(_measured(local.dsn, UUID(job_id)))
     if page.detail.job.status != "completed":
         return _print_failure(state, page)
-    decide(state, ingestion)
+    decide(state.client, ingestion)
     assert local.maps_url is not None
     results = summarise(storage, ingestion.edition, served_urls(storage, ingestion.edition, local.maps_url))
     results = replace(results, preview=preview_of(state, results, local.folder / "preview.png", local.maps_url))
-    _print_results(state, _facts(page, totals), results, history)
+    history = _history(local.dsn, UUID(job_id))
+    _print_results(state, _facts(state, page), results, history)
     return 0 if results.preview and history["is_clean"] else 1
 
 
@@ -221,16 +227,14 @@ def _print_failure(state: State, page: "JobPage") -> int:
     return 1
 
 
-async def _measured(dsn: str, job_id: UUID) -> "tuple[dict[str, TaskTotals], dict[str, Any]]":
-    """What the API does not offer: totals over attempts, and whether the history is clean."""
-    from dagmaster.cli.history import public, summary
-    from dagmaster.database.maintenance.history import verify
-    from dagmaster.database.reads.jobs import JobReads
+def _history(dsn: str, job_id: UUID) -> dict[str, Any]:
+    """What `dagmaster verify-history` reports. The history is read from the database: the API does not verify it."""
+    import asyncio
 
-    async with JobReads(dsn) as reads:
-        totals = await reads.task_totals(job_id)
-    report = await verify(dsn, [job_id], lambda *_: None)
-    return totals, public(report) | {"summary": summary(report)}
+    from dagmaster.database.maintenance.history import verify
+
+    report = asyncio.run(verify(dsn, [job_id], lambda *_: None))
+    return report.public() | {"summary": report.summary}
 
 
 def _print_results(state: State, facts: dict[str, Any], results: "ResultSummary", history: dict[str, Any]) -> None:
@@ -250,28 +254,16 @@ def _print_results(state: State, facts: dict[str, Any], results: "ResultSummary"
     state.say(f"  history: {history['summary']}")
 
 
-def _facts(page: "JobPage", totals: "dict[str, TaskTotals]") -> dict[str, Any]:
-    job, seconds = page.answer["job"], page.detail.seconds
+def _facts(state: State, page: "JobPage") -> dict[str, Any]:
+    from dagmaster.client.timeline import attempts_of, stage_times, task_count
+
+    job, attempts = page.answer["job"], attempts_of(state.client, page.answer["job"]["job_id"])
     return {
         "job_id": job["job_id"],
         "status": job["status"],
-        "seconds": round(seconds, 3),
-        "tasks": sum(t.tasks for t in totals.values()),
-        "attempts": sum(t.attempts for t in totals.values()),
-        "stages": [row for row in (_stage_row(page, totals, stage.name) for stage in page.detail.stages) if row],
+        "seconds": round(page.detail.seconds, 3),
+        "tasks": task_count(attempts),
+        "attempts": len(attempts),
+        "stages": [asdict(stage) for stage in stage_times(page.detail, attempts)],
         "result": job["result_data"],
-    }
-
-
-def _stage_row(page: "JobPage", totals: "dict[str, TaskTotals]", name: str) -> dict[str, Any] | None:
-    """A stage lasts from its first task's dispatch to its last task's end."""
-    own = [totals[node.node_id] for node in page.detail.nodes if node.stage == name and node.node_id in totals]
-    begun, ended = [t.first_at for t in own if t.first_at], [t.last_at for t in own if t.last_at]
-    if not begun or not ended:
-        return None
-    return {
-        "name": name,
-        "seconds": round((max(ended) - min(begun)).total_seconds(), 3),
-        "tasks": sum(t.tasks for t in own),
-        "mean_run_ms": round(1000 * sum(t.ran_seconds for t in own) / sum(t.attempts for t in own), 2),
     }

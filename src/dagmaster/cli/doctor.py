@@ -24,14 +24,14 @@ def doctor(state: State) -> int:
     )
     if state.json:
         counts = {"is_healthy": not problems, "problems": problems, "warnings": warnings}
-        state.emit({**counts, "findings": [{"check": check, **each._asdict()} for check, each in findings]})
+        state.emit({**counts, "findings": [{"check": check, **each.public()} for check, each in findings]})
         return 1 if problems else 0
     skipped: dict[str, list[str]] = {}
     for check, each in findings:
         if each.level == "skipped":
-            skipped.setdefault(each.found, []).append(check)
+            skipped.setdefault(each.observation, []).append(check)
             continue
-        state.say(f"{_MARKS[each.level]:<8}{check:<18} {each.found}")
+        state.say(f"{_MARKS[each.level]:<8}{check:<18} {each.observation}")
         if each.fix:
             state.say(f"{'':<26} fix: {each.fix}")
     for reason, names in skipped.items():

@@ -7,32 +7,21 @@ the command tries to reconnect, because the job continues when the platform does
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from dagmaster.cli.command import INTERRUPTED, State, end_the_line
 from dagmaster.cli.printable import one_line
+from dagmaster.client.blockers import Blockers
 from dagmaster.client.feed import Feed, Reconnection
-from dagmaster.client.json_client import JsonClient
-from dagmaster.client.models.base import Json, read, read_all
+from dagmaster.client.models.base import read
 from dagmaster.client.models.jobs import JobDetail, JobSummary, PublicJob
-from dagmaster.client.models.nodes import ErrorFacts, FailedNode, WaitingNodes, WaitReason
-from dagmaster.errors import Unavailable
+from dagmaster.client.models.nodes import ErrorFacts, FailedNode
+from dagmaster.client.outcome import JobOutcome
 from dagmaster.quantities import counted
 
-T = TypeVar("T")
-MOST_FAILURES_SHOWN = 5
-_MOST_FAULTS = 3
 _TICK_SECONDS = 0.25
 _POLL_SECONDS = 2.0  # the progress that handlers report is not an event
 _QUIET_SECONDS = 2.0
-_WAITING_SECONDS = 5.0
-_REMEDIES = {
-    "no_orchestrator": "start one with `dagmaster orchestrator`",
-    "no_worker": "start one with `dagmaster worker --queues {queue}`",
-    "unknown_handler": "start an orchestrator and a worker that have its package, with its queue in KNOWN_QUEUES",
-    "queue_paused": "resume it with `dagmaster queues resume {queue}`",
-    "queue_limited": "raise the limit with `dagmaster queues limit {queue} N`",
-}
 
 
 class Display(Protocol):
@@ -49,7 +38,7 @@ def follow(state: State, job_id: str, *, live: bool) -> int:
             watch(state, job_id, reconnection)
         else:
             _wait(state, job_id, reconnection)
-        outcome = patiently(reconnection, lambda: WatchOutcome.ask(state.client, job_id))
+        outcome = reconnection.ask(lambda: JobOutcome.ask(state.client, job_id))
     except KeyboardInterrupt:
         return detached(state, job_id)
     print_outcome(state, outcome)
@@ -68,24 +57,12 @@ def detached(state: State, job_id: str, *, what: str = "the job continues") -> i
     return INTERRUPTED
 
 
-def patiently(reconnection: Reconnection, ask: Callable[[], T]) -> T:
-    """The answer, as soon as the platform is available."""
-    while True:
-        try:
-            answer = ask()
-        except Unavailable as error:
-            reconnection.wait(error)
-        else:
-            reconnection.succeeded()
-            return answer
-
-
 def _wait(state: State, job_id: str, reconnection: Reconnection) -> None:
     """Poll less often the longer it takes: the end is noticed after a twentieth of the time, at most two seconds."""
     begun = time.monotonic()
     printed: list[str] = []
     blockers = Blockers(state.client, job_id)
-    while not patiently(reconnection, lambda: read(JobSummary, state.client.job_line(job_id))).is_over:
+    while not reconnection.ask(lambda: read(JobSummary, state.client.job_line(job_id))).is_over:
         waited = time.monotonic() - begun
         for line in blockers.read(is_quiet=waited > _QUIET_SECONDS):
             if line not in printed:
@@ -105,7 +82,7 @@ def watch(
 ) -> JobDetail:
     """Show a job until it has ended; returns its last state."""
     client = state.client
-    detail = patiently(reconnection, lambda: read(JobDetail, client.job(job_id)))
+    detail = reconnection.ask(lambda: read(JobDetail, client.job(job_id)))
     asked_at = changed_at = time.monotonic()
     display, blockers = display or _display(state, heartbeat_seconds), Blockers(client, job_id)
     feed = Feed(client, job_id, detail.job.last_sequence)
@@ -118,7 +95,7 @@ def watch(
             on_tick()
             has_news = _paced(feed, now)
             if has_news or time.monotonic() - asked_at > _POLL_SECONDS:
-                before, detail = detail, patiently(reconnection, lambda: read(JobDetail, client.job(job_id)))
+                before, detail = detail, reconnection.ask(lambda: read(JobDetail, client.job(job_id)))
                 asked_at = time.monotonic()
                 changed_at = changed_at if _state_of(detail) == _state_of(before) else asked_at
     finally:
@@ -149,114 +126,7 @@ def _display(state: State, heartbeat_seconds: float) -> Display:
     return Lines(state.say, heartbeat_seconds)
 
 
-class Blockers:
-    """What blocks a job until a person acts. Asked for from time to time while the job does not change."""
-
-    def __init__(self, client: JsonClient, job_id: str) -> None:
-        self._client = client
-        self._job_id = job_id
-        self._asked_at: float | None = None
-        self._lines: list[str] = []
-
-    def read(self, *, is_quiet: bool) -> list[str]:
-        now = time.monotonic()
-        if not is_quiet:
-            self._lines = []
-        elif self._asked_at is None or now - self._asked_at > _WAITING_SECONDS:
-            self._asked_at = now
-            try:
-                self._lines = blockers_of(read(WaitingNodes, self._client.waiting(self._job_id)))
-            except Unavailable:
-                self._lines = []  # the request for the job itself reports it
-        return self._lines
-
-
-def blockers_of(waiting: WaitingNodes) -> list[str]:
-    """Each reason outside the job, once, with its remedy."""
-    blocked: dict[str, list[str]] = {}
-    for node in waiting.nodes:
-        for line in filter(None, map(_blocker, node.reasons)):
-            blocked.setdefault(line, []).append(node.node_id)
-    return [f"{', '.join(nodes[:3])}{', …' if len(nodes) > 3 else ''}: {line}" for line, nodes in blocked.items()]
-
-
-def _blocker(reason: WaitReason) -> str | None:
-    if remedy := _REMEDIES.get(reason.code):
-        return f"{reason.detail}; {remedy.format(queue=reason.queue)}"
-    if reason.code == "orphaned":
-        return reason.detail
-    if reason.code == "queued" and reason.count:
-        return f"{counted(reason.count, 'task')} ahead of it in queue {reason.queue}"
-    return None
-
-
-class WatchOutcome:
-    """How a job ended: its record, its failed nodes, and the first of the failed children."""
-
-    def __init__(self, answer: Json, failed: list[Json]) -> None:
-        self._job: Json = answer["job"]
-        self._seconds = answer["seconds"]
-        self._failed = failed
-        self.detail = read(JobDetail, answer)
-        self.failed = read_all(FailedNode, failed)
-
-    @classmethod
-    def ask(cls, client: JsonClient, job_id: str) -> "WatchOutcome":
-        answer = client.job(job_id)
-        detail = read(JobDetail, answer)
-        return cls(answer, [] if detail.job.status == "completed" else failures(client, answer))
-
-    @property
-    def status(self) -> str:
-        return self.detail.job.status
-
-    @property
-    def result(self) -> object:
-        return self._job.get("result_data")
-
-    def public(self) -> Json:
-        return {
-            "job_id": self._job["job_id"],
-            "workflow_id": self._job["workflow_id"],
-            "status": self._job["status"],
-            "seconds": self._seconds,
-            "result": self.result,
-            "error": self._job.get("error_message"),
-            "failed_nodes": [failure_facts(node) for node in self._failed],
-        }
-
-
-def failures(client: JsonClient, answer: Json) -> list[Json]:
-    """Failed nodes, and the first failed children of each fan_out; the first few with their whole error."""
-    failed: list[Json] = []
-    for raw, node in zip(answer["nodes"], read(JobDetail, answer).nodes, strict=True):
-        if node.status == "failed":
-            failed.append(raw)
-        if node.children and node.children.failed:
-            children, _ = client.nodes(
-                answer["job"]["job_id"], MOST_FAILURES_SHOWN, parent=raw["node_id"], status="failed"
-            )
-            failed += children
-    return _with_faults(client, answer["job"]["job_id"], failed)
-
-
-def _with_faults(client: JsonClient, job_id: str, failed: list[Json]) -> list[Json]:
-    """Lists contain messages only. For the first few nodes, ask for the whole error."""
-    node_ids = [node["node_id"] for node in failed if node.get("attempt")][:_MOST_FAULTS]
-    faults = {node_id: client.node(job_id, node_id)["node"].get("error") for node_id in node_ids}
-    return [{**node, "error": _without_traceback(faults.get(node["node_id"]))} for node in failed]
-
-
-def _without_traceback(fault: Json | None) -> Json | None:
-    return {name: value for name, value in fault.items() if name != "traceback"} if fault else None
-
-
-def failure_facts(node: Json) -> Json:
-    names = ("node_id", "status", "label", "error_message", "error", "attempt", "max_retries")
-    return {name: node.get(name) for name in names}
-
-
-def print_outcome(state: State, outcome: WatchOutcome) -> None:
+def print_outcome(state: State, outcome: JobOutcome) -> None:
     if state.json:
         state.emit(outcome.public(), line=True)
         return

@@ -1,8 +1,7 @@
 """`dagmaster verify-history`: check the recorded history of jobs against the rules."""
 
 import sys
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 import click
@@ -40,7 +39,7 @@ def verify_history(state: State, job: str | None, everything: bool, payloads: bo
         )
     report = asyncio.run(_verified(state, job, reads_payloads=payloads))
     if state.json:
-        state.emit(public(report))
+        state.emit(report.public())
     else:
         _print(state, report)
     return 0 if report.is_clean else 1
@@ -64,26 +63,10 @@ def _show_progress(state: State, report: "HistoryReport") -> None:
         click.echo(f"\r{checked} …\r", nl=False, err=True)
 
 
-def public(report: "HistoryReport") -> dict[str, Any]:
-    return {
-        "is_clean": report.is_clean,
-        "jobs_checked": report.jobs_checked,
-        "events_checked": report.events_checked,
-        "tasks_checked": report.tasks_checked,
-        "findings": [asdict(finding) for finding in report.findings],
-    }
-
-
-def summary(report: "HistoryReport") -> str:
-    numbers = {"job": report.jobs_checked, "event": report.events_checked, "task": report.tasks_checked}
-    checked = ", ".join(counted(number, thing) for thing, number in numbers.items())
-    return f"{checked} checked: {'clean' if report.is_clean else counted(len(report.findings), 'finding')}"
-
-
 def _print(state: State, report: "HistoryReport") -> None:
     for finding in report.findings[:_MOST_FINDINGS_SHOWN]:
         where = f"{finding.job_id} {finding.node_id}" if finding.node_id else str(finding.job_id)
         state.say(f"{where}: {finding.code}: {finding.message}")
     if len(report.findings) > _MOST_FINDINGS_SHOWN:
         state.say(f"… {len(report.findings) - _MOST_FINDINGS_SHOWN} more; all with --json")
-    state.say(summary(report))
+    state.say(report.summary)

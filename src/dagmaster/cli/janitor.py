@@ -22,7 +22,7 @@ def janitor() -> None:
 @click.option("--type", "action_type", metavar="ACTION", help="Only actions of this type, such as lease_lapsed")
 @click.option("--target", metavar="ID", help="Only actions on this job, task, queue or session; the whole id")
 @limit_option(1000, default=50)
-@click.option("--after", metavar="CURSOR", help="Continue after this action (`next` of the page before)")
+@click.option("--after", metavar="CURSOR", help="Continue after this action (`next` of the previous page)")
 @pass_state
 def list_actions(state: State, action_type: str | None, target: str | None, limit: int, after: str | None) -> None:
     """List what the janitor did, newest first."""
@@ -34,7 +34,7 @@ def list_actions(state: State, action_type: str | None, target: str | None, limi
 @click.option("--dry-run", is_flag=True, help="Change nothing; show what would be done")
 @pass_state
 def run_janitor(state: State, dry_run: bool) -> None:
-    """Run the janitor now. Every orchestrator also runs it regularly; only they delete old jobs."""
+    """Run the janitor now. Every orchestrator also runs it regularly; only those regular runs delete old jobs."""
     answer = state.client.run_janitor(is_dry_run=dry_run)
     if state.json:
         state.emit(answer)

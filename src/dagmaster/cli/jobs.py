@@ -47,7 +47,7 @@ def jobs() -> None:
 @click.option("--submitted-by", metavar="WHO", help="Only jobs of this submitter")
 @click.option("--correlation-id", metavar="ID", help="Only jobs with this correlation id")
 @limit_option(1000, default=20)
-@click.option("--after", metavar="CURSOR", help="Continue after this job (`next` of the page before)")
+@click.option("--after", metavar="CURSOR", help="Continue after this job (`next` of the previous page)")
 @pass_state
 def list_jobs(
     state: State,
@@ -138,7 +138,7 @@ def _request(reason: str | None) -> "Json":
     default=10,
     show_default=True,
     metavar="SECONDS",
-    help="Wait at most this long for its end",
+    help="Wait at most this long for the end of the job",
 )
 @pass_state
 def cancel(state: State, *, job: str, reason: str | None, wait: float) -> int:
@@ -209,7 +209,7 @@ _follow = click.option(
 @click.option("--node", metavar="NODE", help="Only lines of this node; for a fan_out, of its children")
 @click.option("--attempt", type=click.IntRange(1, 2**31 - 1), metavar="N", help="Only lines of this attempt")
 @limit_option(10_000, default=100)
-@click.option("--after", metavar="CURSOR", help="Continue after this line (`next` of the page before)")
+@click.option("--after", metavar="CURSOR", help="Continue after this line (`next` of the previous page)")
 @_follow
 @pass_state
 def logs(
@@ -330,7 +330,7 @@ def _short(data: Any) -> str:
     type=click.IntRange(-1, 2**31 - 2),
     default=-1,
     metavar="N",
-    help="Continue after this node (`next` of the page before)",
+    help="Continue after this node (`next` of the previous page)",
 )
 @pass_state
 def nodes(

@@ -39,7 +39,7 @@ def list_data(state: State) -> None:
 @local.command("rm")
 @click.argument("names", metavar="[ID|FOLDER]...", nargs=-1)
 @click.option("--orphaned", is_flag=True, help="All databases whose data folder no longer exists")
-@click.option("--yes", is_flag=True, help="Do not ask")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation")
 @pass_state
 def remove_data(state: State, names: tuple[str, ...], orphaned: bool, yes: bool) -> int:
     """Remove a database, and what platforms have put into its data folder: zones, previews, temporary files.
@@ -66,7 +66,11 @@ def remove_data(state: State, names: tuple[str, ...], orphaned: bool, yes: bool)
 
 def _is_confirmed(state: State, data: "list[LocalData]") -> bool:
     if state.json or not sys.stdin.isatty():
-        raise InvalidRequest("it cannot be asked whether to remove the data", code="usage", hint="add --yes")
+        raise InvalidRequest(
+            "confirmation is required, and the input is not a terminal or --json is given",
+            code="usage",
+            hint="add --yes",
+        )
     for each in data:
         size = size_text((each.database_bytes or 0) + (each.folder_bytes or 0))
         state.say(f"{each.id}  {size}  {each.folder or 'data folder unknown'}")

@@ -28,6 +28,10 @@ COMMANDS = {
     "submit": "submit:submit",
     "assets": "assets:assets",
     "platforms": "platforms:platforms",
+    "keys": "keys:keys",
+    "audit": "audit:audit",
+    "login": "login:login",
+    "logout": "login:logout",
     "jobs": "jobs:jobs",
     "workflows": "workflows:workflows",
     "queues": "queues:queues",
@@ -42,6 +46,7 @@ COMMANDS = {
     "orchestrator": "roles:orchestrator",
     "worker": "roles:worker",
     "serving": "roles:serving",
+    "gateway": "roles:gateway",
     "demo": "demo:demo",
     "local": "local:local",
     "completion": "completion:completion",
@@ -113,12 +118,7 @@ def _without_subcommand(state: State, context: click.Context) -> None:
         click.echo(context.get_help())
         return
     role = cli.get_command(context, state.settings.run_mode)
-    if role is None:
-        raise errors.InvalidRequest(
-            f"RUN_MODE={state.settings.run_mode} is not supported by this version",
-            code="settings.invalid",
-            hint="use up, orchestrator, worker or serving",
-        )
+    assert role is not None
     context.invoke(role)
 
 

@@ -1,7 +1,7 @@
 """Workflows as command line arguments: an id on the platform, or a file."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dagmaster.errors import InvalidWorkflow, WorkflowProblem
 
@@ -25,20 +25,9 @@ def workflow_bytes(path: Path, limit: int) -> bytes:
 
 
 def read_workflow(state: "State", path: Path) -> "Workflow":
-    """The workflow in a file, checked against this installation; raises with all its problems.
-
-    An alias may name a workflow of this installation, or one in the same folder.
-    """
+    """The workflow in a file, checked against this installation; raises with all its problems."""
     from dagmaster.handlers.registry import installed
-    from dagmaster.operations.library import limits_of, load_library
-    from dagmaster.workflows.load import read_folder, read_with_aliases
+    from dagmaster.library.workflows import read_beside_library
 
-    settings = state.settings
-    text = workflow_bytes(path, settings.max_yaml_bytes)
-    rules: dict[str, Any] = {"limits": limits_of(settings), "handlers": installed(), "queues": settings.known_queues}
-
-    def find_workflows() -> "dict[str, Workflow]":
-        library = load_library(settings, installed(), settings.known_queues).workflows
-        return {**read_folder(path.absolute().parent, **rules).workflows, **library}
-
-    return read_with_aliases(text, str(path), find_workflows, **rules)
+    text = workflow_bytes(path, state.settings.max_yaml_bytes)
+    return read_beside_library(path, text, state.settings, installed())

@@ -65,7 +65,7 @@ def add_platform(
 ) -> None:
     """Add a platform. Its id and the references that identify an asset cannot be changed later.
 
-    PLATFORM is a short id of small letters, digits, - and _.
+    PLATFORM is a short id of lower-case letters, digits, - and _.
     """
     from dagmaster.cli.asset_pages import print_platform
 
@@ -83,7 +83,7 @@ def add_platform(
         return
     print_platform(state, answer)
     state.note(
-        f"create a key for it with: dagmaster keys create --scope b2b --platform {platform} --name NAME\n"
+        f"create a key for it with: dagmaster keys create NAME --scope b2b --platform {platform}\n"
         f"try a submission with: dagmaster assets submit --platform {platform} "
         f"{' '.join(f'--ref {name}=…' for name in required_refs)} --blob BLOB --dry-run"
     )

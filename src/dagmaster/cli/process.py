@@ -7,7 +7,6 @@ If no platform is running, one is started for the duration of the job, on the us
 """
 
 import os
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,21 +16,15 @@ import click
 
 from dagmaster.cli.command import INTERRUPTED, Command, State, pass_state
 from dagmaster.errors import InvalidRequest, NotFound, Unavailable
+from dagmaster.workflows.raster import LARGE_RASTER, RASTER_COLLECTION, RASTER_INGEST
 
 if TYPE_CHECKING:
-    from dagmaster.cli.ingestion import Ingestion
-    from dagmaster.handlers.raster.options import Options
-    from dagmaster.ingest.bronze import BronzeCopy
-    from dagmaster.ingest.sources import LocalFile, Source
-    from dagmaster.local.discovery import Platform
+    from dagmaster.ingest.submission import Ingestion
+    from dagmaster.local.discovery import RunningPlatform
     from dagmaster.local.platform import LocalPlatform
     from dagmaster.settings import Settings
-    from dagmaster.stac.values import Provider
 
-INGEST, LARGE, COLLECTION = "raster_ingest", "process_large_raster", "raster_collection"
 TIERS = ("visualization", "analysis", "archive")
-# The options that are coordinate reference systems.
-_CRSS = ("source_crs", "target_crs")
 TYPES = ("auto", "rgb", "rgba", "dem", "categorical", "multispectral", "nir", "vegetation_index")
 
 
@@ -76,18 +69,24 @@ def _refuse_number(_context: click.Context, parameter: click.Parameter, value: i
 @click.option("--revision", type=int, hidden=True, expose_value=False, callback=_refuse_number)
 @click.option(
     "--workflow",
-    type=click.Choice((INGEST, LARGE, COLLECTION)),
-    help="One COG unless the file is large, always tiles and a mosaic, or a COG for each of several files  "
-    "[default: raster_ingest, with several files raster_collection]",
+    type=click.Choice((RASTER_INGEST, LARGE_RASTER, RASTER_COLLECTION)),
+    help=f"{RASTER_INGEST}: one COG, or tiles if the file is large; {LARGE_RASTER}: always tiles and a mosaic; "
+    f"{RASTER_COLLECTION}: a COG for each of several files  "
+    f"[default: {RASTER_INGEST}, with several files {RASTER_COLLECTION}]",
 )
 @click.option("--preview", type=click.Path(path_type=Path, dir_okay=False), help="File for the preview, a PNG")
-@click.option("--wait/--detach", "is_waiting", default=True, help="Wait for its end, or only submit  [default: wait]")
+@click.option(
+    "--wait/--detach", "is_waiting", default=True, help="Wait until the job ends, or only submit  [default: wait]"
+)
 @click.option("--start", "is_start", is_flag=True, help="Start a platform on the server of DATABASE_URL for this job")
 @click.option(
-    "--review", "is_to_review", is_flag=True, help="Do not approve the result: it is not on the map until then"
+    "--review",
+    "is_to_review",
+    is_flag=True,
+    help="Do not approve the result; it appears on the map once it is approved",
 )
-@click.option("--force", is_flag=True, help="Process it again even if that was done before")
-@click.option("--resume", is_flag=True, help="Resume the job that failed before")
+@click.option("--force", is_flag=True, help="Process again even if the same data was processed before")
+@click.option("--resume", is_flag=True, help="If the same was submitted before and failed, resume that job")
 @pass_state
 def process(
     state: State,
@@ -110,17 +109,19 @@ def process(
     collection, with one mosaic.
 
     The dataset is an asset of the platform `local`. The same command again shows the existing results; other data or
-    other options make a new revision, which replaces the previous one on the map. It is approved with the clearance
-    ouo, or with that of the asset, unless --review is given.
+    other options make a new revision, which replaces the previous one on the map. The result is approved with the
+    clearance ouo, or with that of the asset, unless --review is given.
 
     Uses the platform running on this machine (`dagmaster up`), or starts one for this job. The exit code is 1 if a file
     is invalid or the job failed; Ctrl-C leaves the job running, with exit code 130.
     """
-    from dagmaster.cli.ingestion import Ingestion, follow
+    from dagmaster.cli.ingestion import follow
     from dagmaster.cli.progress import progress_bar
     from dagmaster.cli.validation import validate
-    from dagmaster.ingest.bronze import copy_in, places_in_bronze
+    from dagmaster.ingest.bronze import copy_missing, places_in_bronze
+    from dagmaster.ingest.options import checked, dataset_name, raster_options, workflow_for
     from dagmaster.ingest.sources import downloaded, find_sources
+    from dagmaster.ingest.submission import Ingestion
     from dagmaster.ingest.validation import FileRules
     from dagmaster.local.discovery import awaited_platform, data_folder
     from dagmaster.storage.zones import open_storage
@@ -128,25 +129,21 @@ def process(
     state.log()
     folder = data_folder(state.settings)
     rasters = find_sources(sources, state.settings)
-    workflow = _workflow_for(rasters, workflow, options)
-    options = {**options, **_described(options)}
-    _require_valid(options)
+    workflow = workflow_for(len(rasters), workflow, options["tile_size"])
+    options = checked(options)
     running = awaited_platform(folder, lambda: state.note("waiting for a platform that is starting or stopping …"))
     is_running = _require_platform(state, running, is_start=is_start, is_waiting=is_waiting)
     storage = open_storage(running.with_its_storage(state.settings) if running else state.settings)
-    rules = FileRules(options["source_crs"], options["raster_type"], _raster_options(workflow, options))
+    rules = FileRules(options["source_crs"], options["raster_type"], raster_options(workflow, options))
     progress = partial(progress_bar, state)
     with downloaded(rasters, state.settings, storage, progress) as files:
-        dataset = _dataset_name(options.pop("dataset_id") or _folder_name(sources), files)
+        dataset = dataset_name(options.pop("dataset_id"), sources, files)
         is_dated = bool(options["datetime"]) or (is_running and _is_known(state, dataset))
         checks = validate(state, files, rules, is_dated=is_dated)
         if checks is None:
             return 1
         copies = places_in_bronze(storage, files, progress)
-        for copy in copies:
-            if not copy.is_there:
-                note_renamed(state, copy)
-                copy_in(storage, copy, progress)
+        copy_missing(storage, copies, progress, state.comment)
     ingestion = Ingestion(
         dataset=dataset,
         workflow=workflow,
@@ -169,71 +166,7 @@ def process(
     return follow(state, ingestion, lambda: _maps_of(folder, running))
 
 
-def note_renamed(state: State, copy: "BronzeCopy") -> None:
-    if copy.name_in_use and not state.json:
-        state.note(
-            f"the bronze zone has another file named {copy.name_in_use}; this one is stored as {copy.location.blob}"
-        )
-
-
-def _workflow_for(sources: "Sequence[Source]", chosen: str | None, options: dict[str, Any]) -> str:
-    workflow = chosen or (INGEST if len(sources) == 1 else COLLECTION)
-    if len(sources) > 1 and workflow != COLLECTION:
-        raise InvalidRequest(
-            f"--workflow {workflow} takes one file, not {len(sources)}",
-            code="process.one-file",
-            hint="leave out --workflow, or process the files one by one",
-        )
-    if workflow == COLLECTION and options["tile_size"]:
-        raise InvalidRequest(
-            "--tile-size applies to a single file: each file of a collection becomes one COG",
-            code="process.tile-size",
-            hint="leave it out",
-        )
-    return workflow
-
-
-def _folder_name(sources: Sequence[str]) -> str | None:
-    """The dataset id that the only argument suggests, if it is a folder."""
-    from dagmaster.dataset_ids import dataset_id_from
-
-    folder = Path(sources[0])
-    return dataset_id_from(folder.resolve().name) if len(sources) == 1 and folder.is_dir() else None
-
-
-def _described(options: dict[str, Any]) -> dict[str, Any]:
-    """Licence, keywords and providers as the job takes them; None for what was not given."""
-    from dagmaster.stac.validate import require_license, require_providers
-
-    providers = [_provider(text) for text in options["providers"]]
-    require_providers(providers)
-    keywords = [word.strip() for text in options["keywords"] for word in text.split(",")]
-    return {
-        "license": require_license(options["license"]) if options["license"] else None,
-        "keywords": list(dict.fromkeys(filter(None, keywords))) or None,
-        "providers": [_provider_input(provider) for provider in providers] or None,
-    }
-
-
-def _provider(text: str) -> "Provider":
-    """A provider from `NAME;ROLE,ROLE;URL`."""
-    from dagmaster.stac.values import Provider
-
-    name, roles, url, *more = [part.strip() for part in f"{text};;".split(";")]
-    if any(more):
-        hint = (
-            "write NAME;ROLES;URL, for example --provider 'swisstopo;producer,licensor;https://www.swisstopo.admin.ch'"
-        )
-        raise InvalidRequest(f"--provider '{text}' has too many parts", code="stac.provider", hint=hint)
-    return Provider(name, tuple(role.strip().lower() for role in roles.split(",") if role.strip()), url or None)
-
-
-def _provider_input(provider: "Provider") -> dict[str, Any]:
-    facts = {"name": provider.name, "roles": list(provider.roles), "url": provider.url}
-    return {name: value for name, value in facts.items() if value}
-
-
-def _require_platform(state: State, running: "Platform | None", *, is_start: bool, is_waiting: bool) -> bool:
+def _require_platform(state: State, running: "RunningPlatform | None", *, is_start: bool, is_waiting: bool) -> bool:
     """Whether the job is given to a platform that runs; False if one is started for it. Refuses what cannot work."""
     from dagmaster.local.discovery import find_api
 
@@ -274,48 +207,6 @@ def require_this_machine(url: str) -> None:
         )
 
 
-def _require_valid(options: dict[str, Any]) -> None:
-    """Refuse invalid options before anything is done."""
-    from dagmaster.dataset_ids import require_dataset_id
-    from dagmaster.stac.when import parse_when
-
-    if options["dataset_id"]:
-        require_dataset_id(options["dataset_id"])
-    if options["datetime"]:
-        parse_when(options["datetime"])
-    if any(options[name] for name in _CRSS):
-        from rasterio import Env
-
-        from dagmaster.raster.source.crs import parse_crs
-
-        with Env():  # otherwise GDAL writes to standard error
-            for name in _CRSS:
-                if options[name]:
-                    parse_crs(options[name])
-
-
-def _raster_options(workflow: str, options: dict[str, Any]) -> "Options":
-    from dagmaster.handlers.raster.options import TILE_ABOVE_MB, Options
-
-    chosen = {name: options[name] for name in ("target_crs", "tile_size", "output_tier") if options[name] is not None}
-    tile_above_mb = {INGEST: TILE_ABOVE_MB, LARGE: 0.0, COLLECTION: None}[workflow]
-    return Options(**chosen, tile_above_mb=tile_above_mb)
-
-
-def _dataset_name(name: str | None, files: "Sequence[LocalFile]") -> str:
-    """The name that is given, or that of the first file."""
-    from dagmaster.dataset_ids import dataset_id_from, require_dataset_id
-    from dagmaster.ingest.bronze import blob_name
-
-    try:
-        chosen = name or dataset_id_from(Path(blob_name(files[0].path)).stem)
-        require_dataset_id(chosen)
-    except InvalidRequest as error:
-        hint = error.hint if name else "give a name with --dataset"
-        raise InvalidRequest(error.message, code=error.code, hint=hint) from None
-    return chosen
-
-
 def _is_known(state: State, dataset: str) -> bool:
     """Whether an earlier revision may have the date of the data."""
     try:
@@ -325,7 +216,7 @@ def _is_known(state: State, dataset: str) -> bool:
     return True
 
 
-def _maps_of(folder: Path, platform: "Platform | None") -> str | None:
+def _maps_of(folder: Path, platform: "RunningPlatform | None") -> str | None:
     """The address of the map server now: a restarted platform may have other ports."""
     from dagmaster.local.discovery import running_platform
 
@@ -376,6 +267,7 @@ def _print_end(state: State, ingestion: "Ingestion", local: "LocalPlatform", cod
 
 def _detached(state: State, ingestion: "Ingestion") -> int:
     from dagmaster.cli.ingestion import left_to_platform, note_unapproved, submit
+    from dagmaster.ingest.submission import ALREADY_COMPLETED
 
     if submit(state, ingestion):
         return left_to_platform(state, ingestion)
@@ -384,7 +276,7 @@ def _detached(state: State, ingestion: "Ingestion") -> int:
         state.emit({**result.model_dump(mode="json"), "outcome": ingestion.outcome})
         return 0
     state.say(ingestion.job_id or result.asset_id)
-    if ingestion.outcome == "already_completed":
+    if ingestion.outcome == ALREADY_COMPLETED:
         state.note(f"{ingestion.subject} was processed before with the same options; see its state with:")
         state.note(f"  dagmaster assets show {result.dataset_id}")
     else:

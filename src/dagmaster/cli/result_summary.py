@@ -3,10 +3,11 @@
 from pathlib import Path
 
 from dagmaster.cli.command import State
+from dagmaster.cli.validation import print_finding
 from dagmaster.client.neutral import neutral
 from dagmaster.errors import Unavailable
 from dagmaster.ingest.preview import make_preview
-from dagmaster.ingest.results import ResultSummary
+from dagmaster.ingest.results import ResultSummary, warnings_of
 from dagmaster.quantities import counted, size_text
 
 
@@ -44,6 +45,12 @@ def print_summary(state: State, results: ResultSummary, *, is_stopping: bool = F
     if is_stopping and any(urls.values()):
         state.say("  these addresses work only while the platform runs, which stops now:")
     _print_lines(state, urls)
+
+
+def print_warnings(state: State, result: object) -> None:
+    """What was found only when the job had read every pixel. `result` is that of the job, if it is known."""
+    for warning in warnings_of(result):
+        print_finding(state, warning, warning.message)
 
 
 def _print_lines(state: State, lines: dict[str, str | None]) -> None:

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 @click.command(cls=Command)
-@click.option("--host", help="Address on which the API listens (or API_HOST); loopback, unless API_INSECURE")
+@click.option("--host", help="Address on which the API listens (or API_HOST); non-loopback addresses need AUTH_ENABLED")
 @click.option("--port", type=click.IntRange(0, 65535), help="Port of the API (or API_PORT); 0 takes a free one")
-@click.option("--no-api", is_flag=True, help="Serve no API (or API_ENABLED=false)")
+@click.option("--no-api", is_flag=True, help="Do not serve the API (or API_ENABLED=false)")
 @click.option("--fd", type=int, hidden=True)
 @click.option("--hold", type=int, hidden=True)
 @pass_state
@@ -49,7 +49,7 @@ def worker(state: State, queues: str | None, slots: int | None, processes: int |
 
 
 @click.command(cls=Command)
-@click.option("--host", help="Address on which it listens (or SERVING_HOST); loopback, unless SERVING_INSECURE")
+@click.option("--host", help="Address on which it listens (or SERVING_HOST); non-loopback addresses need AUTH_ENABLED")
 @click.option("--port", type=click.IntRange(0, 65535), help="Port (or SERVING_PORT); 0 takes a free one")
 @click.option("--fd", type=int, hidden=True)
 @pass_state
@@ -59,6 +59,22 @@ def serving(state: State, host: str | None, port: int | None, fd: int | None) ->
     from dagmaster.roles.serving import serve_maps
 
     asyncio.run(serve_maps(settings, state.dsn, fd))
+
+
+@click.command(cls=Command)
+@click.option("--host", help="Address on which it listens (or GATEWAY_HOST); non-loopback addresses need AUTH_ENABLED")
+@click.option("--port", type=click.IntRange(0, 65535), help="Port (or GATEWAY_PORT); 0 takes a free one")
+@click.option("--fd", type=int, hidden=True)
+@pass_state
+def gateway(state: State, host: str | None, port: int | None, fd: int | None) -> None:
+    """Serve the gateway: partners submit data and follow it. It reads views, and forwards the rest to orchestrators."""
+    from dagmaster.observe import log
+    from dagmaster.roles.gateway import serve_gateway
+
+    log.configure("debug" if state.verbose else state.settings.log_level, state.settings.log_format)
+    chosen = {"gateway_host": host, "gateway_port": port}
+    settings = state.settings.model_copy(update={name: value for name, value in chosen.items() if value is not None})
+    asyncio.run(serve_gateway(settings, fd))
 
 
 def _settings(state: State, **chosen: Any) -> "Settings":

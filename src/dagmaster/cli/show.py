@@ -8,14 +8,16 @@ from rich.console import Console
 from rich.text import Text
 
 from dagmaster.cli.command import as_json
-from dagmaster.cli.follow import blockers_of, failure_lines, failures, reason_of, remedy_for
+from dagmaster.cli.follow import failure_lines, reason_of, remedy_for
 from dagmaster.cli.live import in_seconds, remarks_of, seconds_of
 from dagmaster.cli.printable import one_line
 from dagmaster.cli.tables import Column, ago, at, duration, print_table, state_text
+from dagmaster.client.blockers import blockers_of
 from dagmaster.client.json_client import JsonClient
 from dagmaster.client.models.base import Json, read, read_all
 from dagmaster.client.models.jobs import Deliverable, JobDetail, JobSummary, Outcomes
 from dagmaster.client.models.nodes import FailedNode, PublicNode, StageSummary, WaitingNodes
+from dagmaster.client.outcome import failures
 from dagmaster.quantities import counted
 
 _RESULT_LENGTH = 4000

@@ -132,14 +132,15 @@ def _from_file(state: State, path: Path) -> tuple[dict[str, Any], Schema]:
 
 def submitted(state: State, submission: dict[str, Any], *, force: bool, resume: bool) -> dict[str, Any]:
     """Submit; if the response is lost, say what that means."""
+    from dagmaster.client.connection import UNANSWERED
+
     unknown = "it is unknown whether the job was created; see `dagmaster jobs ls`"
     try:
         return state.client.submit(submission, force=force, resume=resume)
     except Unavailable as error:
-        if error.code not in {"server.lost", "server.slow"}:
-            raise
-        hint = f"{unknown}; with --idempotency-key it is safe to submit it again"
-        raise Unavailable(error.message, code=error.code, hint=hint) from None
+        if error.code in UNANSWERED:
+            error.hint = f"{unknown}; with --idempotency-key it is safe to submit it again"
+        raise
     except KeyboardInterrupt:
         end_the_line()
         state.note(f"interrupted: {unknown}")

@@ -25,7 +25,7 @@ _TICK_SECONDS = 0.1
 def up(state: State, workers: int, orchestrators: int) -> None:
     """Run the whole platform on this machine, with its own PostgreSQL.
 
-    With DATABASE_URL or POSTGRES_HOST set, that server is used instead of a private one. Ctrl-C stops everything; the
+    With DATABASE_URL or POSTGRES_HOST set, that server is used instead of an embedded one. Ctrl-C stops everything; the
     data stays, and the next start continues from there.
     """
     from dagmaster.local.platform import stopping_on_signals
@@ -48,14 +48,33 @@ def up(state: State, workers: int, orchestrators: int) -> None:
         )
 
 
+def _store_first_key(state: State, key: str) -> None:
+    """The only time that it is printed. Commands of this user find it in the stored credentials."""
+    from dagmaster.client.credentials import store_key
+
+    file = store_key(state.settings.model_copy(update={"server_url": None}), None, key)
+    state.note(
+        f"authentication is enabled. The first key, of an administrator, is shown only now:\n\n  {key}\n\n"
+        f"it is stored in {file} for commands of this user"
+    )
+
+
 def local_platform(state: State, settings: "Settings", **options: Any) -> "LocalPlatform":
     """A platform of these settings, on the configured server or a private one. Its messages go to standard error."""
     from dagmaster.local.discovery import data_folder
     from dagmaster.local.platform import LocalPlatform, database_of
 
     dsn, cluster = database_of(settings)
-    on_stopping = partial(_say_stopping, state)
-    return LocalPlatform(settings, data_folder(settings), dsn, state.note, cluster, on_stopping=on_stopping, **options)
+    return LocalPlatform(
+        settings,
+        data_folder(settings),
+        dsn,
+        state.note,
+        cluster,
+        on_stopping=partial(_say_stopping, state),
+        on_first_key=partial(_store_first_key, state),
+        **options,
+    )
 
 
 def _say_stopping(state: State) -> None:
@@ -84,6 +103,8 @@ def _announce(state: State, local: "LocalPlatform") -> None:
         table.add_row(*row)
     state.console.print(table)
     state.say(f"\nready in {local.ready_seconds:.1f} s\n")
+    if notice := local.settings.authentication_notice():
+        state.say(f"{notice}\n")
     chosen = f" --data {local.folder}" if local.settings.data_folder else ""
     state.say(f"submit   dagmaster submit hello_world{chosen} -p name=You --wait")
     state.say(f"look     dagmaster jobs ls{chosen}")
@@ -101,6 +122,8 @@ def _rows(local: "LocalPlatform") -> list[tuple[str, str, str]]:
     served = {"orchestrator 1": f"API at {local.api_url}/docs"} if local.api_url else {}
     if local.maps_url:
         served["serving 1"] = f"maps at {local.maps_url}"
+    if local.gateway_url:
+        served["gateway 1"] = f"gateway for partners at {local.gateway_url}"
     rows += [(child.name, str(child.pid), served.get(child.name, "")) for child in local.children]
     return [*rows, ("platform", str(os.getpid()), f"data folder {local.folder}")]
 
@@ -116,6 +139,7 @@ def _facts(local: "LocalPlatform") -> dict[str, Any]:
         "database_url": redact(local.dsn),
         "api_url": local.api_url,
         "maps_url": local.maps_url,
+        "gateway_url": local.gateway_url,
         "postgres_pid": local.cluster.server_pid() if local.cluster else None,
         "children": [{"role": c.role, "number": c.number, "pid": c.pid} for c in local.children],
     }

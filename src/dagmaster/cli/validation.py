@@ -41,7 +41,7 @@ def validate(state: State, files: Sequence[LocalFile], rules: FileRules, *, is_d
     if not state.json:
         _print_findings(state, checks)
         for finding in of_all:
-            _print_finding(state, finding, finding.message)
+            print_finding(state, finding, finding.message)
     elif is_rejected:
         state.emit({"status": "rejected", **_names(files), "check": public_check(checks)}, line=True)
     return None if is_rejected else checks
@@ -70,7 +70,7 @@ def _print_findings(state: State, checks: Sequence[CheckedFile]) -> None:
     if len(checks) == 1:
         _print(state, f"{checks[0].file.path.name}: {_summary(checks[0].checked)}", "bold")
         for finding in checks[0].checked.findings:
-            _print_finding(state, finding, finding.message)
+            print_finding(state, finding, finding.message)
         return
     rejected = sum(bool(check.checked.errors) for check in checks)
     size_bytes = sum(check.facts.size_bytes for check in checks if check.checked.facts)
@@ -83,10 +83,10 @@ def _print_findings(state: State, checks: Sequence[CheckedFile]) -> None:
     for _, finding in sorted(findings, key=lambda pair: list(_STYLES).index(pair[1].severity)):
         if concerned := names.pop((finding.code, finding.message), None):
             others = f" and {len(concerned) - _MOST_NAMED} more" if len(concerned) > _MOST_NAMED else ""
-            _print_finding(state, finding, f"{', '.join(concerned[:_MOST_NAMED])}{others}: {finding.message}")
+            print_finding(state, finding, f"{', '.join(concerned[:_MOST_NAMED])}{others}: {finding.message}")
 
 
-def _print_finding(state: State, finding: "Finding", message: str) -> None:
+def print_finding(state: State, finding: "Finding", message: str) -> None:
     from rich.text import Text
 
     word = Text(f"  {finding.severity:<6}", style=_STYLES[finding.severity])

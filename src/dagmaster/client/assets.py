@@ -9,6 +9,7 @@ from dagmaster.client.models.assets import (
     AssetInfo,
     AssetSubmissionResult,
     AssetSummary,
+    AuditEntry,
     PlatformInfo,
     SignedLink,
     SubmissionStatus,
@@ -199,10 +200,24 @@ class AsyncAssets(PagedClient):
         display_name: str | None = None,
         is_active: bool | None = None,
         reason: str | None = None,
+        etag: str | None = None,
     ) -> PlatformInfo:
-        """Rename a platform, or let it submit or not. What is not given stays as it is."""
+        """Change the name of a platform, or allow or forbid its submissions. What is not given stays as it is."""
         changes = {"display_name": display_name, "is_active": is_active, "reason": reason}
-        return parse(PlatformInfo, await self.json.change_platform(platform_id, _given(changes)))
+        return parse(PlatformInfo, await self.json.change_platform(platform_id, _given(changes), etag=etag))
+
+    async def audit(
+        self,
+        *,
+        platform_id: str | None = None,
+        actor: str | None = None,
+        action: str | None = None,
+        limit: int | None = None,
+    ) -> AsyncIterator[AuditEntry]:
+        """Who changed assets, platforms and keys, and why, newest first. For administrators."""
+        filters = {"platform_id": platform_id, "actor": actor, "action": action}
+        async for entry in self._all(AuditEntry, "/audit", limit, **filters):
+            yield entry
 
 
 class Assets(Blocking[C]):
@@ -222,6 +237,7 @@ class Assets(Blocking[C]):
     platform = blocking(AsyncAssets.platform)
     add_platform = blocking(AsyncAssets.add_platform)
     change_platform = blocking(AsyncAssets.change_platform)
+    audit = iterating(AsyncAssets.audit)
 
 
 def _given(fields: Mapping[str, Any]) -> dict[str, Any]:

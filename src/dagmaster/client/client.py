@@ -22,8 +22,10 @@ import orjson
 from dagmaster.client.assets import Assets, AsyncAssets
 from dagmaster.client.blocking import EventLoopThread, blocking, iterating
 from dagmaster.client.connection import TIMEOUT_SECONDS, Connection
+from dagmaster.client.credentials import key_for
 from dagmaster.client.discovery import find_api, find_maps
 from dagmaster.client.json_client import PAUSE_SECONDS, AsyncJsonClient, Connected, JsonClient, Outage
+from dagmaster.client.keys import AsyncKeys, Keys
 from dagmaster.client.limits import MOST_ITEMS
 from dagmaster.client.models.base import Json, parse, unexpected
 from dagmaster.client.models.datasets import DatasetSummary
@@ -38,6 +40,7 @@ from dagmaster.client.models.jobs import (
 from dagmaster.client.models.nodes import JobLogLine, NodeDetail, PublicNode
 from dagmaster.client.models.operations import OrchestratorSummary, QueueSummary, WorkerSummary
 from dagmaster.client.models.workflows import WorkflowDetail, WorkflowSummary
+from dagmaster.dataset_urls import DatasetUrls
 from dagmaster.errors import InvalidRequest, JobFailed, NotFound, Unavailable, WaitTimedOut
 from dagmaster.settings import load
 
@@ -49,18 +52,20 @@ _POLL_SECONDS = 2.0  # the progress that handlers report is not always an event
 _SHORTEST_PAUSE_SECONDS = 0.1  # between two requests for a job that changes all the time
 
 
-class AsyncClient(AsyncAssets):
+class AsyncClient(AsyncAssets, AsyncKeys):
     """A client of the platform at `server`, or of the one that commands use (DAGMASTER_URL, or `dagmaster up`).
 
-    `maps` is the URL of the map server (PUBLIC_URL), for datasets. A request that changes nothing, or that has an
-    idempotency key, is sent up to `attempts` times while the platform is unavailable. `headers` are sent with each
-    request. Tasks of one event loop may share a client.
+    `key` is an API key or an OIDC token; by default DAGMASTER_KEY, or the key that `dagmaster login` has stored for
+    this platform. `maps` is the URL of the map server (PUBLIC_URL), for datasets. A request that changes nothing, or
+    that has an idempotency key, is sent up to `attempts` times while the platform is unavailable. `headers` are sent
+    with each request. Tasks of one event loop may share a client.
     """
 
     def __init__(
         self,
         server: str | None = None,
         *,
+        key: str | None = None,
         maps: str | None = None,
         timeout_seconds: float = TIMEOUT_SECONDS,
         attempts: int = ATTEMPTS,
@@ -69,7 +74,11 @@ class AsyncClient(AsyncAssets):
         if attempts < 1 or timeout_seconds <= 0:
             raise InvalidRequest("`attempts` and `timeout_seconds` must be positive", code="client.invalid")
         connect: Callable[[Callable[[], str]], Connection] = lambda find: Connection(  # noqa: E731
-            find, timeout_seconds, attempts=attempts, headers=headers
+            find,
+            timeout_seconds,
+            attempts=attempts,
+            headers=headers,
+            find_key=lambda: key_for(load(), server=server, chosen=key),
         )
         self.json = AsyncJsonClient(connect(lambda: server or find_api(load())))
         self._maps = connect(lambda: find_maps(load(), maps))
@@ -294,7 +303,8 @@ class AsyncClient(AsyncAssets):
     async def datasets(self) -> list[DatasetSummary]:
         """The published datasets, from the STAC catalogue of the map server."""
         datasets: list[DatasetSummary] = []
-        path = f"/stac/collections?limit={MOST_ITEMS}"
+        collections = DatasetUrls("").collections()
+        path = f"{collections}?limit={MOST_ITEMS}"
         while True:
             page = await self._maps.object("GET", path, prefix="")
             if not isinstance(page.get("collections"), list):
@@ -304,14 +314,12 @@ class AsyncClient(AsyncAssets):
             following = next((link["href"] for link in page.get("links", []) if link.get("rel") == "next"), None)
             if following is None or not page["collections"]:
                 return datasets
-            path = "/stac/collections?" + urljoin(base, following).partition("?")[2]
+            path = f"{collections}?{urljoin(base, following).partition('?')[2]}"
 
     async def dataset(self, dataset_id: str) -> DatasetSummary:
         """A published dataset."""
-        from urllib.parse import quote
-
         try:
-            collection = await self._maps.object("GET", f"/stac/collections/{quote(dataset_id, safe='')}", prefix="")
+            collection = await self._maps.object("GET", DatasetUrls("").collection(dataset_id), prefix="")
         except NotFound as error:
             message = f"no dataset has the id {dataset_id}"
             raise NotFound(message, code="dataset.not-found", hint="see `client.datasets()`", **error.facts) from None
@@ -339,7 +347,7 @@ class AsyncClient(AsyncAssets):
         changed.set()
 
 
-class Client(Assets[AsyncClient]):
+class Client(Assets[AsyncClient], Keys[AsyncClient]):
     """AsyncClient for scripts and notebooks: the same methods, which wait for the answer. Threads may share it.
 
     with Client() as client:
@@ -351,6 +359,7 @@ class Client(Assets[AsyncClient]):
         self,
         server: str | None = None,
         *,
+        key: str | None = None,
         maps: str | None = None,
         timeout_seconds: float = TIMEOUT_SECONDS,
         attempts: int = ATTEMPTS,

@@ -44,7 +44,9 @@ _LARGEST_EVENT_BYTES = 64 * 1024 * 1024
 _LARGEST_RESPONSE_BYTES = 256 * 1024 * 1024
 _FIRST_BACKOFF_SECONDS = 0.2
 _LONGEST_BACKOFF_SECONDS = 10.0
-_NO_RESPONSE = {"server.unreachable", "server.lost", "server.slow"}
+# The request may have had its effect: only the response is missing.
+UNANSWERED = frozenset({"server.lost", "server.slow"})
+_NO_RESPONSE = {"server.unreachable", *UNANSWERED}
 _TEMPORARY = {
     HTTPStatus.TOO_MANY_REQUESTS,
     HTTPStatus.BAD_GATEWAY,
@@ -72,7 +74,8 @@ class StreamedEvent:
 
 
 class Connection:
-    """Sends requests to the platform whose URL `find` returns, up to `attempts` times if that is safe.
+    """Sends requests to the platform whose URL `find` returns, up to `attempts` times if that is safe. `find_key`
+    returns the key or token that they are sent with.
 
     Tasks of one event loop may share it."""
 
@@ -83,8 +86,10 @@ class Connection:
         *,
         attempts: int = 1,
         headers: Mapping[str, str] | None = None,
+        find_key: Callable[[], str | None] = lambda: None,
     ) -> None:
         self._find = find
+        self._find_key = find_key
         self.timeout_seconds = timeout_seconds
         self._attempts = attempts
         self._headers = dict(headers or {})
@@ -220,7 +225,7 @@ class Connection:
             if self._connected is None or self._connected[0] != url:
                 if self._connected is not None:
                     self._retired.append(self._connected[1])
-                self._connected = url, _http(url, self._headers)
+                self._connected = url, _http(url, {**authorization(self._find_key()), **self._headers})
             self._is_url_known = True
         return self._connected
 
@@ -231,6 +236,11 @@ class Connection:
         except httpx2.HTTPError as error:
             self._is_url_known = False
             raise _no_response(error, _redacted(url)) from None
+
+
+def authorization(key: str | None) -> dict[str, str]:
+    """The header that sends a key or a token."""
+    return {"Authorization": f"Bearer {key}"} if key else {}
 
 
 def _encoded(body: Json) -> bytes:

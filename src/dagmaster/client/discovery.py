@@ -23,7 +23,7 @@ STORAGE_FOLDERS = ("storage_folder", "bronze_folder", "silver_folder", "external
 
 
 @dataclass(frozen=True, slots=True)
-class Platform:
+class RunningPlatform:
     """A running platform. `storage` are its storage settings, which may differ from those of the reading process."""
 
     database_url: str
@@ -97,13 +97,13 @@ def find_maps(settings: Settings, chosen: str | None = None) -> str:
     return platform.maps_url
 
 
-def running_platform(folder: Path) -> Platform | None:
+def running_platform(folder: Path) -> RunningPlatform | None:
     """The platform of a data folder, if it is up."""
     with folder_errors(folder):
         if not is_held(folder / "platform.lock"):
             return None
         try:
-            return Platform(**json.loads((folder / "platform.json").read_text()))
+            return RunningPlatform(**json.loads((folder / "platform.json").read_text()))
         except (FileNotFoundError, TypeError, ValueError):
             return None  # it is starting or stopping
 

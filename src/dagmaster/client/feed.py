@@ -4,10 +4,12 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
 from dagmaster.client.json_client import PAUSE_SECONDS, Connected, JsonClient, Outage
 from dagmaster.errors import DagmasterError, Unavailable
 
+T = TypeVar("T")
 OUTAGE_PATIENCE_SECONDS = 60.0
 
 
@@ -18,6 +20,17 @@ class Reconnection:
         self._note = note
         self._job_id = job_id
         self._since: float | None = None
+
+    def ask(self, request: Callable[[], T]) -> T:
+        """The answer to a request, as soon as the platform is available."""
+        while True:
+            try:
+                answer = request()
+            except Unavailable as error:
+                self.wait(error)
+            else:
+                self.succeeded()
+                return answer
 
     def wait(self, error: Unavailable) -> None:
         """Wait a moment, or raise the error once the outage has lasted too long."""

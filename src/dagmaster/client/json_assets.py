@@ -74,9 +74,14 @@ class AsyncAssetRequests:
     async def add_platform(self, request: Json) -> Json:
         return await self.connection.object("POST", "/platforms", body=request)
 
-    async def change_platform(self, platform_id: str, changes: Json) -> Json:
+    async def change_platform(self, platform_id: str, changes: Json, *, etag: str | None = None) -> Json:
         """What is not given stays as it is."""
-        return await self.connection.object("PATCH", f"/platforms/{_segment(platform_id)}", body=changes)
+        path = f"/platforms/{_segment(platform_id)}"
+        return await self.connection.object("PATCH", path, body=changes, headers=_if_match(etag))
+
+    async def audit(self, /, limit: int, after: str | None = None, **filters: Any) -> tuple[list[Json], str | None]:
+        """Changes of assets, platforms and keys, newest first."""
+        return await self.connection.page("/audit", limit, after, **filters)
 
 
 class AssetRequests(Blocking[C]):
@@ -92,6 +97,7 @@ class AssetRequests(Blocking[C]):
     platform = blocking(AsyncAssetRequests.platform)
     add_platform = blocking(AsyncAssetRequests.add_platform)
     change_platform = blocking(AsyncAssetRequests.change_platform)
+    audit = blocking(AsyncAssetRequests.audit)
 
 
 def _path(name: str, version: int | None = None) -> str:

@@ -18,6 +18,7 @@ from dagmaster.client.connection import (
     streamed_events,
 )
 from dagmaster.client.json_assets import AssetRequests, AsyncAssetRequests
+from dagmaster.client.json_keys import AsyncKeyRequests, KeyRequests
 from dagmaster.client.limits import MOST_ITEMS
 from dagmaster.client.models.base import Json, unexpected
 from dagmaster.errors import InvalidRequest, NotFound, Unavailable
@@ -45,7 +46,7 @@ class Outage:
 Update: TypeAlias = StreamedEvent | Connected | Outage
 
 
-class AsyncJsonClient(AsyncAssetRequests):
+class AsyncJsonClient(AsyncAssetRequests, AsyncKeyRequests):
     """The requests of the API. Answers are JSON, as the API sent it."""
 
     def __init__(self, connection: Connection) -> None:
@@ -132,6 +133,10 @@ class AsyncJsonClient(AsyncAssetRequests):
         self, job_id: str, limit: int, after: int = 0, node_id: str | None = None
     ) -> tuple[list[Json], str | None]:
         return await self.connection.page(f"/jobs/{job_id}/events", limit, str(after), node_id=node_id)
+
+    async def timeline(self, job_id: str, limit: int, after: str | None = None) -> tuple[list[Json], str | None]:
+        """The attempts of all nodes, with their times."""
+        return await self.connection.page(f"/jobs/{job_id}/timeline", limit, after)
 
     async def logs(
         self,
@@ -341,13 +346,19 @@ class AsyncJsonClient(AsyncAssetRequests):
         )
 
 
-class JsonClient(AssetRequests[AsyncJsonClient]):
+class JsonClient(AssetRequests[AsyncJsonClient], KeyRequests[AsyncJsonClient]):
     """AsyncJsonClient for callers without an event loop. Threads may share it."""
 
     @classmethod
-    def of(cls, find: Callable[[], str], timeout_seconds: float = TIMEOUT_SECONDS) -> "JsonClient":
+    def of(
+        cls,
+        find: Callable[[], str],
+        timeout_seconds: float = TIMEOUT_SECONDS,
+        *,
+        find_key: Callable[[], str | None] = lambda: None,
+    ) -> "JsonClient":
         """A client of the platform whose URL `find` returns. It repeats no request."""
-        return cls(AsyncJsonClient(Connection(find, timeout_seconds)), EventLoopThread())
+        return cls(AsyncJsonClient(Connection(find, timeout_seconds, find_key=find_key)), EventLoopThread())
 
     @property
     def now(self) -> datetime:
@@ -364,6 +375,7 @@ class JsonClient(AssetRequests[AsyncJsonClient]):
     node = blocking(AsyncJsonClient.node)
     download_output = blocking(AsyncJsonClient.download_output)
     events = blocking(AsyncJsonClient.events)
+    timeline = blocking(AsyncJsonClient.timeline)
     logs = blocking(AsyncJsonClient.logs)
     waiting = blocking(AsyncJsonClient.waiting)
     find_job = blocking(AsyncJsonClient.find_job)

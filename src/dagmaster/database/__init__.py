@@ -1,3 +1,3 @@
-"""PostgreSQL: the tables, every SQL statement, and the private cluster for one machine."""
+"""PostgreSQL: connections, the tables, and every SQL statement."""
 
 OLDEST_MAJOR = 15  # of PostgreSQL

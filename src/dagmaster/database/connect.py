@@ -4,6 +4,7 @@ This module does not retry: the caller decides when to connect again.
 """
 
 import re
+import select
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -17,7 +18,8 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.types.json import set_json_dumps, set_json_loads
 from psycopg_pool import AsyncConnectionPool
 
-from dagmaster.database import OLDEST_MAJOR, lenient
+from dagmaster.database import OLDEST_MAJOR
+from dagmaster.database.reads import lenient
 from dagmaster.errors import Conflict, DagmasterError, InvalidRequest, NotAllowed, NotFound, Unavailable
 from dagmaster.observe.redaction import redact
 from dagmaster.records import SCHEMA
@@ -28,6 +30,7 @@ Connection = psycopg.AsyncConnection[Any]
 EARLIEST, LATEST = datetime(1, 1, 2, tzinfo=UTC), datetime(9999, 12, 30, tzinfo=UTC)
 
 LARGEST_PORT = 65535
+SUM_OUT_OF_RANGE = "DM004"  # of the results of children: raised when they are gathered
 REVIEWED = "DM005"  # what was reviewed or purged does not change: raised by triggers
 
 # The engine reads by key, from tables that grow before they are analysed. With its estimates PostgreSQL's planner takes
@@ -90,13 +93,22 @@ def pool(
         max_size=max_size,
         open=False,
         configure=configure,
-        check=AsyncConnectionPool.check_connection,
+        check=check_connection,
         name=f"dagmaster-{role}",
         timeout=10,
     )
 
 
 Database = AsyncConnectionPool[Connection]
+
+
+async def check_connection(connection: Connection) -> None:
+    """Fail if the connection has ended. Then there is something to read: the server's message, or the end. Otherwise no
+    query is sent, because it would cost each request a round trip."""
+    poll = select.poll()
+    poll.register(connection.fileno(), select.POLLIN)
+    if poll.poll(0):
+        await AsyncConnectionPool.check_connection(connection)
 
 
 @contextmanager
@@ -178,7 +190,8 @@ _REFUSALS: tuple[tuple[re.Pattern[str], Callable[[str], DagmasterError]], ...] =
         lambda said: NotAllowed(
             f"the database refuses the connection: {said}",
             code="database.not-allowed",
-            hint="correct user and password in DATABASE_URL, and see that pg_hba.conf and CONNECT allow that user in",
+            hint="correct user and password in DATABASE_URL, and see that pg_hba.conf and the privilege CONNECT allow "
+            "that user to connect",
         ),
     ),
     (

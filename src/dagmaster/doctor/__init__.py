@@ -1,9 +1,9 @@
 """The checks of `dagmaster doctor`: this machine, the database and the platform.
 
-    facts ─▶ a check judges them ─▶ judgements: a level, what was found, how to fix it
+    facts ─▶ a check judges them ─▶ judgements: a level, an observation, how to fix it
 
-`machine` and `database` have the tables of checks. A check is a name and a function that looks at one thing; the
-functions `judge_…` are pure. `findings` runs checks side by side. Nothing is changed.
+`machine` and `database` have the tables of checks and of thresholds. A check is a name and a function that looks at one
+thing and judges it. `findings` runs checks side by side. Nothing is changed.
 """
 
 from dagmaster.doctor import database, machine

@@ -1,25 +1,13 @@
 """The checks of the database: first whether it answers, then the server, then what is in its schema."""
 
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from dagmaster import __version__
 from dagmaster.database import OLDEST_MAJOR
 from dagmaster.database.maintenance import server
-from dagmaster.database.maintenance.server import (
-    Clock,
-    DeadRows,
-    ExtensionFacts,
-    InstanceFacts,
-    MissingRight,
-    OldestTransaction,
-    QueuedTasks,
-    RoleFacts,
-    ServerFacts,
-    row,
-    rows,
-)
 from dagmaster.database.schema import deploy
 from dagmaster.doctor.findings import (
     HOUR,
@@ -30,8 +18,8 @@ from dagmaster.doctor.findings import (
     Findings,
     Judgement,
     Judgements,
+    Threshold,
     call_all,
-    graded,
     in_bytes,
     in_time,
     ok,
@@ -45,8 +33,8 @@ from dagmaster.doctor.findings import (
 from dagmaster.doctor.machine import Target
 from dagmaster.errors import NotAllowed
 from dagmaster.handlers.registry import installed
+from dagmaster.library.workflows import load_library
 from dagmaster.local.platform import fast_profile
-from dagmaster.operations.library import load_library
 from dagmaster.orchestrator.routing import RegistryRouter
 from dagmaster.quantities import counted
 from dagmaster.records import SCHEMA
@@ -58,6 +46,23 @@ ORCHESTRATOR_CONNECTIONS = 16
 WORKER_CONNECTIONS = 6
 LEAST_HANDLER_CONNECTIONS = 4
 
+THRESHOLDS = {
+    "answer_seconds": Threshold(
+        "run orchestrators and workers near the database, and check whether the server is overloaded", warning=1
+    ),
+    "notify_seconds": Threshold("check whether the server or the network is overloaded", warning=0.5),
+    "clock_seconds": Threshold(
+        "synchronise the clocks of both machines (chrony, systemd-timesyncd); `timedatectl` shows the state",
+        warning=1,
+        problem=MINUTE,
+    ),
+    "transaction_seconds": Threshold(
+        "end it (SELECT pg_terminate_backend(PID), or ROLLBACK PREPARED): it keeps VACUUM from removing dead rows",
+        warning=5 * MINUTE,
+        problem=HOUR,
+    ),
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Database:
@@ -66,12 +71,6 @@ class Database:
     dsn: str
     settings: Settings
     alive_seconds: float
-
-    def instances(self) -> list[InstanceFacts]:
-        return rows(self.dsn, "doctor_instances", InstanceFacts)
-
-    def queued(self) -> list[QueuedTasks]:
-        return rows(self.dsn, "doctor_queued", QueuedTasks)
 
 
 def findings(target: Target) -> Findings:
@@ -100,22 +99,22 @@ def _alive_seconds(target: Target) -> float:
     return fast_profile(target.settings).get("orphan_threshold_sec", usual) if target.running() else usual
 
 
-def judge_server(facts: ServerFacts, answer_seconds: float, is_pooled: bool) -> Judgements:
-    found = f"PostgreSQL {facts.version}, answers in {answer_seconds * 1000:.0f} ms"
+def judge_server(facts: Any, answer_seconds: float, is_pooled: bool) -> Judgements:
+    observation = f"PostgreSQL {facts.version}, answers in {answer_seconds * 1000:.0f} ms"
     judgements = []
     if facts.version_number < OLDEST_MAJOR * 10_000:
-        judgements.append(problem(found, f"upgrade the server to PostgreSQL {OLDEST_MAJOR} or newer"))
+        judgements.append(problem(observation, f"upgrade the server to PostgreSQL {OLDEST_MAJOR} or newer"))
     if facts.is_standby or facts.is_read_only:
         what = "it is a read-only standby" if facts.is_standby else "default_transaction_read_only is on"
         fix = "use the primary in DATABASE_URL (target_session_attrs=read-write finds it among several hosts)"
-        judgements.append(problem(f"{found}; {what}", fix))
+        judgements.append(problem(f"{observation}; {what}", fix))
     if is_pooled:
         fix = "use the server itself in DATABASE_URL: a pooler in transaction mode loses LISTEN and session settings"
-        judgements.append(warning(f"{found}; the connection goes through a pooler such as pgbouncer", fix))
-    if answer_seconds > 1:
-        fix = "run orchestrators and workers near the database, and check whether the server is overloaded"
-        judgements.append(warning(f"{found}, which is slow", fix))
-    return judgements or [ok(found)]
+        judgements.append(warning(f"{observation}; the connection goes through a pooler such as pgbouncer", fix))
+    speed = THRESHOLDS["answer_seconds"].judge(answer_seconds, f"{observation}, which is slow")
+    if speed.level is not FindingLevel.OK:
+        judgements.append(speed)
+    return judgements or [ok(observation)]
 
 
 # Settings that must not be off, how bad that is, and why.
@@ -129,7 +128,8 @@ _MUST_BE_ON = {
 _ISOLATION = "default_transaction_isolation"
 
 
-def judge_server_settings(settings: Mapping[str, str]) -> Judgements:
+def check_server_settings(on: Database) -> Judgements:
+    settings = server.settings(on.dsn)
     judgements = [
         Judgement(level, f"{name} is off: {why}", f"ALTER SYSTEM SET {name} = on, then reload")
         for name, (level, why) in _MUST_BE_ON.items()
@@ -145,23 +145,24 @@ def judge_server_settings(settings: Mapping[str, str]) -> Judgements:
             judgements.append(warning(f"{name} is {float(settings[name]):g} s: it ends sessions that wait", fix))
     if settings.get(_ISOLATION, "read committed") != "read committed":
         fix = f"ALTER ROLE … SET {_ISOLATION} = 'read committed' for the role of DATABASE_URL"
-        found = f"{_ISOLATION} is {settings[_ISOLATION]}: transactions fail without need"
-        judgements.append(warning(found, fix))
+        judgements.append(warning(f"{_ISOLATION} is {settings[_ISOLATION]}: transactions fail without need", fix))
     return judgements or [ok("durable, with autovacuum")]
 
 
-def judge_connections(settings: Mapping[str, str], used: int, worker_processes: int) -> Judgements:
+def check_connections(on: Database) -> Judgements:
+    settings, used = server.settings(on.dsn), server.row(on.dsn, "doctor_connections").used
     reserved = int(settings.get("superuser_reserved_connections", 0)) + int(settings.get("reserved_connections", 0))
     total = int(settings["max_connections"]) - reserved
-    worker = WORKER_CONNECTIONS + max(LEAST_HANDLER_CONNECTIONS, worker_processes)
-    has_room = total - used >= ORCHESTRATOR_CONNECTIONS + worker
-    found = f"{used} of {total} in use; an orchestrator takes up to {ORCHESTRATOR_CONNECTIONS}, a worker {worker}"
-    found += "" if has_room else "; not enough for one more of each"
+    worker = WORKER_CONNECTIONS + max(LEAST_HANDLER_CONNECTIONS, on.settings.worker_processes)
+    observation = f"{used} of {total} in use; an orchestrator takes up to {ORCHESTRATOR_CONNECTIONS}, a worker {worker}"
+    needed = ORCHESTRATOR_CONNECTIONS + worker
+    observation += "" if total - used >= needed else "; not enough for one more of each"
     fix = "ALTER SYSTEM SET max_connections to more, then restart the server; or run fewer processes"
-    yield graded(found, fix, is_problem=total - used < 3, is_warning=not has_room)
+    yield Threshold(fix, warning=needed, problem=3, is_least=True).judge(total - used, observation)
 
 
-def judge_extension(extension: ExtensionFacts | None) -> Judgements:
+def check_postgis(on: Database) -> Judgements:
+    extension = server.row(on.dsn, "doctor_extension", name="postgis")
     if extension is None:
         fix = "install it on the server, for example with apt-get install postgresql-15-postgis-3"
         yield warning("PostGIS is not available on the server; the STAC catalogue needs it", fix)
@@ -171,31 +172,31 @@ def judge_extension(extension: ExtensionFacts | None) -> Judgements:
         yield ok(f"PostGIS {extension.installed}")
 
 
-def judge_notifications(seconds: float | None) -> Judgements:
+def check_notifications(on: Database) -> Judgements:
+    seconds = server.notify_seconds(on.dsn)
     if seconds is None:
         fix = "use the server itself in DATABASE_URL, or let the pooler keep sessions (pool_mode=session)"
         yield problem("a NOTIFY did not arrive: a pooler in transaction mode? Polling still finds work, later", fix)
     else:
-        fix = "check whether the server or the network is overloaded"
-        yield graded(f"a NOTIFY arrives after {seconds * 1000:.0f} ms", fix, is_warning=seconds > 0.5)
+        yield THRESHOLDS["notify_seconds"].judge(seconds, f"a NOTIFY arrives after {seconds * 1000:.0f} ms")
 
 
-def judge_clock(clock: Clock) -> Judgements:
+def check_clock(on: Database) -> Judgements:
     """Only what the network cannot explain counts."""
-    at_least = max(0.0, abs(clock.offset_seconds) - clock.uncertainty_seconds)
-    way = "ahead of" if clock.offset_seconds > 0 else "behind"
-    margin = f"± {clock.uncertainty_seconds:.3f} s"
-    found = f"the server's clock is {abs(clock.offset_seconds):.3f} s {way} this machine's, {margin}"
-    fix = "synchronise the clocks of both machines (chrony, systemd-timesyncd); `timedatectl` shows the state"
-    yield graded(found, fix, is_problem=at_least > MINUTE, is_warning=at_least > 1)
+    offset, uncertainty = server.clock(on.dsn)
+    way = "ahead of" if offset > 0 else "behind"
+    observation = f"the server's clock is {abs(offset):.3f} s {way} this machine's, ± {uncertainty:.3f} s"
+    yield THRESHOLDS["clock_seconds"].judge(abs(offset) - uncertainty, observation)
 
 
-def judge_transaction(oldest: OldestTransaction | None) -> Judgements:
+def check_transactions(on: Database) -> Judgements:
+    oldest = server.row(on.dsn, "doctor_oldest_transaction")
     if oldest is None:
-        return [ok("none is open")]
-    found = f"the oldest has been open for {in_time(oldest.seconds)}: {oldest.who}, {oldest.state or 'state unknown'}"
-    fix = "end it (SELECT pg_terminate_backend(PID), or ROLLBACK PREPARED): it keeps VACUUM from removing dead rows"
-    return [graded(found, fix, is_problem=oldest.seconds > HOUR, is_warning=oldest.seconds > 5 * MINUTE)]
+        yield ok("none is open")
+        return
+    state = oldest.state or "state unknown"
+    observation = f"the oldest has been open for {in_time(oldest.seconds)}: {oldest.who}, {state}"
+    yield THRESHOLDS["transaction_seconds"].judge(oldest.seconds, observation)
 
 
 _GRANTS = {
@@ -206,14 +207,15 @@ _GRANTS = {
 }
 
 
-def judge_rights(role: RoleFacts | None, missing: Sequence[MissingRight], schema: str) -> Judgements:
-    assert role is not None  # a session has a role
+def check_rights(on: Database) -> Judgements:
+    role = server.row(on.dsn, "doctor_role", schema=SCHEMA)
+    missing = server.rows(on.dsn, "doctor_rights", schema=SCHEMA)
     who = f"role {role.name}{', a superuser,' if role.is_superuser else ''}"
     if missing:
         kinds = Counter(right.kind for right in missing)
         counts = ", ".join(counted(count, kind) for kind, count in kinds.items())
         examples = some([f"{right.lacking} on {right.kind} {right.name}" for right in missing])
-        grants = " ".join(text.format(schema=schema, role=role.name) for kind, text in _GRANTS.items() if kind in kinds)
+        grants = " ".join(text.format(schema=SCHEMA, role=role.name) for kind, text in _GRANTS.items() if kind in kinds)
         yield problem(f"role {role.name} lacks rights on {counts}: {examples}", f"as its owner: {grants}")
     elif role.has_schema or role.may_create:
         yield ok(f"{who} has all rights that the engine needs" if role.has_schema else f"{who} may deploy")
@@ -222,45 +224,37 @@ def judge_rights(role: RoleFacts | None, missing: Sequence[MissingRight], schema
         yield problem(f"{who} may not create the schema", fix)
 
 
-def _schema(database: Database) -> Judgements:
+def check_schema(on: Database) -> Judgements:
     try:
-        return judge_schema(deploy.status(database.dsn))
+        status = deploy.status(on.dsn)
     except NotAllowed:
-        return judge_fingerprint(server.value(database.dsn, "doctor_fingerprint"), deploy.fingerprint())
-
-
-def judge_schema(status: deploy.Status) -> Judgements:
+        return _check_fingerprint(on)
     if not status.deployed:
-        yield problem("the database has no dagmaster schema", "run `dagmaster db deploy`")
-    elif not status.is_current:
+        return [problem("the database has no dagmaster schema", "run `dagmaster db deploy`")]
+    if not status.is_current:
         fix = "run `dagmaster db migrate`; the platform may keep running"
-        yield problem(f"it has another version: {some(status.pending)}", fix)
-    else:
-        yield ok(f"{status.stored}, the version of this software")
+        return [problem(f"it has another version: {some(status.pending)}", fix)]
+    return [ok(f"{status.stored}, the version of this software")]
 
 
-def judge_fingerprint(deployed: str | None, ours: str) -> Judgements:
+def _check_fingerprint(on: Database) -> Judgements:
     """For a role that may not compare table by table."""
-    if deployed is None:
+    deployment, ours = server.row(on.dsn, "doctor_fingerprint"), deploy.fingerprint()
+    if deployment is None or deployment.fingerprint is None:
         yield problem("the deployment of the schema was never finished", "run `dagmaster db deploy`")
-    elif deployed != ours:
+    elif deployment.fingerprint != ours:
         fix = "run `dagmaster db migrate` as the owner of the schema"
-        yield problem(f"{deployed} is deployed, this software has {ours}", fix)
+        yield problem(f"{deployment.fingerprint} is deployed, this software has {ours}", fix)
     else:
-        yield ok(f"{deployed}, the version of this software; this role has no right to compare tables")
+        yield ok(f"{ours}, the version of this software; this role has no right to compare tables")
 
 
-def judge_instances(
-    instances: Sequence[InstanceFacts],
-    open_jobs: int,
-    queued: Sequence[QueuedTasks],
-    *,
-    alive_seconds: float,
-    our_version: str,
-) -> Judgements:
-    alive = _alive(instances, alive_seconds)
-    queued_count = sum(line.count for line in queued)
-    for role, work, waiting in (("orchestrator", "job", open_jobs), ("worker", "task", queued_count)):
+def check_instances(on: Database) -> Judgements:
+    instances = server.rows(on.dsn, "doctor_instances")
+    alive = [one for one in instances if one.silent_seconds <= on.alive_seconds]
+    open_jobs = server.row(on.dsn, "doctor_open_jobs").count
+    queued = sum(line.count for line in server.rows(on.dsn, "doctor_queued"))
+    for role, work, waiting in (("orchestrator", "job", open_jobs), ("worker", "task", queued)):
         fix = f"start one with `dagmaster {role}`, or a whole platform with `dagmaster up`"
         if count := sum(one.role == role for one in alive):
             yield ok(f"{counted(count, role)} running")
@@ -268,27 +262,19 @@ def judge_instances(
             yield problem(f"no {role} is running; {counted(waiting, work)} waiting", fix)
         else:
             yield warning(f"no {role} is running", fix)
-    lost = [one for one in instances if alive_seconds < one.silent_seconds < HOUR]
+    lost = [one for one in instances if on.alive_seconds < one.silent_seconds < HOUR]
     if lost:
         silent = some([f"{one.role} {one.host}/{one.pid} for {in_time(one.silent_seconds)}" for one in lost])
         yield warning(f"silent: {silent}", "if it was not stopped on purpose, see its log; others take over its work")
-    if others := sorted({one.version for one in alive} - {our_version}):
+    if others := sorted({one.version for one in alive} - {__version__}):
         fix = "finish the deployment: all processes of one platform should have the same version"
-        yield warning(f"some run version {', '.join(others)}, this is {our_version}", fix)
+        yield warning(f"some run version {', '.join(others)}, this is {__version__}", fix)
 
 
-def _alive(instances: Iterable[InstanceFacts], alive_seconds: float) -> list[InstanceFacts]:
-    return [one for one in instances if one.silent_seconds <= alive_seconds]
-
-
-def judge_handlers(
-    needed: Collection[tuple[str, str, str]],
-    instances: Iterable[InstanceFacts],
-    queued: Iterable[QueuedTasks],
-    alive_seconds: float,
-) -> Judgements:
-    """`needed`: queue, handler and workflow of each node. That no worker runs at all is a finding of `instances`."""
-    workers = [one for one in _alive(instances, alive_seconds) if one.role == "worker"]
+def check_handlers(on: Database) -> Judgements:
+    """That no worker runs at all is a finding of `instances`."""
+    instances = server.rows(on.dsn, "doctor_instances")
+    workers = [one for one in instances if one.role == "worker" and one.silent_seconds <= on.alive_seconds]
     if not workers:
         return [skipped("no worker is running")]
     served = {(queue, handler) for worker in workers for queue in worker.queues for handler in worker.handlers}
@@ -298,65 +284,50 @@ def judge_handlers(
             f"{counted(line.count, 'task')} of {line.handler} waiting in {line.queue}, which no running worker takes",
             fix.format(line.queue),
         )
-        for line in queued
+        for line in server.rows(on.dsn, "doctor_queued")
         if (line.queue, line.handler) not in served
     ]
-    missing: dict[tuple[str, str], set[str]] = {}
-    for queue, handler, workflow in needed:
+    for (queue, handler), workflows in sorted(_needed_handlers(on.settings).items()):
         if (queue, handler) not in served:
-            missing.setdefault((queue, handler), set()).add(workflow)
-    for (queue, handler), workflows in sorted(missing.items()):
-        found = f"no running worker offers {handler} on {queue}; {some(sorted(workflows))} would wait"
-        judgements.append(warning(found, fix.format(queue)))
+            observation = f"no running worker offers {handler} on {queue}; {some(sorted(workflows))} would wait"
+            judgements.append(warning(observation, fix.format(queue)))
     return judgements[: 2 * SHOWN] or [ok("the running workers offer all handlers that the workflows need")]
 
 
-def _needed_handlers(settings: Settings) -> set[tuple[str, str, str]]:
+def _needed_handlers(settings: Settings) -> dict[tuple[str, str], set[str]]:
+    """The workflows that need a handler, by queue and handler."""
     handlers = installed()
     router = RegistryRouter(handlers, settings.known_queues, settings.default_queue)
-    return {
-        (router.route(work).queue, work.handler, workflow.workflow_id)
-        for workflow in load_library(settings, handlers, settings.known_queues).workflows.values()
-        for node in workflow.nodes.values()
-        if (work := work_of(node)) is not None
-    }
+    needed: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for workflow in load_library(settings, handlers, settings.known_queues).workflows.values():
+        for work in filter(None, map(work_of, workflow.nodes.values())):
+            needed[router.route(work).queue, work.handler].add(workflow.workflow_id)
+    return needed
 
 
-def judge_dead_rows(worst: DeadRows | None) -> Judgements:
+def check_dead_rows(on: Database) -> Judgements:
+    worst = server.row(on.dsn, "doctor_dead_rows", schema=SCHEMA)
     if worst is None:
-        return [ok("none")]
+        yield ok("none")
+        return
     when = "never" if worst.vacuumed_seconds_ago is None else f"{in_time(worst.vacuumed_seconds_ago)} ago"
-    found = f"{worst.dead:,} in {worst.table} next to {worst.live:,} live ones, vacuumed {when}"
+    observation = f"{worst.dead:,} in {worst.table} next to {worst.live:,} live ones, vacuumed {when}"
     fix = f"VACUUM ANALYZE dagapp.{worst.table}; check for a long transaction or an autovacuum that is too slow"
-    return [graded(found, fix, is_warning=worst.dead > 100_000 and worst.dead > worst.live)]
+    yield Threshold(fix, warning=max(100_000, worst.live)).judge(worst.dead, observation)
 
 
-Check = Callable[[Database], Judgements]
-
-SERVER_CHECKS: dict[str, Check] = {
-    "postgres-settings": lambda on: judge_server_settings(server.settings(on.dsn)),
-    "connections": lambda on: judge_connections(
-        server.settings(on.dsn), server.value(on.dsn, "doctor_connections"), on.settings.worker_processes
-    ),
-    "postgis": lambda on: judge_extension(row(on.dsn, "doctor_extension", ExtensionFacts, name="postgis")),
-    "listen": lambda on: judge_notifications(server.notify_seconds(on.dsn)),
-    "clock": lambda on: judge_clock(server.clock(on.dsn)),
-    "transactions": lambda on: judge_transaction(row(on.dsn, "doctor_oldest_transaction", OldestTransaction)),
-    "rights": lambda on: judge_rights(
-        row(on.dsn, "doctor_role", RoleFacts, schema=SCHEMA),
-        rows(on.dsn, "doctor_rights", MissingRight, schema=SCHEMA),
-        SCHEMA,
-    ),
-    "schema": _schema,
+SERVER_CHECKS: dict[str, Callable[[Database], Judgements]] = {
+    "postgres-settings": check_server_settings,
+    "connections": check_connections,
+    "postgis": check_postgis,
+    "listen": check_notifications,
+    "clock": check_clock,
+    "transactions": check_transactions,
+    "rights": check_rights,
+    "schema": check_schema,
 }
-SCHEMA_CHECKS: dict[str, Check] = {
-    "instances": lambda on: judge_instances(
-        on.instances(),
-        server.value(on.dsn, "doctor_open_jobs"),
-        on.queued(),
-        alive_seconds=on.alive_seconds,
-        our_version=__version__,
-    ),
-    "handlers": lambda on: judge_handlers(_needed_handlers(on.settings), on.instances(), on.queued(), on.alive_seconds),
-    "dead-rows": lambda on: judge_dead_rows(row(on.dsn, "doctor_dead_rows", DeadRows, schema=SCHEMA)),
+SCHEMA_CHECKS: dict[str, Callable[[Database], Judgements]] = {
+    "instances": check_instances,
+    "handlers": check_handlers,
+    "dead-rows": check_dead_rows,
 }

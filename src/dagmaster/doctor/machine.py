@@ -5,7 +5,7 @@ import pwd
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -17,20 +17,33 @@ import httpx2
 from dagmaster import __version__
 from dagmaster import settings as environment
 from dagmaster.client.limits import PREFIX
-from dagmaster.doctor.findings import GB, MB, SHOWN, Judgements, graded, in_bytes, ok, problem, skipped, warning
+from dagmaster.doctor.findings import GB, MB, SHOWN, Judgements, Threshold, in_bytes, ok, problem, skipped, warning
 from dagmaster.errors import Conflict, DagmasterError, InvalidRequest
 from dagmaster.handlers.registry import installed
+from dagmaster.library.workflows import load_library
 from dagmaster.listen import API, HEALTH, Endpoint, bind
 from dagmaster.local import discovery
 from dagmaster.local.embedded import Cluster, find_binaries
-from dagmaster.operations.library import load_library
 from dagmaster.settings import Settings
 
 OLDEST_PYTHON = (3, 11)
+THRESHOLDS = {
+    "free_bytes": Threshold(
+        "free some space, or choose a folder on another disk with --data",
+        warning=2 * GB,
+        problem=200 * MB,
+        is_least=True,
+    ),
+    # Docker gives a container 64 MB.
+    "shared_memory_bytes": Threshold(
+        "increase it, in a container with --shm-size=512m: larger queries of PostgreSQL may fail",
+        warning=64 * MB + 1,
+        is_least=True,
+    ),
+}
 _ANSWER_SECONDS = 2.0
 _SHARED_MEMORY = Path("/dev", "shm")
-_DOCKERS_SHARED_MEMORY = 64 * MB
-_WHEELS = ("rasterio", "pyogrio", "GDAL", "geopandas", "pyproj", "rio-tiler")
+_WHEELS = ("GDAL", "geopandas", "pyogrio", "pyproj", "rasterio", "rio-tiler")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +62,7 @@ class Target:
     def url(self) -> str | None:
         return self.server or self.settings.server_url
 
-    def running(self) -> discovery.Platform | None:
+    def running(self) -> discovery.RunningPlatform | None:
         return discovery.running_platform(self.folder)
 
     def dsn(self) -> str | None:
@@ -64,57 +77,35 @@ def target(data: Path | None, server: str | None) -> Target:
     return Target(environment.repaired(**chosen), chosen, server)
 
 
-def judge_python(version: tuple[int, int, int], program: str) -> Judgements:
+def check_python(_target: Target) -> Judgements:
+    observation = f"{'.'.join(map(str, sys.version_info[:3]))} ({sys.executable})"
     fix = f"install Python {'.'.join(map(str, OLDEST_PYTHON))} or newer"
-    yield graded(f"{'.'.join(map(str, version))} ({program})", fix, is_problem=version < OLDEST_PYTHON)
+    yield problem(observation, fix) if sys.version_info[:2] < OLDEST_PYTHON else ok(observation)
 
 
-def judge_settings(problems: Sequence[str], warnings: Sequence[str]) -> Judgements:
-    for text in problems:
-        yield problem(text, "correct this environment variable; see docs/settings.md")
-    for text in warnings:
-        yield warning(text, "correct its name, or unset it")
-    if not problems and not warnings:
-        yield ok("all valid")
-
-
-def _settings(target: Target) -> Judgements:
+def check_settings(target: Target) -> Judgements:
     problems: list[str] = []
     try:
         environment.load(**target.chosen)
     except InvalidRequest as error:
         problems = error.facts["problems"]
-    return judge_settings(problems, environment.warnings())
+    judgements = [problem(text, "correct this environment variable; see docs/settings.md") for text in problems]
+    judgements += [warning(text, "correct its name, or unset it") for text in environment.warnings()]
+    return judgements or [ok("all valid")]
 
 
-def judge_folder(path: Path, nearest: Path, *, is_folder: bool, is_writable: bool, free_bytes: int) -> Judgements:
-    """`nearest` is the folder itself, or the nearest one above it that exists."""
-    if not is_folder:
+def check_data_folder(target: Target) -> Judgements:
+    folder = target.folder
+    nearest = next(place for place in (folder, *folder.parents) if os.path.lexists(place))
+    if not nearest.is_dir():
         yield problem(f"{nearest} is not a folder", "remove it, or choose another one with --data")
-    elif not is_writable:
+    elif not os.access(nearest, os.W_OK | os.X_OK):
         fix = f"change its owner (chown {nearest}), or choose another one with --data"
         yield problem(f"{nearest} is not writable", fix)
     else:
-        found = f"{path}{'' if path == nearest else ' (will be created)'}, {in_bytes(free_bytes)} free"
-        fix = "free some space, or choose a folder on another disk with --data"
-        yield graded(found, fix, is_problem=free_bytes < 200 * MB, is_warning=free_bytes < 2 * GB)
-
-
-def judge_private(path: Path, mode: int, owner: str, wanted_owner: str) -> Judgements:
-    """What holds secrets, or is safe only as long as others cannot enter it."""
-    if owner != wanted_owner:
-        yield problem(f"{path} belongs to {owner}, not to {wanted_owner}", f"chown {wanted_owner} {path}")
-    elif mode & 0o077:
-        yield problem(f"{path} is open to others (mode {mode:04o})", f"chmod go= {path}")
-
-
-def _data_folder(target: Target) -> Judgements:
-    folder = target.folder
-    nearest = next(place for place in (folder, *folder.parents) if os.path.lexists(place))
-    is_folder = nearest.is_dir()
-    free_bytes = shutil.disk_usage(nearest).free if is_folder else 0
-    is_writable = os.access(nearest, os.W_OK | os.X_OK)
-    yield from judge_folder(folder, nearest, is_folder=is_folder, is_writable=is_writable, free_bytes=free_bytes)
+        free_bytes = shutil.disk_usage(nearest).free
+        created = "" if folder == nearest else " (will be created)"
+        yield THRESHOLDS["free_bytes"].judge(free_bytes, f"{folder}{created}, {in_bytes(free_bytes)} free")
     private = {folder / "platform.json": _user_name(os.geteuid())}
     if target.settings.dsn() is None:
         cluster = Cluster.at(target.settings.data_folder)
@@ -125,6 +116,14 @@ def _data_folder(target: Target) -> Judgements:
             yield from judge_private(path, status.st_mode & 0o7777, _user_name(status.st_uid), wanted_owner)
 
 
+def judge_private(path: Path, mode: int, owner: str, wanted_owner: str) -> Judgements:
+    """What holds secrets, or is safe only as long as others cannot enter it."""
+    if owner != wanted_owner:
+        yield problem(f"{path} belongs to {owner}, not to {wanted_owner}", f"chown {wanted_owner} {path}")
+    elif mode & 0o077:
+        yield problem(f"{path} is open to others (mode {mode:04o})", f"chmod go= {path}")
+
+
 def _user_name(uid: int) -> str:
     try:
         return pwd.getpwuid(uid).pw_name
@@ -132,75 +131,58 @@ def _user_name(uid: int) -> str:
         return str(uid)
 
 
-def judge_shared_memory(total_bytes: int | None) -> Judgements:
-    if total_bytes is None:
+def check_shared_memory(_target: Target) -> Judgements:
+    if not _SHARED_MEMORY.is_dir():
         yield warning("there is no /dev/shm", "mount a tmpfs on /dev/shm")
     else:
-        fix = "increase it, in a container with --shm-size=512m: larger queries of PostgreSQL may fail"
-        yield graded(f"{in_bytes(total_bytes)} of shared memory", fix, is_warning=total_bytes <= _DOCKERS_SHARED_MEMORY)
+        total_bytes = shutil.disk_usage(_SHARED_MEMORY).total
+        yield THRESHOLDS["shared_memory_bytes"].judge(total_bytes, f"{in_bytes(total_bytes)} of shared memory")
 
 
-def judge_programs(folder: Path | None, error: DagmasterError | None, *, is_needed: bool) -> Judgements:
+def check_programs(target: Target) -> Judgements:
     """The programs of PostgreSQL, for a private server."""
-    if error is None:
-        yield ok(f"{folder}")
-    elif is_needed:
-        yield problem(error.message, error.hint)
-    else:
-        yield ok(f"{error.message}; not needed, because another server is configured")
-
-
-def _programs(target: Target) -> Judgements:
-    is_needed = target.settings.dsn() is None
     try:
-        return judge_programs(find_binaries(), None, is_needed=is_needed)
+        yield ok(f"{find_binaries()}")
     except DagmasterError as error:
-        return judge_programs(None, error, is_needed=is_needed)
+        if target.settings.dsn() is None:
+            yield problem(error.message, error.hint)
+        else:
+            yield ok(f"{error.message}; not needed, because another server is configured")
 
 
-def judge_gdal(program: str | None, wheels: Mapping[str, str]) -> Judgements:
-    versions = [program or "no gdalinfo", *(f"{name} {version}" for name, version in sorted(wheels.items()))]
-    yield ok(f"{', '.join(versions)}{'' if program and wheels else '; not needed yet'}")
-
-
-def _gdal(_target: Target) -> Judgements:
-    program = None
+def check_gdal(_target: Target) -> Judgements:
+    program, wheels = None, []
     if path := shutil.which("gdalinfo"):
         done = subprocess.run([path, "--version"], capture_output=True, text=True, check=False, timeout=_ANSWER_SECONDS)
         program = done.stdout.partition(",")[0].strip() or None
-    wheels = {}
     for name in _WHEELS:
         with suppress(PackageNotFoundError):
-            wheels[name] = version(name)
-    return judge_gdal(program, wheels)
+            wheels.append(f"{name} {version(name)}")
+    versions = ", ".join([program or "no gdalinfo", *wheels])
+    yield ok(f"{versions}{'' if program and wheels else '; not needed yet'}")
 
 
-def judge_workflows(count: int, refused: Sequence[str], refused_handlers: Sequence[str]) -> Judgements:
-    for text in refused[:SHOWN]:
-        yield problem(text, "correct the file; `dagmaster workflows validate FILE` shows all its mistakes")
-    for text in refused_handlers[:SHOWN]:
-        yield problem(text, "repair or remove that package")
-    if not refused and not refused_handlers:
-        yield ok(f"{count} loaded")
-
-
-def _workflows(target: Target) -> Judgements:
+def check_workflows(target: Target) -> Judgements:
     handlers = installed()
     library = load_library(target.settings, handlers, target.settings.known_queues)
     refused = [each.at(error.file) for error in library.refused for each in error.problems]
-    return judge_workflows(len(library.workflows), refused, handlers.refused)
+    fix = "correct the file; `dagmaster workflows validate FILE` shows all its mistakes"
+    judgements = [problem(text, fix) for text in refused[:SHOWN]]
+    judgements += [problem(text, "repair or remove that package") for text in handlers.refused[:SHOWN]]
+    return judgements or [ok(f"{len(library.workflows)} loaded")]
 
 
-def _platform(target: Target) -> Judgements:
+def check_platform(target: Target) -> Judgements:
     configured = target.settings.dsn()
     if target.url:
         yield ok(f"the one at {target.url}")
     elif running := target.running():
         text = f"runs on {target.folder} since {running.started_at} (process {running.pid})"
-        fix = "unset DATABASE_URL, or choose another folder with --data"
-        is_other = configured not in (None, running.database_url)
-        found = f"one {text}, on another database than that of DATABASE_URL" if is_other else text
-        yield graded(found, fix, is_warning=is_other)
+        if configured in (None, running.database_url):
+            yield ok(text)
+        else:
+            fix = "unset DATABASE_URL, or choose another folder with --data"
+            yield warning(f"one {text}, on another database than that of DATABASE_URL", fix)
     elif configured:
         yield ok(f"the one on the database {configured}")
     else:
@@ -208,59 +190,51 @@ def _platform(target: Target) -> Judgements:
         yield warning(f"none is running on {target.folder}", fix)
 
 
-def judge_api(
-    url: str, our_version: str, version: str | None = None, unhealthy: Collection[str] = (), trouble: str | None = None
-) -> Judgements:
-    if trouble:
-        fix = "start the platform with `dagmaster up` or an orchestrator, or correct --server (DAGMASTER_URL)"
-        yield problem(f"{url}: {trouble}", fix)
-        return
-    for text in unhealthy:
-        yield problem(f"{url} is not healthy: {text}", None)
-    if version != our_version:
-        fix = f"use the same version on both sides: pip install dagmaster=={version}, or upgrade the platform"
-        yield warning(f"{url} is version {version}, this is {our_version}", fix)
-    elif not unhealthy:
-        yield ok(f"{url} answers, version {version}")
-
-
-def _api(target: Target) -> Judgements:
+def check_api(target: Target) -> Judgements:
     running = None if target.url else target.running()
     url = target.url or (running.api_url if running else None)
     if url is None:
-        return [skipped("no platform runs on this machine, or it serves no API")]
+        yield skipped("no platform runs on this machine, or it serves no API")
+        return
+    fix = "start the platform with `dagmaster up` or an orchestrator, or correct --server (DAGMASTER_URL)"
     try:
         response = httpx2.get(f"{url.rstrip('/')}{PREFIX}/health", timeout=_ANSWER_SECONDS, trust_env=False)
         health = response.json()
         unhealthy = [f"{check['name']}: {check['detail']}" for check in health["checks"] if not check["is_ok"]]
-        return judge_api(url, __version__, health["version"], unhealthy)
+        version = health["version"]
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-        return judge_api(url, __version__, trouble=str(error) or type(error).__name__)
+        yield problem(f"{url}: {str(error) or type(error).__name__}", fix)
+        return
     except (ValueError, KeyError, TypeError):
-        return judge_api(url, __version__, trouble="the server there is not the API of a dagmaster")
+        yield problem(f"{url}: the server there is not the API of a dagmaster", fix)
+        return
+    for text in unhealthy:
+        yield problem(f"{url} is not healthy: {text}", None)
+    if version != __version__:
+        fix = f"use the same version on both sides: pip install dagmaster=={version}, or upgrade the platform"
+        yield warning(f"{url} is version {version}, this is {__version__}", fix)
+    elif not unhealthy:
+        yield ok(f"{url} answers, version {version}")
 
 
-def judge_port(variable: str, port: int, holder: str | None, *, is_needed: bool) -> Judgements:
-    """`is_needed`: the user chose this port, so no other one will do."""
+def check_port(settings: Settings, endpoint: Endpoint) -> Judgements:
+    """If the user chose the port, no other one will do."""
+    name, variable = endpoint.name, f"{endpoint.name.upper()}_PORT"
+    if not getattr(settings, f"{name}_enabled"):
+        yield skipped(f"{name.upper()}_ENABLED=false")
+        return
+    host, port, is_insecure = (getattr(settings, f"{name}_{part}") for part in ("host", "port", "insecure"))
+    holder = _holder(host, port, endpoint, is_insecure)
+    fix = f"stop the program (`ss -ltnp 'sport = :{port}'` shows it), or choose another {variable}"
+    observation = f"port {port} is in use by another program, or by a dagmaster that hangs"
     if port == 0:
         yield ok(f"{variable}=0: any free port")
     elif holder is None or holder == "dagmaster":
         yield ok(f"port {port} is {'in use by dagmaster' if holder else 'free'}")
+    elif endpoint is API and "api_port" in settings.model_fields_set:
+        yield problem(observation, fix)
     else:
-        fix = f"stop the program (`ss -ltnp 'sport = :{port}'` shows it), or choose another {variable}"
-        found = f"port {port} is in use by another program, or by a dagmaster that hangs"
-        found += "" if is_needed else "; a free one is taken instead"
-        yield graded(found, fix, is_problem=is_needed, is_warning=True)
-
-
-def _port(settings: Settings, endpoint: Endpoint) -> Judgements:
-    name = endpoint.name
-    if not getattr(settings, f"{name}_enabled"):
-        return [skipped(f"{name.upper()}_ENABLED=false")]
-    host, port, is_insecure = (getattr(settings, f"{name}_{part}") for part in ("host", "port", "insecure"))
-    holder = _holder(host, port, endpoint, is_insecure)
-    is_needed = endpoint is API and "api_port" in settings.model_fields_set
-    return judge_port(f"{name.upper()}_PORT", port, holder, is_needed=is_needed)
+        yield warning(f"{observation}; a free one is taken instead", fix)
 
 
 def _holder(host: str, port: int, endpoint: Endpoint, is_insecure: bool) -> str | None:
@@ -277,17 +251,15 @@ def _holder(host: str, port: int, endpoint: Endpoint, is_insecure: bool) -> str 
 
 
 CHECKS: dict[str, Callable[[Target], Judgements]] = {
-    "python": lambda _: judge_python(sys.version_info[:3], sys.executable),
-    "settings": _settings,
-    "data-folder": _data_folder,
-    "shared-memory": lambda _: judge_shared_memory(
-        shutil.disk_usage(_SHARED_MEMORY).total if _SHARED_MEMORY.is_dir() else None
-    ),
-    "postgres-programs": _programs,
-    "gdal": _gdal,
-    "workflows": _workflows,
-    "platform": _platform,
-    "api": _api,
-    "api-port": lambda target: _port(target.settings, API),
-    "health-port": lambda target: _port(target.settings, HEALTH),
+    "python": check_python,
+    "settings": check_settings,
+    "data-folder": check_data_folder,
+    "shared-memory": check_shared_memory,
+    "postgres-programs": check_programs,
+    "gdal": check_gdal,
+    "workflows": check_workflows,
+    "platform": check_platform,
+    "api": check_api,
+    "api-port": lambda target: check_port(target.settings, API),
+    "health-port": lambda target: check_port(target.settings, HEALTH),
 }

@@ -21,6 +21,10 @@ CHECK_SECONDS = 0.1
 SUCCEEDS_AFTER_RETRIES = 4
 
 
+class ExampleResult(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
 async def echo(ctx: Context) -> dict[str, Any]:
     """Return the params as `echoed_params`."""
     return {"echoed_params": ctx.params}
@@ -34,16 +38,24 @@ class HelloParams(BaseModel):
     name: str = "World"
 
 
-async def hello_world(_ctx: Context, params: HelloParams) -> dict[str, str]:
+class HelloResult(ExampleResult):
+    message: str
+
+
+async def hello_world(_ctx: Context, params: HelloParams) -> HelloResult:
     """Return a greeting as `message`."""
-    return {"message": f"Hello, {params.name}!"}
+    return HelloResult(message=f"Hello, {params.name}!")
 
 
 class SleepParams(BaseModel):
     seconds: float = Field(1.0, ge=0)
 
 
-async def sleep(ctx: Context, params: SleepParams) -> dict[str, float]:
+class SleepResult(ExampleResult):
+    slept_seconds: float
+
+
+async def sleep(ctx: Context, params: SleepParams) -> SleepResult:
     """Sleep in short steps, and stop early on a cancel or shutdown."""
     loop = asyncio.get_running_loop()
     end = loop.time() + params.seconds
@@ -52,13 +64,13 @@ async def sleep(ctx: Context, params: SleepParams) -> dict[str, float]:
             raise ctx.give_back()
         ctx.progress(1 - remaining / params.seconds)
         await asyncio.sleep(min(CHECK_SECONDS, remaining))
-    return {"slept_seconds": params.seconds}
+    return SleepResult(slept_seconds=params.seconds)
 
 
-def sleep_blocking(_ctx: SyncContext, params: SleepParams) -> dict[str, float]:
+def sleep_blocking(_ctx: SyncContext, params: SleepParams) -> SleepResult:
     """Sleep as a library call does: without reacting to a cancel."""
     time.sleep(params.seconds)
-    return {"slept_seconds": params.seconds}
+    return SleepResult(slept_seconds=params.seconds)
 
 
 def hang(_ctx: SyncContext) -> None:
@@ -110,7 +122,15 @@ class PhasesParams(BaseModel):
     seconds_per_phase: float = Field(0.1, ge=0)
 
 
-def multi_phase(ctx: SyncContext, params: PhasesParams) -> dict[str, Any]:
+class PhasesResult(ExampleResult):
+    """`phases_run` are those of this attempt; `resumed_after` is the checkpoint that it continued from."""
+
+    phases_run: list[str]
+    resumed_after: str | None
+    digest: str
+
+
+def multi_phase(ctx: SyncContext, params: PhasesParams) -> PhasesResult:
     """Work in phases, each with a checkpoint and a file. A later attempt continues after the last phase whose file is
     unchanged.
 
@@ -118,7 +138,7 @@ def multi_phase(ctx: SyncContext, params: PhasesParams) -> dict[str, Any]:
     names = [f"phase_{number}" for number in range(1, params.phases + 1)]
     last = ctx.load_checkpoint(lambda name, _data: name in {*names, _FINISHED})
     if last and last[0] == _FINISHED:
-        return {"phases_run": [], "resumed_after": _FINISHED, "digest": last[1]}
+        return PhasesResult(phases_run=[], resumed_after=_FINISHED, digest=last[1])
     folder = _folder_of(ctx)
     done = names.index(last[0]) + 1 if last else 0
     digest = (folder / last[0]).read_text() if last else ""
@@ -133,7 +153,7 @@ def multi_phase(ctx: SyncContext, params: PhasesParams) -> dict[str, Any]:
     # Before the files are deleted: without them the checkpoints of the phases are no longer valid.
     ctx.save_checkpoint(_FINISHED, digest)
     shutil.rmtree(folder)
-    return {"phases_run": names[done:], "resumed_after": last[0] if last else None, "digest": digest}
+    return PhasesResult(phases_run=names[done:], resumed_after=last[0] if last else None, digest=digest)
 
 
 _FINISHED = "finished"
@@ -155,10 +175,16 @@ class SizeParams(BaseModel):
     threshold_mb: float = Field(100.0, ge=0)
 
 
-async def size_check(_ctx: Context, params: SizeParams) -> dict[str, Any]:
+class SizeResult(ExampleResult):
+    size_mb: float
+    is_large: bool
+    category: Literal["large", "small"]
+
+
+async def size_check(_ctx: Context, params: SizeParams) -> SizeResult:
     """Compare a size with a threshold, for a conditional node."""
     is_large = params.size_mb > params.threshold_mb
-    return {"size_mb": params.size_mb, "is_large": is_large, "category": "large" if is_large else "small"}
+    return SizeResult(size_mb=params.size_mb, is_large=is_large, category="large" if is_large else "small")
 
 
 class ChunkParams(BaseModel):
@@ -167,13 +193,23 @@ class ChunkParams(BaseModel):
     items: list[float] | None = None
 
 
-async def chunk_processor(_ctx: Context, params: ChunkParams) -> dict[str, Any]:
+class ChunkResult(ExampleResult):
+    index: int
+    value: int | float
+
+
+class TotalResult(ExampleResult):
+    count: int
+    total: int | float
+
+
+async def chunk_processor(_ctx: Context, params: ChunkParams) -> ChunkResult | TotalResult:
     """Double one value, or add up a batch of values."""
     if params.items is not None:
-        return {"count": len(params.items), "total": _plain(sum(params.items))}
+        return TotalResult(count=len(params.items), total=_plain(sum(params.items)))
     if params.value is None:
         raise UnfitData("chunk_processor needs `value` or `items`", code="params.invalid")
-    return {"index": params.index, "value": _plain(params.value * 2)}
+    return ChunkResult(index=params.index, value=_plain(params.value * 2))
 
 
 def _plain(number: float) -> float:
@@ -186,12 +222,17 @@ class ListParams(BaseModel):
     start: int = 0
 
 
-async def make_list(_ctx: Context, params: ListParams) -> dict[str, Any]:
+class ListResult(ExampleResult):
+    items: list[int]
+    count: int
+
+
+async def make_list(_ctx: Context, params: ListParams) -> ListResult:
     """Return consecutive integers as `items` for a fan_out."""
-    return {"items": list(range(params.start, params.start + params.count)), "count": params.count}
+    return ListResult(items=list(range(params.start, params.start + params.count)), count=params.count)
 
 
-async def collect_results(ctx: Context) -> dict[str, Any]:
+async def collect_results(ctx: Context) -> TotalResult:
     """Read the results of a fan_out: how many children completed, and the sum of their values."""
     count, total = 0, 0.0
     async for result in ctx.results():
@@ -199,7 +240,7 @@ async def collect_results(ctx: Context) -> dict[str, Any]:
             continue
         count += 1
         total += _value_of(result.output)
-    return {"count": count, "total": _plain(total)}
+    return TotalResult(count=count, total=_plain(total))
 
 
 def _value_of(output: Any) -> float:
@@ -220,8 +261,12 @@ class AllocateParams(BaseModel):
     megabytes: int = Field(ge=0)
 
 
-def allocate(_ctx: SyncContext, params: AllocateParams) -> dict[str, int]:
+class AllocateResult(ExampleResult):
+    megabytes: int
+
+
+def allocate(_ctx: SyncContext, params: AllocateParams) -> AllocateResult:
     """Allocate memory and write to every page of it."""
     block = bytearray(params.megabytes * 1024 * 1024)
     block[::4096] = b"\x01" * len(block[::4096])
-    return {"megabytes": len(block) // (1024 * 1024)}
+    return AllocateResult(megabytes=len(block) // (1024 * 1024))

@@ -12,8 +12,8 @@ from importlib.metadata import EntryPoint
 from typing import Any, TypeVar
 
 from dagmaster.errors import InvalidRequest, NotFound
+from dagmaster.library import entry_points
 from dagmaster.observe import log
-from dagmaster.operations import entry_points
 
 DEFAULT_TIMEOUT_SECONDS = 3600.0
 

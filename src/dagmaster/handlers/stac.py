@@ -11,8 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from dagmaster.database.assets.documents import RevisionDocuments, RevisionKey
-from dagmaster.database.catalog.pgstac import BATCH_ITEMS
+from dagmaster.database.assets.documents import BATCH_ITEMS, RevisionDocuments, RevisionKey
 from dagmaster.errors import HandlerFailed, UnfitData
 from dagmaster.handlers.context import Context
 from dagmaster.jobs.states import NodeStatus

@@ -9,7 +9,7 @@ import fcntl
 import hashlib
 import os
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ from uuid import uuid4
 
 from dagmaster.dataset_ids import dataset_id_from
 from dagmaster.errors import InvalidRequest
-from dagmaster.ingest.progress import Progress, polled
+from dagmaster.ingest.progress import OpenBar, polled
 from dagmaster.ingest.sources import LocalFile
 from dagmaster.quantities import size_text
 from dagmaster.storage.location import Location, Zone
@@ -45,7 +45,7 @@ class BronzeCopy:
         return name if name != self.location.blob else None
 
 
-def places_in_bronze(storage: "Storage", files: Sequence[LocalFile], progress: Progress) -> list[BronzeCopy]:
+def places_in_bronze(storage: "Storage", files: Sequence[LocalFile], progress: OpenBar) -> list[BronzeCopy]:
     """The place of each file. Nothing is copied yet. Two files with the same name and content are refused."""
     copies: dict[Location, BronzeCopy] = {}
     for file in files:
@@ -55,7 +55,7 @@ def places_in_bronze(storage: "Storage", files: Sequence[LocalFile], progress: P
 
 
 def _place_in_bronze(
-    storage: "Storage", file: LocalFile, copies: Mapping[Location, BronzeCopy], progress: Progress
+    storage: "Storage", file: LocalFile, copies: Mapping[Location, BronzeCopy], progress: OpenBar
 ) -> BronzeCopy:
     """If another file has the name, that of this one gets a suffix from the hash of its content."""
     location = storage.location(blob_name(file.path), zone=Zone.BRONZE)
@@ -91,12 +91,24 @@ def _is_same(storage: "Storage", location: Location, file: Path, digest: str) ->
     return storage.head(location).size_bytes == file.stat().st_size and storage.sha256(location) == digest
 
 
-def _digest(file: Path, progress: Progress) -> str:
+def _digest(file: Path, progress: OpenBar) -> str:
     with _shown(file, "comparing", progress), file.open("rb") as content:
         return hashlib.file_digest(content, "sha256").hexdigest()
 
 
-def copy_in(storage: "Storage", copy: BronzeCopy, progress: Progress) -> None:
+def copy_missing(
+    storage: "Storage", copies: Sequence[BronzeCopy], progress: OpenBar, note: Callable[[str], None]
+) -> None:
+    """Copy each file that the zone does not have yet. `note` gets the new name of a file whose own is in use."""
+    for copy in copies:
+        if copy.is_there:
+            continue
+        if name := copy.name_in_use:
+            note(f"the bronze zone has another file named {name}; this one is stored as {copy.location.blob}")
+        copy_in(storage, copy, progress)
+
+
+def copy_in(storage: "Storage", copy: BronzeCopy, progress: OpenBar) -> None:
     """Copy a file to its place. A downloaded file is moved."""
     file = copy.file.path
     if copy.file.is_downloaded:
@@ -128,7 +140,7 @@ def _cloned(file: Path, clone: Path) -> bool:
 
 
 @contextmanager
-def _shown(file: Path, verb: str, progress: Progress) -> Iterator[None]:
+def _shown(file: Path, verb: str, progress: OpenBar) -> Iterator[None]:
     """Show how much of a large file this process has read, during the block."""
     size_bytes = file.stat().st_size
     if size_bytes < _WORTH_SHOWING_BYTES:

@@ -14,6 +14,7 @@ from typing import Any
 import httpx2
 
 from dagmaster.errors import Unavailable
+from dagmaster.web_mercator import position
 
 LONGEST_SIDE = 1024
 _TILE = 256
@@ -86,8 +87,8 @@ def _pixels(bounds: list[float], zoom: int) -> tuple[int, int, int, int]:
 def _position(longitude: float, latitude: float, zoom: int) -> tuple[float, float]:
     """In pixels from the upper left corner of the world, in Web Mercator."""
     size = _TILE * 2**zoom
-    slope = math.asinh(math.tan(math.radians(max(-85.05, min(85.05, latitude)))))
-    return (longitude + 180) / 360 * size, (1 - slope / math.pi) / 2 * size
+    x, y = position(longitude, latitude, limit=85.05)
+    return x * size, y * size
 
 
 def _fetched(

@@ -15,7 +15,7 @@ class Bar(Protocol):
     def show(self, done: float, total: float | None = None) -> None: ...
 
 
-class Progress(Protocol):
+class OpenBar(Protocol):
     """Opens a bar with a title. It counts bytes, or things."""
 
     def __call__(self, title: str, *, is_bytes: bool = True) -> AbstractContextManager[Bar]: ...

@@ -8,11 +8,15 @@ from dagmaster.addresses import Addresses
 from dagmaster.storage.location import Edition, Folder, Location, Zone
 
 if TYPE_CHECKING:
+    from dagmaster.raster.validation.findings import Finding
     from dagmaster.storage.zones import Storage
 
 
+_MOST_PLACES = 3
+
+
 @dataclass(frozen=True, slots=True)
-class ServedUrls:
+class ResultUrls:
     """Where a version is served. A revision that is not approved has a map and a TileJSON only, by a signed link."""
 
     collection: str | None = None
@@ -29,7 +33,7 @@ class ResultSummary:
     cog_count: int
     cog_bytes: int
     mosaic: str | None
-    urls: ServedUrls = ServedUrls()
+    urls: ResultUrls = ResultUrls()
     preview: Path | None = None
 
     def public(self) -> dict[str, Any]:
@@ -46,7 +50,7 @@ class ResultSummary:
         }
 
 
-def summarise(storage: "Storage", edition: Edition, urls: ServedUrls) -> ResultSummary:
+def summarise(storage: "Storage", edition: Edition, urls: ResultUrls) -> ResultSummary:
     """What storage contains now, including files from before a resume."""
     cogs = _siblings(storage, edition.cog("x"))
     mosaic = storage.location(edition.mosaic(), zone=Zone.SILVER)
@@ -60,7 +64,7 @@ def summarise(storage: "Storage", edition: Edition, urls: ServedUrls) -> ResultS
     )
 
 
-def served_urls(storage: "Storage", edition: Edition, maps_url: str) -> ServedUrls:
+def served_urls(storage: "Storage", edition: Edition, maps_url: str) -> ResultUrls:
     """The URLs of an approved version."""
     addresses, dataset, ordinal = Addresses(maps_url), edition.dataset, edition.ordinal
     items = sorted(
@@ -68,7 +72,7 @@ def served_urls(storage: "Storage", edition: Edition, maps_url: str) -> ServedUr
         for stored in _siblings(storage, edition.stac("x"))
         if stored.location.name != "collection.json"
     )
-    return ServedUrls(
+    return ResultUrls(
         collection=addresses.collection(dataset),
         item=addresses.item(dataset, items[0]) if items else None,
         tilejson=addresses.tilejson(dataset, ordinal),
@@ -83,6 +87,25 @@ def is_complete(storage: "Storage", edition: Edition, result: dict[str, Any]) ->
     has_all = all(storage.exists(_silver(storage, blob)) for blob in expected if blob)
     count = result.get("total_tiles") or result.get("item_count") or 1
     return has_all and len(_siblings(storage, edition.cog("x"))) >= count
+
+
+def warnings_of(result: object) -> "list[Finding]":
+    """Warnings that needed every pixel: those of the validation are printed before the job. `result` is the job's."""
+    from dagmaster.raster.validation.findings import Finding, Severity
+
+    findings = result.get("findings") if isinstance(result, dict) else None
+    return [
+        Finding(each["code"], Severity.WARN, f"{_places_text(each)}{each['message']}", each.get("advice", ""))
+        for each in findings or []
+        if each.get("stage") == "processing" and each["severity"] == Severity.WARN
+    ]
+
+
+def _places_text(finding: dict[str, Any]) -> str:
+    """`r000c001.tif and 3 more: ` of the tiles that have it; empty for a single COG."""
+    places, count = finding["places"][:_MOST_PLACES], finding["count"]
+    more = f" and {count - len(places)} more" if count > len(places) else ""
+    return f"{', '.join(places)}{more}: " if places else ""
 
 
 def _silver(storage: "Storage", blob: str) -> Location:

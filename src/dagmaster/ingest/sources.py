@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from dagmaster.errors import InvalidRequest, NotAllowed, NotFound
-from dagmaster.ingest.progress import Progress
+from dagmaster.ingest.progress import OpenBar
 from dagmaster.quantities import counted
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ def source_file(path: Path) -> Path:
 
 @contextmanager
 def downloaded(
-    sources: Sequence[Source], settings: "Settings", storage: "Storage", progress: Progress
+    sources: Sequence[Source], settings: "Settings", storage: "Storage", progress: OpenBar
 ) -> Iterator[list[LocalFile]]:
     """All sources as files of this machine, as long as the block runs."""
     if all(source.path for source in sources):
@@ -187,7 +187,7 @@ def downloaded(
         ]
 
 
-def _download(source: Source, folder: Path, settings: "Settings", progress: Progress) -> LocalFile:
+def _download(source: Source, folder: Path, settings: "Settings", progress: OpenBar) -> LocalFile:
     from dagmaster.storage.download import DownloadRules, download, file_name
 
     folder.mkdir()  # one for each, because names may repeat

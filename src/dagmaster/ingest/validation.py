@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from dagmaster.ingest.progress import Progress
+from dagmaster.ingest.progress import OpenBar
 from dagmaster.ingest.sources import LocalFile
 from dagmaster.quantities import counted
 
@@ -43,7 +43,7 @@ class FileRules:
     options: "Options"
 
 
-def validate_all(files: Sequence[LocalFile], rules: FileRules, progress: Progress) -> list[CheckedFile]:
+def validate_all(files: Sequence[LocalFile], rules: FileRules, progress: OpenBar) -> list[CheckedFile]:
     """The findings on each file. Options that are impossible for a file are refused."""
     if len(files) == 1:
         return [_validate(files[0], rules)]

@@ -144,7 +144,7 @@ class Draft:
     def _next_attempt(self, update: _Touched, retry_count: int, loss_count: int) -> None:
         attempt = update.attempt + 1
         facts = {"attempt": attempt, "retry_count": retry_count, "loss_count": loss_count, "wait_seconds": None}
-        if update.parent is None:
+        if update.parent_node_id is None:
             self._move(update.node_id, NodeStatus.DISPATCHED, **facts)
         else:
             self._child(update, NodeStatus.DISPATCHED, **facts)
@@ -176,7 +176,7 @@ class Draft:
     def _child(self, update: _Touched, to: NodeStatus, **facts: Any) -> None:
         """Move a child. It is in no view; its fan_out counts it when it ends."""
         row = self._rows.get(update.node_id)
-        was = row.status if row else update.was
+        was = row.status if row else update.status
         if to not in NODE_MOVES[was]:
             raise AssertionError(f"node {update.node_id} cannot go from {was} to {to}")
         if to is NodeStatus.READY:
@@ -184,14 +184,14 @@ class Draft:
         self._write(update.node_id, to, facts)
 
     def _move_any(self, update: _Touched, to: NodeStatus, **facts: Any) -> None:
-        if update.parent is None:
+        if update.parent_node_id is None:
             self._move(update.node_id, to, **facts)
         else:
             self._child(update, to, **facts)
 
     def started(self, update: Started | _Ran) -> None:
         """Record once that a node runs, with the time that its worker reported."""
-        if update.was is not NodeStatus.DISPATCHED or update.started_at is None:
+        if update.status is not NodeStatus.DISPATCHED or update.started_at is None:
             return
         self._move_any(update, NodeStatus.RUNNING, started_at=update.started_at)
         self._record_started(update, update.started_at)
@@ -207,7 +207,7 @@ class Draft:
         )
 
     def succeeded(self, update: Succeeded) -> None:
-        if update.parent is None:
+        if update.parent_node_id is None:
             self.started(update)
             self._move(
                 update.node_id,
@@ -220,7 +220,7 @@ class Draft:
                 self.view.outputs[update.node_id] = update.output
         else:
             # The most frequent update, so it is short: both legal moves of a child in one row.
-            if update.was is NodeStatus.DISPATCHED:
+            if update.status is NodeStatus.DISPATCHED:
                 self._record_started(update, update.started_at)
             self._rows[update.node_id] = NodeChange(
                 update.node_id,
@@ -230,7 +230,7 @@ class Draft:
                 started_at=update.started_at,
                 finished_at=update.finished_at,
             )
-            self._countdown(update.parent).ended += 1
+            self._countdown(update.parent_node_id).ended += 1
         self.changes.record(
             EventType.NODE_COMPLETED,
             node=update.node_id,
@@ -252,8 +252,8 @@ class Draft:
             at=at,
         )
         if schedule is None:
-            if update.parent is not None:
-                counts = self._countdown(update.parent)
+            if update.parent_node_id is not None:
+                counts = self._countdown(update.parent_node_id)
                 counts.ended += 1
                 counts.failed += 1
             return
@@ -281,15 +281,15 @@ class Draft:
 
     def resume_child(self, update: Idle) -> None:
         """Run a child again after its job was resumed; its retries are counted from 0."""
-        assert update.parent is not None
+        assert update.parent_node_id is not None
         self._child(update, NodeStatus.READY)
         self.changes.record(EventType.NODE_READY, node=update.node_id, status=NodeStatus.READY)
         self._next_attempt(update, 0, 0)
-        self._countdown(update.parent).woken += 1
+        self._countdown(update.parent_node_id).woken += 1
 
     def reuse_child(self, update: Idle, child: NewChild, task: NewTask) -> None:
         """Reuse a child of an earlier run in this run, with new params."""
-        assert update.parent is not None
+        assert update.parent_node_id is not None
         self._child(update, NodeStatus.READY)
         self.changes.record(EventType.NODE_READY, node=update.node_id, status=NodeStatus.READY)
         self._child(
@@ -303,15 +303,15 @@ class Draft:
         )
         self.changes.tasks.append(task)
         self._dispatched(update.node_id, task.attempt)
-        self._take(update.parent, expands=1)
+        self._take(update.parent_node_id, expands=1)
 
     def close_child(self, update: Idle, to: NodeStatus, reason: str) -> None:
         """Close a child of an earlier run that this run does not have."""
-        assert update.parent is not None
+        assert update.parent_node_id is not None
         self._child(update, to, reason=reason)
         type_ = EventType.NODE_SKIPPED if to is NodeStatus.SKIPPED else EventType.NODE_CANCELLED
         self.changes.record(type_, node=update.node_id, status=to, data={"reason": reason})
-        self._take(update.parent, expands=0)
+        self._take(update.parent_node_id, expands=0)
 
     def _take(self, fan_out: str, expands: int) -> None:
         state = self.view.nodes[fan_out]
@@ -331,8 +331,8 @@ class Draft:
             attempt=update.attempt or None,
             data={"reason": reason},
         )
-        if update.parent is not None:
-            counts = self._countdown(update.parent)
+        if update.parent_node_id is not None:
+            counts = self._countdown(update.parent_node_id)
             counts.ended += 1
             counts.cancelled += 1
             counts.woken += isinstance(update, Idle)

@@ -9,7 +9,16 @@ from datetime import datetime
 from typing import Annotated, Any, ClassVar
 from uuid import UUID
 
-from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, field_validator
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    field_validator,
+    model_validator,
+)
 
 from dagmaster.jobs.states import EventType, JobStatus, NodeStatus, Stop, TaskStatus
 from dagmaster.records import ForeignKey, Index, Record, Table
@@ -520,6 +529,15 @@ class Submission(BaseModel):
     priority: Priority = 0
     submitted_at: datetime | None = None
     message_id: ShortId | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _inputs_have_one_name(cls, value: Any) -> Any:
+        if isinstance(value, dict) and {"inputs", "input_params"} <= value.keys():
+            raise ValueError(
+                "both `inputs` and `input_params` were sent; they are two names of one field: send `inputs`"
+            )
+        return value
 
 
 class TaskMessage(BaseModel):

@@ -216,20 +216,20 @@ class _Decision:
 
     def _rerun_child(self, update: Idle) -> None:
         """Run a child again: unchanged (the job was resumed), or with new params (its fan_out runs again)."""
-        assert update.parent is not None
-        assert update.index is not None
-        state = self.draft.node(update.parent)
-        is_of_this_run = update.index < state.expanded
+        assert update.parent_node_id is not None
+        assert update.fan_out_index is not None
+        state = self.draft.node(update.parent_node_id)
+        is_of_this_run = update.fan_out_index < state.expanded
         if is_of_this_run and self.failing:
             self.draft.withdrawn(update, self._cancel_reason)
         elif is_of_this_run:
             self.draft.resume_child(update)
         elif self.failing or state.status in (NodeStatus.FAILED, NodeStatus.CANCELLED):
             self.draft.close_child(update, NodeStatus.CANCELLED, self._cancel_reason)
-        elif state.status is not NodeStatus.READY or (state.is_sized and update.index >= state.total):
+        elif state.status is not NodeStatus.READY or (state.is_sized and update.fan_out_index >= state.total):
             self.draft.close_child(update, NodeStatus.SKIPPED, SkipReason.NOT_IN_THIS_RUN.value)
-        elif self._has_outputs(update.parent) and not self.budget.is_spent:
-            self._rerender(update, update.parent, update.index)
+        elif self._has_outputs(update.parent_node_id) and not self.budget.is_spent:
+            self._rerender(update, update.parent_node_id, update.fan_out_index)
 
     def _rerender(self, update: Idle, fan_out: str, index: int) -> None:
         try:
@@ -256,13 +256,13 @@ class _Decision:
             self.draft.changes.poisoned.append(PoisonedTask(update.node_id, update.attempt, error["message"]))
         schedule = None if self.failing else schedule
         self.draft.failed(update, error, schedule)
-        owner = update.parent or update.node_id
+        owner = update.parent_node_id or update.node_id
         if schedule is None and self.nodes[owner].importance is Importance.CRITICAL:
-            self.failing = self.failing or update.parent is None or self.draft.exceeds_tolerance(owner)
+            self.failing = self.failing or update.parent_node_id is None or self.draft.exceeds_tolerance(owner)
 
     def _retry_schedule(self, update: Failed | Overran, error: dict[str, Any]) -> RetrySchedule | None:
         return after_failure(
-            self._retry_policy(update.parent or update.node_id),
+            self._retry_policy(update.parent_node_id or update.node_id),
             Blame(error.get("blame", Blame.HANDLER)),
             retry_count=update.retry_count,
             loss_count=update.loss_count,
@@ -632,7 +632,7 @@ class _Decision:
 
 def _idle_last(update: TaskUpdate) -> tuple[bool, int]:
     """Children that run again come last, in their order."""
-    return isinstance(update, Idle), update.index or 0 if isinstance(update, Idle) else 0
+    return isinstance(update, Idle), update.fan_out_index or 0 if isinstance(update, Idle) else 0
 
 
 def _overrun(update: Overran) -> str:

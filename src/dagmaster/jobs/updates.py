@@ -14,9 +14,9 @@ from dagmaster.jobs.states import NodeStatus, Stop
 class _NodeUpdate:
     node_id: str
     attempt: int
-    parent: str | None
-    index: int | None
-    was: NodeStatus
+    parent_node_id: str | None
+    fan_out_index: int | None
+    status: NodeStatus  # of the node, before the update
     retry_count: int
     loss_count: int
 

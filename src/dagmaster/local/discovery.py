@@ -12,7 +12,7 @@ from pathlib import Path
 from dagmaster.client.discovery import (
     NO_SYMLINK,
     STORAGE_FOLDERS,
-    Platform,
+    RunningPlatform,
     data_folder,
     find_api,
     find_database,
@@ -24,7 +24,7 @@ from dagmaster.errors import Conflict, Unavailable
 from dagmaster.settings import Settings
 
 __all__ = [
-    "Platform",
+    "RunningPlatform",
     "awaited_platform",
     "data_folder",
     "find_api",
@@ -57,7 +57,7 @@ def holder_of(folder: Path) -> int | None:
 
 def awaited_platform(
     folder: Path, on_waiting: Callable[[], None] = lambda: None, patience_seconds: float = 90.0
-) -> Platform | None:
+) -> RunningPlatform | None:
     """The platform of a data folder, after it has finished starting or stopping."""
     deadline, is_reported = time.monotonic() + patience_seconds, False
     while True:
@@ -76,7 +76,7 @@ def awaited_platform(
         time.sleep(0.1)
 
 
-def publish(folder: Path, platform: Platform) -> None:
+def publish(folder: Path, platform: RunningPlatform) -> None:
     """Let others find this platform."""
     unfinished = folder / f"platform.json.{os.getpid()}"
     with folder_errors(folder):

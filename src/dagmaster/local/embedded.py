@@ -3,7 +3,9 @@
     <folder>/data         the cluster; created as data.new and renamed, so that an incomplete one is never used
     <folder>/server.log   the log of the server
     <folder>/lock         held by every process of a running server, and by a process that is about to start one
-    <socket folder>       short, because socket paths are limited to 107 bytes; 0700, which makes `trust` safe
+    <folder>/pgpass       the password of the superuser, which clients find by `passfile` in the DSN
+    <folder>/pg_hba.conf  every role needs its password, so that the gateway's role cannot become the superuser
+    <socket folder>       short, because socket paths are limited to 107 bytes; 0700
 
 As root the folder is /var/lib/dagmaster/<id> and the server runs as an unprivileged user, because it refuses root and
 because other users often have no access to checkouts. The permissions of existing folders are never changed.
@@ -15,6 +17,7 @@ import hashlib
 import os
 import pwd
 import re
+import secrets
 import shutil
 import signal
 import subprocess
@@ -24,6 +27,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Literal, Self
+from urllib.parse import quote
 
 from dagmaster.database import OLDEST_MAJOR
 from dagmaster.errors import Conflict, InvalidRequest, NotFound, Unavailable
@@ -35,6 +39,7 @@ if TYPE_CHECKING:
 
 DATABASE = "dagmaster"
 SUPERUSER = "postgres"
+GROUP = "dagmaster_gateways"  # as in database/schema/gateway_role.py, which imports a driver
 LONGEST_SOCKET_FOLDER = 107 - len("/.s.PGSQL.5432.lock")
 
 LARGEST_LOG_BYTES = 20_000_000
@@ -97,7 +102,16 @@ class Cluster:
         return self.dsn_of(DATABASE)
 
     def dsn_of(self, database: str) -> str:
-        return f"postgresql://{SUPERUSER}@/{database}?host={self.socket_folder}"
+        passfile = "" if self.fast else f"&passfile={quote(str(self._passwords))}"
+        return f"postgresql://{SUPERUSER}@/{database}?host={self.socket_folder}{passfile}"
+
+    @property
+    def _passwords(self) -> Path:
+        return self.folder / "pgpass"
+
+    @property
+    def _hba(self) -> Path:
+        return self.folder / "pg_hba.conf"
 
     def is_running(self) -> bool:
         return self.server_pid() is not None
@@ -128,10 +142,12 @@ class Cluster:
         with self._lock() as lock:
             self._initialise(meanwhile)
             self._remove_leftovers()
+            self._write_hba()
             self._launch(lock)
         try:
             meanwhile()
             self._wait_until_ready()
+            self._ensure_password()
             self._ensure_database()
         except BaseException:
             self.stop("immediate")
@@ -255,6 +271,35 @@ class Cluster:
             if pid is None or Path("/proc", str(pid)).exists():
                 leftover.unlink(missing_ok=True)
 
+    def _write_hba(self) -> None:
+        """Without a password of the superuser, as in a new folder, it is not asked for one until it has one. In tests
+        only roles of gateways are: a connection with a password takes some milliseconds more."""
+        needs_passwords = self._passwords.exists() and not self.fast
+        rules = ["local all all scram-sha-256"] if needs_passwords else [f"local all +{GROUP} scram-sha-256"]
+        rules += [] if needs_passwords else ["local all all trust"]
+        self._write_private(self._hba, "\n".join([*rules, ""]))
+
+    def _ensure_password(self) -> None:
+        """Give the superuser a password, once. If this process dies in between, the next one gives it another."""
+        if self.fast or self._passwords.exists():
+            return
+        password = secrets.token_urlsafe(32)
+        with self._superuser() as connection:
+            connection.execute(f"ALTER ROLE {SUPERUSER} PASSWORD '{password}'")
+        self._write_private(self._passwords, f"*:*:*:{SUPERUSER}:{password}\n")
+        self._write_hba()
+        with self._superuser() as connection:
+            connection.execute("SELECT pg_reload_conf()")
+
+    def _write_private(self, file: Path, text: str) -> None:
+        """Readable by the user of the server only; never half written."""
+        unfinished = file.with_name(f"{file.name}.new")
+        descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _NO_SYMLINK, 0o600)
+        with os.fdopen(descriptor, "w") as opened:
+            opened.write(text)
+            os.fchown(opened.fileno(), self.user.pw_uid, self.user.pw_gid)
+        unfinished.replace(file)
+
     def _launch(self, lock: int) -> None:
         binaries = self._binaries()
         command = [binaries / "postgres", "-D", self.data]
@@ -280,6 +325,7 @@ class Cluster:
         """Given on the command line, so that a newer dagmaster can change them for an existing folder."""
         yield from _SETTINGS.items()
         yield "unix_socket_directories", str(self.socket_folder)
+        yield "hba_file", str(self._hba)
         if self.fast:
             yield from _FAST_SETTINGS.items()
         if _has_library(binaries, "pg_stat_statements"):

@@ -19,7 +19,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from dagmaster.errors import Conflict, NotAllowed, Unavailable
-from dagmaster.listen import API, HEALTH, SERVING, Endpoint, bind, bind_somewhere
+from dagmaster.listen import API, GATEWAY, HEALTH, SERVING, Endpoint, bind, bind_somewhere
 from dagmaster.local import discovery
 from dagmaster.local.children import STOP_SIGNALS, ChildProcess, Say, stop_all
 
@@ -60,10 +60,12 @@ class LocalPlatform:
     workers: int = 1
     log_level: str = "warning"
     on_stopping: Callable[[], None] = lambda: None
+    on_first_key: Callable[[str], None] = lambda _key: None  # of an administrator; it is shown nowhere else
     overrides: Mapping[str, str] = field(default_factory=dict)
     children: list[ChildProcess] = field(default_factory=list)
     api_url: str | None = None
     maps_url: str | None = None
+    gateway_url: str | None = None
     ready_seconds: float = 0.0
     is_interrupted: bool = False
     _is_stopping: bool = False
@@ -81,12 +83,14 @@ class LocalPlatform:
             discovery.hold(self.folder),
             self._maps_socket() or nullcontext() as maps,
             self._api_socket() or nullcontext() as api,
+            self._gateway_socket() or nullcontext() as gateway,
         ):
             record(self.folder, self.settings)
             try:
                 self._start_children(api, maps)
                 self._start_database()
                 self._start_maps(maps)
+                self._start_gateway(gateway)
                 asyncio.run(self._wait_until_ready())
                 self._publish()
                 self.ready_seconds = time.monotonic() - begun
@@ -123,6 +127,8 @@ class LocalPlatform:
         if self.cluster:
             self.cluster.launch(meanwhile=_preload)
         schema = ensure_schema(self.dsn, self.say)
+        if self.settings.auth_enabled:
+            self._create_first_key()
         self._release("orchestrator")
         if self.cluster:
             self.cluster.add_postgis()
@@ -130,6 +136,12 @@ class LocalPlatform:
         self._release("worker")
         if schema is SchemaState.CURRENT:
             complete_schema(self.dsn, self.say)
+        elif schema is SchemaState.OUTDATED:
+            adopt_datasets(self.dsn, self.say)
+
+    def _create_first_key(self) -> None:
+        if key := _first_key(self.dsn):
+            self.on_first_key(key)
 
     def _release(self, role: str) -> None:
         for child in self.children:
@@ -170,6 +182,31 @@ class LocalPlatform:
         if maps:
             self.children.append(ChildProcess("serving", 1, self._environment(), maps))
             self.children[-1].start()
+
+    def _start_gateway(self, gateway: socket.socket | None) -> None:
+        """With a database role that may only read; its password is a new one at each start."""
+        from dagmaster.database.schema.gateway_role import ensure_gateway_role
+
+        if gateway is None or self.api_url is None:
+            return
+        try:
+            dsn = ensure_gateway_role(self.dsn, with_password=True)
+        except NotAllowed as error:
+            self.say(f"no gateway: {error}")
+            return
+        self.gateway_url = _url(self.settings.gateway_host, gateway.getsockname()[1])
+        # Nothing that could write: neither the database of the others nor its variables.
+        writing = ("DATABASE_", "POSTGRES_", "PG")
+        environment = {name: value for name, value in self._environment().items() if not name.startswith(writing)}
+        environment |= {"GATEWAY_DATABASE_URL": dsn, "ORCHESTRATOR_URLS": self.api_url}
+        self.children.append(ChildProcess("gateway", 1, environment, gateway))
+        self.children[-1].start()
+
+    def _gateway_socket(self) -> socket.socket | None:
+        settings = self.settings
+        if not settings.gateway_enabled or not settings.api_enabled:
+            return None
+        return self._bind(GATEWAY, settings.gateway_host, settings.gateway_port, settings.may_expose_gateway)
 
     def _api_socket(self) -> socket.socket | None:
         """On the chosen port; else on the default port, or on a free one if the default is in use."""
@@ -232,7 +269,7 @@ class LocalPlatform:
     def _publish(self) -> None:
         started_at = datetime.now(UTC).isoformat(timespec="seconds")
         storage = discovery.storage_of(self.settings)
-        running = discovery.Platform(self.dsn, os.getpid(), started_at, self.api_url, self.maps_url, storage)
+        running = discovery.RunningPlatform(self.dsn, os.getpid(), started_at, self.api_url, self.maps_url, storage)
         discovery.publish(self.folder, running)
 
     def _stop(self) -> None:
@@ -272,6 +309,30 @@ def complete_schema(dsn: str, say: Say) -> None:
     if deploy.pending(dsn):
         for change in deploy.migrate(dsn):
             say(f"schema: {change}")
+
+
+def adopt_datasets(dsn: str, say: Say) -> None:
+    """Let datasets of earlier releases become assets, so that they stay on the map."""
+    from dagmaster.operations.schema import adopt_all
+
+    adoption = adopt_all(dsn)
+    for dataset_id in adoption.datasets:
+        say(f"dataset {dataset_id} is an asset of the platform local now")
+    for refusal in adoption.refusals:
+        say(refusal)
+
+
+def _first_key(dsn: str) -> str | None:
+    """Create the first key, of an administrator. None if there was ever a key."""
+    from dagmaster.database.assets.keys import KeyChange, KeyStore
+    from dagmaster.operations.keys import create_first_key
+
+    async def created() -> str | None:
+        async with KeyStore(dsn) as keys:
+            key = await create_first_key(keys, KeyChange("system"))
+            return key.key if key else None
+
+    return asyncio.run(created())
 
 
 def ensure_catalog(dsn: str, say: Say, *, is_wanted: bool) -> None:

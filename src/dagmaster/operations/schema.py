@@ -3,9 +3,15 @@
 Synchronous, and slow. SQLAlchemy and Alembic are imported when they are first needed.
 """
 
+import asyncio
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from dagmaster.client.models.schema import MigrationResult, SchemaStatus, TableSizes
+from dagmaster.errors import NotAllowed
+
+if TYPE_CHECKING:
+    from dagmaster.operations.assets.adopt import Adoption
 
 
 def schema_status(dsn: str) -> SchemaStatus:
@@ -36,13 +42,58 @@ def deploy_schema(dsn: str, *, has_catalog: bool) -> SchemaStatus:
 
     deploy.deploy(dsn)
     pgstac.ensure_catalog(dsn, is_enabled=has_catalog)
-    return schema_status(dsn)
+    pending = _ensure_gateway_role(dsn)
+    status = schema_status(dsn)
+    if status.is_current:  # otherwise the migration adopts
+        adopt_all(dsn)
+    return status.model_copy(update={"pending": [*status.pending, *pending]})
 
 
 def migrate_schema(dsn: str) -> MigrationResult:
+    """Add what the schema lacks, and let datasets of earlier releases become assets."""
     from dagmaster.database.schema import deploy
 
-    return MigrationResult(**asdict(deploy.run_migration(dsn)))
+    result = MigrationResult(**asdict(deploy.run_migration(dsn)))
+    adoption = adopt_all(dsn)
+    adopted = [f"adopted dataset {dataset_id}" for dataset_id in adoption.datasets]
+    pending = _ensure_gateway_role(dsn)
+    return result.model_copy(
+        update={
+            "changes": [*result.changes, *adopted],
+            "pending": [*result.pending, *pending],
+            "warnings": adoption.refusals,
+        }
+    )
+
+
+def adopt_all(dsn: str) -> "Adoption":
+    """Let datasets of earlier releases become assets."""
+    from dagmaster.database.assets.adopt import AdoptedAssets
+    from dagmaster.operations.assets.adopt import adopt_and_report
+
+    async def adopt() -> "Adoption":
+        async with AdoptedAssets(dsn, role="adoption", size=1) as store:
+            return await adopt_and_report(store)
+
+    return asyncio.run(adopt())
+
+
+def gateway_database_url(dsn: str) -> str:
+    """The DSN of the gateway's role, with a new password."""
+    from dagmaster.database.schema.gateway_role import ensure_gateway_role
+
+    return ensure_gateway_role(dsn, with_password=True)
+
+
+def _ensure_gateway_role(dsn: str) -> list[str]:
+    """What is left to do by hand."""
+    from dagmaster.database.schema.gateway_role import ensure_gateway_role
+
+    try:
+        ensure_gateway_role(dsn)
+    except NotAllowed as error:
+        return [f"{error.message} ({error.hint})"]
+    return []
 
 
 def rebuild_schema(dsn: str) -> SchemaStatus:

@@ -14,6 +14,7 @@ from uuid import UUID
 import orjson
 from pydantic import ValidationError
 
+from dagmaster.callbacks.url import check_callback_url
 from dagmaster.client.models.jobs import SubmissionResult
 from dagmaster.database.ledger.protocol import (
     LoadedJob,
@@ -27,8 +28,7 @@ from dagmaster.errors import Conflict, DagmasterError, InvalidRequest
 from dagmaster.jobs.model import DeadLetter, JobMessage, Submission, new_job_id
 from dagmaster.jobs.stages import stages_of
 from dagmaster.jobs.states import JobStatus
-from dagmaster.operations.callback import check_callback_url
-from dagmaster.operations.library import WorkflowLibrary
+from dagmaster.library.workflows import WorkflowLibrary
 from dagmaster.operations.rerun import resume as resume_job
 from dagmaster.workflows.inputs import check_inputs, refuse_reserved
 from dagmaster.workflows.storable import encode
@@ -114,7 +114,7 @@ async def _name_other_workflow(error: Conflict, ledger: SubmissionLedger, job: N
     if other == job.workflow.workflow_id:
         return error
     return Conflict(
-        f"the idempotency key '{job.idempotency_key}' stands for a submission of the workflow '{other}'",
+        f"the idempotency key '{job.idempotency_key}' was already used for a submission of the workflow '{other}'",
         code="job.key-conflict",
         hint="use another key for this workflow",
         **error.facts,

@@ -1,1 +1,1 @@
-"""Orchestrators decide: they claim jobs, fold in what workers reported, and write what happens next."""
+"""Orchestrators decide: they claim jobs, process the reports of workers, and write what happens next."""

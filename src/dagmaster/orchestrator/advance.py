@@ -6,12 +6,13 @@ A job that cannot be advanced is set aside for a while, and the others are advan
 """
 
 import asyncio
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from uuid import UUID
 
 from dagmaster import faults
-from dagmaster.database.ledger.protocol import OrchestratorLedger, Step
+from dagmaster.database.ledger.protocol import Claim, OrchestratorLedger, Step, StepScope
 from dagmaster.errors import DagmasterError, Unavailable
 from dagmaster.jobs.changes import Changes
 from dagmaster.jobs.fan import SumOutOfRange
@@ -29,6 +30,8 @@ from dagmaster.transports.transport import Ticket, Transport
 
 # Cancelled by a timeout, waited too long for a lock, deadlock: one job's statement failed, not the server.
 OF_ONE_STATEMENT = frozenset({"57014", "55P03", "40P01", "40001"})
+# `open_jobs` or `open_reported_jobs` of the ledger.
+OpenJobs = Callable[[UUID, Sequence[Claim], StepScope], AbstractAsyncContextManager[Step]]
 _log = log.get("orchestrator")
 
 
@@ -57,13 +60,13 @@ class JobAdvancing(OrchestratorLiveness):
         ready = sorted(job_id for job_id in self._dirty if self._owned[job_id].set_aside_until <= now)
         size = self.settings.orchestrator_batch
         for first in range(0, len(ready), size):
-            await self._advance_safely(ready[first : first + size])
+            await self._advance_safely(ready[first : first + size], self.ledger.open_jobs)
             self._progressed_at = self._now()
 
-    async def _advance_safely(self, job_ids: Sequence[UUID], *, reported_only: bool = False) -> None:
+    async def _advance_safely(self, job_ids: Sequence[UUID], open_jobs: OpenJobs) -> None:
         """Advance a batch of jobs; if that fails, each by itself, so that one bad job does not block the others."""
         try:
-            await self._advance(job_ids, reported_only=reported_only)
+            await self._advance(job_ids, open_jobs)
         except StaleViewError:
             self._distrust(job_ids)
         except SumOutOfRange as error:  # the next decision fails the fan_in
@@ -77,15 +80,14 @@ class JobAdvancing(OrchestratorLiveness):
                 await self._set_aside(job_ids[0], error)
                 return
             for job_id in job_ids:
-                await self._advance_safely([job_id])
+                await self._advance_safely([job_id], self.ledger.open_jobs)
 
-    async def _advance(self, job_ids: Sequence[UUID], *, reported_only: bool = False) -> None:
+    async def _advance(self, job_ids: Sequence[UUID], open_jobs: OpenJobs) -> None:
         """One step: lock and read, decide, write, commit, notify."""
         await self._read_views(job_ids)
         batch = [self._owned[job_id] for job_id in job_ids if job_id in self._owned]
         if not batch:
             return
-        open_jobs = self.ledger.open_reported_jobs if reported_only else self.ledger.open_jobs
         async with open_jobs(
             self.owner_id, [owned.claim for owned in batch], scope_of(batch, self._overdue, self._started)
         ) as step:

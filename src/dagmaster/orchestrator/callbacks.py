@@ -20,12 +20,13 @@ import orjson
 
 from dagmaster import faults
 from dagmaster.callbacks.payload import payload_of
-from dagmaster.callbacks.schedule import Attempt, CallbackState, Consequence, after
+from dagmaster.callbacks.schedule import CallbackState, Consequence, DeliveryAttempt, after
 from dagmaster.callbacks.signing import sign
-from dagmaster.database.callbacks import CallbackLimits, ClaimedCallback, PostgresCallbacks
+from dagmaster.callbacks.url import check_callback_url
+from dagmaster.database.callbacks.rows import CallbackLimits, ClaimedCallback
+from dagmaster.database.callbacks.store import PostgresCallbacks
 from dagmaster.errors import InvalidRequest, Unavailable
 from dagmaster.observe import log
-from dagmaster.operations.callback import check_callback_url
 from dagmaster.orchestrator import webhook
 from dagmaster.settings import Settings
 
@@ -126,7 +127,7 @@ class CallbackSender:
             await self._deliver(callback)
         except Exception as error:  # the lease expires, and it is tried again
             self.counters.errors += 1
-            _log.warning("the outcome of a callback is not recorded", error=str(error), **_facts(callback))
+            _log.warning("the outcome of a callback could not be recorded", error=str(error), **_facts(callback))
 
     async def _deliver(self, callback: ClaimedCallback) -> None:
         attempt = await self._post(callback)
@@ -135,7 +136,7 @@ class CallbackSender:
         if await self.store.finish(callback, attempt, consequence):
             self._note(callback, attempt, consequence)
 
-    async def _post(self, callback: ClaimedCallback) -> Attempt:
+    async def _post(self, callback: ClaimedCallback) -> DeliveryAttempt:
         payload = payload_of(callback.request_id, callback.status, callback.job_id, self.settings.callback_result_url)
         body = orjson.dumps(payload)
         allow_private = self.settings.allow_private_webhooks
@@ -144,16 +145,16 @@ class CallbackSender:
             if not callback.secrets:
                 raise InvalidRequest(f"the platform {callback.platform_id} does not exist", code="platform.not-found")
             headers = sign(callback.secrets, str(callback.callback_id), int(callback.now.timestamp()), body)
-            return Attempt(await self.send(callback.url, body, headers, allow_private=allow_private))
+            return DeliveryAttempt(await self.send(callback.url, body, headers, allow_private=allow_private))
         except InvalidRequest as error:
-            return Attempt(error=error.message, is_final=True)
+            return DeliveryAttempt(error=error.message, is_final=True)
         except Unavailable as error:
-            return Attempt(error=error.message)
+            return DeliveryAttempt(error=error.message)
         except Exception as error:
             _log.error("a callback failed unexpectedly", exc_info=error, **_facts(callback))
-            return Attempt(error=f"unexpected {type(error).__name__}")
+            return DeliveryAttempt(error=f"unexpected {type(error).__name__}")
 
-    def _note(self, callback: ClaimedCallback, attempt: Attempt, consequence: Consequence) -> None:
+    def _note(self, callback: ClaimedCallback, attempt: DeliveryAttempt, consequence: Consequence) -> None:
         facts = {**_facts(callback), "status": attempt.status_code, "error": attempt.error}
         match consequence.state:
             case CallbackState.DELIVERED:
@@ -178,11 +179,13 @@ class CallbackSender:
 
     async def _give_back(self, callback: ClaimedCallback) -> None:
         """Another instance need not wait for the lease."""
-        attempt = Attempt(error="its process was stopped before a response came")
+        attempt = DeliveryAttempt(error="its process was stopped before a response came")
         try:
             await self.store.finish(callback, attempt, Consequence(CallbackState.PENDING, 0.0))
         except Exception as error:
-            _log.warning("a callback is not given back; its lease will expire", error=str(error), **_facts(callback))
+            _log.warning(
+                "a callback could not be released; its lease will expire", error=str(error), **_facts(callback)
+            )
 
 
 def _facts(callback: ClaimedCallback) -> dict[str, Any]:

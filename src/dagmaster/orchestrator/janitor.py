@@ -24,6 +24,7 @@ from dagmaster.jobs.model import JanitorAction
 from dagmaster.observe import log
 from dagmaster.observe.redaction import redact
 from dagmaster.orchestrator import webhook
+from dagmaster.orchestrator.asset_upkeep import AssetUpkeep
 from dagmaster.orchestrator.tidy import DAY_SECONDS, Tidy
 from dagmaster.settings import Settings
 
@@ -51,6 +52,7 @@ class Janitor:
     post: Post = webhook.post
     random: Random = field(default_factory=Random)
     tidy: Tidy | None = None
+    upkeep: AssetUpkeep | None = None
 
     def __post_init__(self) -> None:
         self.counters = JanitorCounters()
@@ -64,6 +66,8 @@ class Janitor:
             tasks.create_task(self._sweep_forever())
             if self.tidy:
                 tasks.create_task(self.tidy.run())
+            if self.upkeep:
+                tasks.create_task(self.upkeep.run())
 
     async def _sweep_forever(self) -> None:
         """Instances that were started together spread out."""
@@ -79,6 +83,8 @@ class Janitor:
         await self.retention.close()
         if self.tidy:
             await self.tidy.store.close()
+        if self.upkeep:
+            await self.upkeep.close()
 
     def report_stuck(self, claim: Claim, error: Exception) -> None:
         """The loop has failed to advance this job several times: record it soon, so that people see it."""
@@ -90,7 +96,8 @@ class Janitor:
         silent = None if self._ran_at is None else round(time.monotonic() - self._ran_at, 1)
         counted = {name: getattr(self.counters, name) for name in JanitorCounters.__dataclass_fields__}
         tidied = {"tidied_jobs": self.tidy.tidied_jobs, "tidy_errors": self.tidy.errors} if self.tidy else {}
-        return {**counted, **tidied, "silent_seconds": silent}
+        kept = {"purged_revisions": self.upkeep.purged, "upkeep_errors": self.upkeep.errors} if self.upkeep else {}
+        return {**counted, **tidied, **kept, "silent_seconds": silent}
 
     async def _pause(self, seconds: float) -> None:
         try:

@@ -33,7 +33,7 @@ class OrchestratorCounters:
 
 
 class OrchestratorLiveness:
-    """The part of an `Orchestrator` that shows that it lives."""
+    """The part of an `Orchestrator` that sends its heartbeat."""
 
     settings: Settings
     beat_ledger: OrchestratorLedger

@@ -14,12 +14,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from uuid import UUID, uuid4
 
-from dagmaster.database.ledger.protocol import OrchestratorLedger
+from dagmaster.database.ledger.protocol import Claim, OrchestratorLedger
 from dagmaster.database.notify.notifier import CALLBACKS, JOBS, RESULTS, Notifier
 from dagmaster.errors import Unavailable
 from dagmaster.jobs.plan import Planner
+from dagmaster.library.workflows import WorkflowLibrary
 from dagmaster.observe import log
-from dagmaster.operations.library import WorkflowLibrary
 from dagmaster.operations.submit import take_submissions
 from dagmaster.orchestrator.advance import JobAdvancing
 from dagmaster.orchestrator.callbacks import CallbackSender
@@ -170,10 +170,10 @@ class Orchestrator(JobAdvancing):
             self._next_poll = self._now() + self.settings.orchestrator_poll_interval
         if is_poll or JOBS in heard:
             await self._take_messages()
-            await self._claim(orphans=self._is_scan_due())
+            await self._claim(self.ledger.claim_orphans if self._is_scan_due() else self.ledger.claim_jobs)
         sweep = self._is_sweep_due()
         if heard == {RESULTS} and not is_poll and not sweep and not self._dirty and len(self._owned) <= FEW_JOBS:
-            await self._advance_safely(sorted(self._owned), reported_only=True)
+            await self._advance_safely(sorted(self._owned), self.ledger.open_reported_jobs)
         else:
             await self._find_pending_work(sweep=sweep)
             await self._advance_all()
@@ -218,15 +218,14 @@ class Orchestrator(JobAdvancing):
         self._next_scan = now + self.settings.orphan_scan_interval_sec
         return True
 
-    async def _claim(self, *, orphans: bool) -> None:
+    async def _claim(self, claim_jobs: Callable[..., Awaitable[list[Claim]]]) -> None:
         """Claim free jobs in batches until none is left, so that the load spreads over the instances."""
         while (
             limit := min(self.settings.orchestrator_batch, self.settings.orchestrator_max_jobs - len(self._owned))
         ) > 0:
-            claims = await self.ledger.claim_jobs(
+            claims = await claim_jobs(
                 self.owner_id,
                 limit=limit,
-                orphans=orphans,
                 orphan_after_seconds=self.settings.orphan_threshold_sec,
                 patience_seconds=2 * self.settings.orchestrator_poll_interval,
             )
@@ -269,4 +268,4 @@ class Orchestrator(JobAdvancing):
         self._distrust(self._owned)
         released = await self.ledger.release_unknown(self.owner_id, list(self._owned))
         if released:
-            _log.warning("released jobs whose claim was never answered", released=released)
+            _log.warning("released jobs that were claimed in a call whose response was lost", released=released)

@@ -1,13 +1,13 @@
 """Delete the files that jobs leave in storage.
 
     every JANITOR_INTERVAL_SEC
-      ──▶ list the folders of jobs: scratch folders, intermediate blobs
+      ──▶ list the folders of jobs: scratch folders, intermediate blobs, datasets made without a submission
       ──▶ ask the database which of these jobs ended long enough ago, and lock them, so that none is resumed meanwhile
       ──▶ remove their files and record that
       ──▶ free the space, which may take long and blocks no job
 
-It runs as a task of its own: a disk that hangs must not block the janitor. Only folders whose name is exactly a job id
-are read. If the storage is on another machine, there are none, and it does nothing.
+It runs as a task of its own: a disk that hangs must not block the janitor. Only folders whose name is exactly a job id,
+or that of a job's own dataset, are read. If the storage is on another machine, there are none, and it does nothing.
 """
 
 import asyncio
@@ -117,13 +117,21 @@ def graces_of(settings: Settings) -> StorageRetention:
 
 def _list_folders(storage: Storage) -> list[JobFiles]:
     with_scratch, with_blobs = set(storage.scratch_jobs()), set(storage.intermediate_jobs())
-    return [JobFiles(job_id, job_id in with_scratch, job_id in with_blobs) for job_id in with_scratch | with_blobs]
+    with_outputs = set(storage.output_jobs())
+    return [
+        JobFiles(job_id, job_id in with_scratch, job_id in with_blobs, job_id in with_outputs)
+        for job_id in with_scratch | with_blobs | with_outputs
+    ]
 
 
 def _remove_those_of(storage: Storage, leftovers: JobFiles, is_dry: bool) -> RemovedFiles:
     sizes = [blob.size_bytes for blob in storage.intermediate_blobs(leftovers.job_id)] if leftovers.has_blobs else []
+    if leftovers.has_outputs:
+        sizes += [blob.size_bytes for blob in storage.output_blobs(leftovers.job_id)]
     if leftovers.has_blobs and not is_dry:
         storage.clear_intermediate(leftovers.job_id)
+    if leftovers.has_outputs and not is_dry:
+        storage.clear_outputs(leftovers.job_id)
     if leftovers.has_scratch and not is_dry:
         storage.clear_scratch(leftovers.job_id)
     return RemovedFiles(leftovers, objects=len(sizes), size_bytes=sum(sizes))

@@ -22,7 +22,7 @@ from typing import Protocol
 from dagmaster import __version__, faults
 from dagmaster.access.permissions import Permission
 from dagmaster.errors import InvalidRequest, Unavailable
-from dagmaster.listen import HEALTH, bind_somewhere
+from dagmaster.listen import HEALTH, Endpoint, bind_somewhere
 from dagmaster.observe import log
 from dagmaster.observe.probes import PATHS, Probes, Subject
 from dagmaster.settings import Settings
@@ -31,7 +31,7 @@ DATABASE_PATIENCE_SECONDS = 60.0
 _LEFTOVER_SECONDS = 0.5
 _POLL_SECONDS = 0.2
 # Whoever reaches the port may read them: orchestration systems send no credentials, and HEALTH_INSECURE is needed for
-# other addresses than loopback.
+# non-loopback addresses.
 PROBE_PERMISSION = dict.fromkeys(PATHS, Permission.ANYONE)
 # Returns when the role may begin; None if it may begin at once.
 Gate = Callable[[], Awaitable[None]] | None
@@ -72,8 +72,8 @@ async def _compare_schema(dsn: str, name: str) -> None:
     if deployed is not None and deployed["fingerprint"] == needed:
         return
     log.get(name).warning(
-        "the database has the schema of another version; this process runs, and what does not fit that schema is tried "
-        "again until it is migrated",
+        "the schema of the database has another version; calls that need the missing parts fail and are retried until "
+        "it is migrated",
         found=deployed and deployed["fingerprint"],
         deployed_by=deployed and deployed["software_version"],
         deployed_at=deployed and deployed["deployed_at"].isoformat(),
@@ -107,6 +107,15 @@ async def _end_leftover_tasks(name: str) -> None:
 
 def log_start(name: str, dsn: str) -> None:
     log.get(name).info("starting", pid=os.getpid(), version=__version__, database=dsn)
+
+
+def log_authentication(settings: Settings, endpoint: Endpoint) -> None:
+    """State at the start of a server that authentication is disabled: as a warning if others may reach the server."""
+    logger = log.get(endpoint.name)
+    if settings.insecure_endpoints([endpoint.name]):
+        logger.warning(settings.authentication_notice([endpoint.name]), hint="set AUTH_ENABLED=true")
+    elif notice := settings.authentication_notice([endpoint.name]):
+        logger.info(notice)
 
 
 async def run_until_stopped(role: Role) -> None:

@@ -11,7 +11,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from dagmaster import __version__
-from dagmaster.database.callbacks import PostgresCallbacks
+from dagmaster.database.callbacks.store import PostgresCallbacks
 from dagmaster.database.ledger.postgres import PostgresLedger
 from dagmaster.database.maintenance.janitor import PostgresJanitor
 from dagmaster.database.maintenance.retention import PostgresRetention
@@ -20,16 +20,17 @@ from dagmaster.database.notify.postgres import PostgresNotifier
 from dagmaster.handlers.registry import Registry, installed
 from dagmaster.jobs.plan import Planner
 from dagmaster.jobs.rendering import AT_ONCE_SECONDS, RenderLimits
-from dagmaster.listen import bind, bind_somewhere, url_of
+from dagmaster.library.workflows import WorkflowLibrary, load_library
+from dagmaster.listen import API, bind, bind_somewhere, url_of
 from dagmaster.observe import log
-from dagmaster.operations.library import WorkflowLibrary, load_library
+from dagmaster.orchestrator.asset_upkeep import upkeep_of
 from dagmaster.orchestrator.callbacks import CallbackSender
 from dagmaster.orchestrator.health import OrchestratorHealth
 from dagmaster.orchestrator.janitor import Janitor
 from dagmaster.orchestrator.loop import Orchestrator
 from dagmaster.orchestrator.routing import RegistryRouter
 from dagmaster.orchestrator.tidy import tidy_of
-from dagmaster.roles.lifecycle import Gate, Role, closing, probed
+from dagmaster.roles.lifecycle import Gate, Role, closing, log_authentication, probed
 from dagmaster.settings import Settings
 from dagmaster.transports.postgres import PostgresTransport
 
@@ -42,11 +43,19 @@ async def orchestrator_role(settings: Settings, dsn: str, gate: Gate, fd: int | 
     """`fd` is the socket that `dagmaster up` has bound for the API."""
     # First of all: a port in use is reported before this instance claims jobs.
     bound = socket.socket(fileno=fd) if fd is not None else _api_socket(settings)
+    if bound:
+        log_authentication(settings, API)
     registry = installed()
     notifier = PostgresNotifier(dsn, [JOBS, RESULTS, CALLBACKS])
     ledger, heartbeats = PostgresLedger(dsn, "orchestrator", notifier), PostgresLedger(dsn, "beat")
     tidy = tidy_of(settings, dsn)
-    janitor = Janitor(settings, PostgresJanitor(dsn, notifier=notifier), PostgresRetention(dsn), tidy=tidy)
+    janitor = Janitor(
+        settings,
+        PostgresJanitor(dsn, notifier=notifier),
+        PostgresRetention(dsn),
+        tidy=tidy,
+        upkeep=upkeep_of(settings, dsn),
+    )
     callbacks = CallbackSender(settings, PostgresCallbacks(dsn))
     async with closing(ledger.close, heartbeats.close, janitor.close, callbacks.close, notifier.close):
         role = Orchestrator(

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 
 from dagmaster.errors import InvalidRequest
 from dagmaster.listen import SERVING, bind
-from dagmaster.roles.lifecycle import log_start, run_until_stopped
+from dagmaster.roles.lifecycle import log_authentication, log_start, run_until_stopped
 from dagmaster.settings import Settings
 
 
@@ -29,10 +29,11 @@ async def serve_maps(settings: Settings, dsn: str, fd: int | None) -> None:
     # Before the imports below, which take seconds: a port in use is reported at once, and earlier requests queue up.
     bound = socket.socket(fileno=fd) if fd is not None else _socket(settings)
     log_start("serving", dsn)
+    log_authentication(settings, SERVING)
     from dagmaster.serving.app import create_app
     from dagmaster.serving.server import MapServer
 
-    await run_until_stopped(MapServer(create_app(settings, dsn), bound))
+    await run_until_stopped(MapServer(create_app(settings, dsn), bound, settings.trusted_proxies))
 
 
 def _socket(settings: Settings) -> socket.socket:

@@ -26,17 +26,18 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dagmaster import __version__
 from dagmaster.access.caller import Caller
-from dagmaster.addresses import SEARCHES
 from dagmaster.database.assets.keys import KeyStore
 from dagmaster.database.catalog.datasets import CatalogReader
+from dagmaster.dataset_urls import SEARCHES
 from dagmaster.listen import is_loopback
-from dagmaster.serving import caching, files, grids, health, legends, pages, problems, searches, stac, tiles
+from dagmaster.serving import caching, files, grids, health, landing, legends, pages, problems, searches, stac, tiles
 from dagmaster.serving.access import AccessDecisions
 from dagmaster.serving.dataset_pool import DatasetPool
 from dagmaster.serving.encoding import ENCODER
 from dagmaster.serving.limits import PixelLimits
 from dagmaster.serving.middleware import MapMiddleware
 from dagmaster.serving.mosaics import MosaicCache
+from dagmaster.serving.permissions import FOR_ANYONE, open_plain_routes, set_authentication
 from dagmaster.serving.services import MapServices
 from dagmaster.serving.shared_tasks import SharedTasks
 from dagmaster.serving.sources import SourceResolver
@@ -103,19 +104,23 @@ def create_app(settings: Settings, dsn: str, *, storage: Storage | None = None) 
     app.state.services = services
     problems.register(app)
     app.add_exception_handler(caching.NotModified, _on_not_modified)
-    app.include_router(tiles.router(supported), prefix=tiles.PREFIX)
-    app.include_router(searches.router(), prefix=SEARCHES)
-    app.include_router(grids.router(supported))
-    for module in (files, health, legends, pages):
-        app.include_router(module.router)
+    for each in (app, stac_app):
+        set_authentication(each, settings.auth_enabled)
+    app.include_router(tiles.router(supported), prefix=tiles.PREFIX, dependencies=[FOR_ANYONE])
+    app.include_router(searches.router(), prefix=SEARCHES, dependencies=[FOR_ANYONE])
+    app.include_router(grids.router(supported), dependencies=[FOR_ANYONE])
+    for module in (files, landing, legends, pages):
+        app.include_router(module.router, dependencies=[FOR_ANYONE])
+    app.include_router(health.router)
     # As routes, not as a mount: the paths of the STAC app begin with the prefix.
     inner = _InnerApp(stac_app)
-    landing = _LandingPage(inner)
+    catalogue = _CatalogueRoot(inner)
     app.router.routes += [
-        Route(stac.PREFIX, landing),
-        Route(f"{stac.PREFIX}/", landing),
+        Route(stac.PREFIX, catalogue),
+        Route(f"{stac.PREFIX}/", catalogue),
         Route(f"{stac.PREFIX}/{{path:path}}", inner),
     ]
+    open_plain_routes(app.routes)
     if settings.may_expose_maps:
         # A public server allows maps on other sites. On loopback, any site in the user's browser could read the data.
         app.add_middleware(
@@ -167,13 +172,13 @@ class _InnerApp:
     """Calls an app without the router of the outer app in the scope: it would build URLs with the wrong routes."""
 
     def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+        self.inner_app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._app({name: part for name, part in scope.items() if name != "router"}, receive, send)
+        await self.inner_app({name: part for name, part in scope.items() if name != "router"}, receive, send)
 
 
-class _LandingPage:
+class _CatalogueRoot:
     """The root of the catalogue: a page for browsers, JSON for all other clients."""
 
     def __init__(self, app: ASGIApp) -> None:

@@ -2,9 +2,10 @@
 
     /files/silver/<container>/cogs/<dataset>/v<ordinal>/r<revision>/…    GET, HEAD; Range, If-Range, If-None-Match
 
-Only files of a revision are served, to those who may read that revision: its COGs, mosaics, tiling schemes and STAC
-documents. Folders are not listed. Raw data, intermediate files, recipes and results of jobs that belong to no asset are
-not served. A name must follow the rules of storage, which forbid `..`.
+Only files that the STAC documents of a revision name are served, to those who may read that revision: its COGs, its
+mosaic and its tiling scheme. Any other object in its folders is not. Folders are not listed. Raw data, intermediate
+files, recipes and results of jobs that belong to no asset are not served. A name must follow the rules of storage,
+which forbid `..`.
 
 Files are served as they are stored, except mosaics: they name their COGs relative to the storage, and are served with
 the URLs of the COGs, so that other programs can read them.
@@ -48,7 +49,7 @@ MEDIA_TYPES = {
 PATH = FILES + "/{zone}/{container}/{blob:path}"
 _NUMBER = r"(?:0|[1-9]\d{0,8})"
 _FILE_OF_REVISION = re.compile(
-    rf"(?:cogs|mosaics|stac|tiling_schemes)/(?P<dataset>[^/]+)/v(?P<ordinal>{_NUMBER})/r(?P<revision>{_NUMBER})/.+",
+    rf"(?:cogs|mosaics|tiling_schemes)/(?P<dataset>[^/]+)/v(?P<ordinal>{_NUMBER})/r(?P<revision>{_NUMBER})/.+",
     re.ASCII,
 )
 _RANGE = re.compile(r"bytes=(\d{0,19})-(\d{0,19})")
@@ -99,7 +100,7 @@ def _served_location(zone: str, container: str, blob: str) -> Location:
 
 
 async def _readable_revision(request: Request, services: Services, location: Location) -> ReadableRevision:
-    """The revision that a file belongs to, if the caller may read it."""
+    """The revision that a file belongs to, if the caller may read it and its STAC documents name the file."""
     match = _FILE_OF_REVISION.fullmatch(location.blob)
     if match is None:
         raise _no_file()
@@ -108,6 +109,8 @@ async def _readable_revision(request: Request, services: Services, location: Loc
     except NotFound:
         raise _no_file() from None
     if readable.dataset_id != match["dataset"]:  # the path has the id of an asset
+        raise _no_file()
+    if location not in await services.resolver.files(readable):
         raise _no_file()
     return readable
 

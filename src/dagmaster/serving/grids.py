@@ -10,7 +10,7 @@ from morecantile import tms as all_grids
 from morecantile.defaults import TileMatrixSets
 from titiler.core.factory import ColorMapFactory, TMSFactory
 
-from dagmaster.addresses import GRID
+from dagmaster.dataset_urls import GRID
 from dagmaster.errors import InvalidRequest
 
 # Pixels of each side of the image of a colour map: TiTiler has no limit, and encodes it in this process.

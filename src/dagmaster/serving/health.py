@@ -8,6 +8,7 @@ from starlette.responses import JSONResponse, Response
 
 from dagmaster.errors import DagmasterError
 from dagmaster.observe.probes import one
+from dagmaster.serving.permissions import FOR_ANYONE, FOR_OPERATORS, is_operator
 from dagmaster.serving.services import MapServices, Services
 from dagmaster.web.metrics import metrics_response
 
@@ -15,21 +16,22 @@ TIMEOUT_SECONDS = 3.0
 router = APIRouter(tags=["health"])
 
 
-@router.get("/livez", operation_id="health.getLivez")
+@router.get("/livez", operation_id="health.getLivez", dependencies=[FOR_ANYONE])
 async def get_livez() -> dict[str, str]:
     """Does not query the database: restarting this process would not repair it."""
     return {"status": "alive"}
 
 
-@router.get("/readyz", operation_id="health.getReadyz")
-async def get_readyz(services: Services) -> JSONResponse:
-    """Whether the catalogue can be queried."""
+@router.get("/readyz", operation_id="health.getReadyz", dependencies=[FOR_ANYONE])
+async def get_readyz(request: Request, services: Services) -> JSONResponse:
+    """Whether the catalogue can be queried. Only operators see why it cannot."""
     is_ok, detail, hint = await _check_catalog(services)
-    checks = [{"name": "catalogue", "is_ok": is_ok, "detail": detail, "hint": hint}]
+    check = {"name": "catalogue", "is_ok": is_ok, "detail": detail, "hint": hint}
+    checks = [check] if is_operator(request) else []
     return JSONResponse({"is_ready": is_ok, "checks": checks}, status_code=200 if is_ok else 503)
 
 
-@router.get("/metrics", include_in_schema=False)
+@router.get("/metrics", include_in_schema=False, dependencies=[FOR_OPERATORS])
 async def get_metrics(request: Request, services: Services) -> Response:
     """Metrics for Prometheus, from the memory of this process. The public URL does not serve them."""
     datasets = one("dagmaster_open_datasets", "gauge", "Files that are kept open between tiles", len(services.datasets))

@@ -14,9 +14,11 @@ from urllib.parse import unquote_to_bytes
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from dagmaster.addresses import SEARCHES, TILES
+from dagmaster.access.caller import ANONYMOUS, RESERVED_NAMES, Caller
+from dagmaster.dataset_urls import SEARCHES, TILES
 from dagmaster.errors import DagmasterError, NotAllowed, NotFound, Unavailable
 from dagmaster.serving.problems import PROBLEMS
+from dagmaster.web.authentication import CALLER
 
 _CORES = max(2, os.cpu_count() or 1)
 _SMALL_PATHS = re.compile(r"tiles(?:/.*)?|(?:.*/)?tilejson\.json|map|.*/map\.html|info(?:\.geojson)?|point/.*|.*\.xml")
@@ -86,6 +88,14 @@ class WorkLimit:
             raise _busy()
 
 
+def client_of(scope: Scope) -> str:
+    """Whom a request is counted for: the caller, or if it has no credentials its IP address. Callers that come through
+    one proxy have the same address."""
+    caller: Caller = scope.get("state", {}).get(CALLER, ANONYMOUS)
+    address: str = (scope.get("client") or ("", 0))[0]
+    return address if caller.name in RESERVED_NAMES else f"caller {caller.name}"
+
+
 def _busy() -> Unavailable:
     return Unavailable(
         "the server is busy with other requests", code="serving.busy", hint="repeat the request after Retry-After"
@@ -122,7 +132,7 @@ class PixelLimits:
         if limit is None:
             await self._app(scope, receive, send)
             return
-        client = (scope.get("client") or ("", 0))[0]
+        client = client_of(scope)
         try:
             _require_simple_path(_pixel_path(scope) or "")
             await limit.acquire(client)

@@ -1,7 +1,7 @@
 """The middleware of the map server: sets the public URL of requests, and the cache headers of responses.
 
 Links begin with the URL of the request. If clients reach this server under another URL, PUBLIC_URL sets it; headers of
-proxies are ignored.
+proxies are ignored, except the address of the client and the scheme that TRUSTED_PROXIES name (web/server.py).
 """
 
 from urllib.parse import SplitResult, urlsplit

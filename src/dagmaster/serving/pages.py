@@ -71,11 +71,6 @@ def missing_page(request: Request, message: str, hint: str | None) -> Response:
     return Response(body, status_code=404, media_type=_MEDIA_TYPES["html"], headers=headers)
 
 
-@router.get("/")
-async def get_index() -> Response:
-    return page("index.html")
-
-
 @router.get("/pages/{name}")
 async def get_page(name: str) -> Response:
     """Scripts and styles. HTML files have relative links or are templates: they work only at their own addresses."""

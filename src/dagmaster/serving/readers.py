@@ -282,7 +282,7 @@ class MosaicReader(BaseReader):
                 indexes = cog.band_indexes()
 
         def read(cog: CogReader) -> ImageData:
-            area = box if cog.extent().east > box.west else box._replace(west=box.west - 360, east=box.east - 360)
+            area = box if cog.extent().east > box.west else box.shifted(-1)
             crs = dst_crs or WGS84_CRS
             return cog.part(area, indexes, bounds_crs=WGS84_CRS, dst_crs=crs, width=columns, height=rows, **warping)
 

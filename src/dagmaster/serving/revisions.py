@@ -18,7 +18,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 from starlette.requests import Request
 
 from dagmaster.access.links import PARAMETER
-from dagmaster.addresses import FILES, STAC, TILES, Addresses, rebased
+from dagmaster.addresses import Addresses, rebased
 from dagmaster.database.catalog.datasets import CatalogReader
 from dagmaster.errors import InvalidRequest, NotFound
 from dagmaster.serving.access import REVISION, VERSION, AccessDecisions, ReadableRevision, revision_number
@@ -37,7 +37,7 @@ def is_requested(request: Request) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class RevisionDocuments:
+class RevisionReader:
     access: AccessDecisions
     catalog: CatalogReader
 
@@ -125,8 +125,7 @@ class _Urls:
         return self.pinned(self._addresses.collection(self._readable.dataset_id))
 
     def items(self, **page: object) -> str:
-        url = f"{self._addresses.collection(self._readable.dataset_id)}/items"
-        return f"{url}?{urlencode({**self._query, **page})}"
+        return f"{self._addresses.items(self._readable.dataset_id)}?{urlencode({**self._query, **page})}"
 
     def item(self, item_id: str) -> str:
         return self.pinned(self._addresses.item(self._readable.dataset_id, item_id))
@@ -149,16 +148,13 @@ class _Urls:
 
     def pinned(self, url: str) -> str:
         """A URL of this server that names the revision; any other as it is."""
-        parts = urlsplit(url)
-        path = f"/{url.removeprefix(self._base)}" if url.startswith(self._base) else ""
-        if path.startswith(f"{FILES}/"):
+        if self._addresses.is_file(url):
             added = self._token
-        elif path.startswith(
-            (f"{TILES}/{self._readable.dataset_id}/", f"{STAC}/collections/{self._readable.dataset_id}")
-        ):
+        elif self._addresses.is_of_dataset(url, self._readable.dataset_id):
             added = self._query
         else:
             return url
+        parts = urlsplit(url)
         query = {**dict(parse_qsl(parts.query)), **added}
         return urlunsplit(parts._replace(query=urlencode(query, safe="{},")))
 

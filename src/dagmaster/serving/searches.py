@@ -30,8 +30,9 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 from titiler.core.factory import img_endpoint_params
 
-from dagmaster.addresses import GRID, Addresses
+from dagmaster.addresses import Addresses
 from dagmaster.bbox import BBox
+from dagmaster.dataset_urls import GRID
 from dagmaster.errors import InvalidRequest, NotFound
 from dagmaster.serving import dependencies as deps
 from dagmaster.serving.caching import set_cache_headers
@@ -241,11 +242,12 @@ async def get_info(request: Request, search_id: SearchId, services: Services) ->
 
 
 def _links(request: Request, search_id: str) -> list[dict[str, Any]]:
-    url = Addresses(str(request.base_url)).search(search_id)
-    return [
-        {"rel": "metadata", "title": "Search", "type": "application/json", "href": f"{url}/info"},
-        {"rel": "tilejson", "title": "TileJSON", "type": "application/json", "href": f"{url}/{GRID}/tilejson.json"},
+    addresses = Addresses(str(request.base_url))
+    links = [
+        ("metadata", "Search", addresses.search_info(search_id)),
+        ("tilejson", "TileJSON", addresses.search_tilejson(search_id)),
     ]
+    return [{"rel": rel, "title": title, "type": "application/json", "href": href} for rel, title, href in links]
 
 
 def _add_tiles(router: APIRouter, path: str, suffix: str, grid_of: Callable[..., Any]) -> None:
@@ -318,8 +320,7 @@ def _add_tilejson(router: APIRouter, path: str, suffix: str, grid_of: Callable[.
         kept = [(n, v) for n, v in request.query_params.multi_items() if n not in ("tilesize", "tile_format")]
         query = urlencode([*kept, ("tilesize", tilesize)], safe=",")
         ending = f".{tile_format}" if tile_format else ""
-        url = Addresses(str(request.base_url)).search(search_id)
-        tiles = f"{url}/tiles/{grid.id}/{{z}}/{{x}}/{{y}}{ending}?{query}"
+        tiles = Addresses(str(request.base_url)).search_xyz(search_id, query, suffix=ending, grid=grid.id or GRID)
         return await run_in_threadpool(_tilejson, path, grid, tiles)
 
     router.add_api_route(path, get_search_tilejson, operation_id=f"searches.get{suffix}TileJSON")

@@ -26,6 +26,7 @@ from dagmaster.storage.location import Location
 
 # A map requests some forty tiles at once.
 _PREVIEW_SECONDS = 2.0
+_MAX_FILE_LISTS = 64  # a revision may have thousands of files
 _EDITION = re.compile(r"/v(\d{1,9})/r(\d{1,9})/")
 _MOSAIC = re.compile(r"mosaic(?:[-_].*)?")
 WORLD = BBox(-180.0, -90.0, 180.0, 90.0)
@@ -69,11 +70,18 @@ class SourceResolver:
     def __init__(self, catalog: CatalogReader) -> None:
         self._catalog = catalog
         self._sources: SharedTasks[TileSource] = SharedTasks()
+        self._files: SharedTasks[frozenset[Location]] = SharedTasks(max_kept=_MAX_FILE_LISTS)
 
     async def resolve(self, readable: ReadableRevision) -> TileSource:
-        key = readable.asset_id, readable.ordinal, readable.revision, readable.is_published
-        seconds = math.inf if readable.is_published else _PREVIEW_SECONDS
-        return await self._sources.get(key, lambda: self._read(readable), seconds)
+        return await self._sources.get(_key(readable), lambda: self._read(readable), _kept_seconds(readable))
+
+    async def files(self, readable: ReadableRevision) -> frozenset[Location]:
+        """The files that the documents of a revision name. A reviewer has seen no others."""
+        return await self._files.get(_key(readable), lambda: self._read_files(readable), _kept_seconds(readable))
+
+    async def _read_files(self, readable: ReadableRevision) -> frozenset[Location]:
+        hrefs = await self._catalog.hrefs(readable.dataset_id, readable.ordinal, readable.revision)
+        return frozenset(location for href in hrefs if (location := addresses.location_of(href)))
 
     async def _read(self, readable: ReadableRevision) -> TileSource:
         dataset_id, ordinal, revision = readable.dataset_id, readable.ordinal, readable.revision
@@ -96,6 +104,15 @@ class SourceResolver:
 
     def clear(self) -> None:
         self._sources.clear()
+        self._files.clear()
+
+
+def _key(readable: ReadableRevision) -> tuple[str, int, int, bool]:
+    return readable.asset_id, readable.ordinal, readable.revision, readable.is_published
+
+
+def _kept_seconds(readable: ReadableRevision) -> float:
+    return math.inf if readable.is_published else _PREVIEW_SECONDS
 
 
 def location_of(href: str) -> Location:

@@ -24,9 +24,10 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from dagmaster import __version__
-from dagmaster.addresses import STAC, Addresses, rebased
+from dagmaster.addresses import Addresses, rebased
 from dagmaster.database.catalog.datasets import CatalogReader, too_slow
 from dagmaster.database.catalog.pgstac import not_deployed
+from dagmaster.dataset_urls import STAC
 from dagmaster.errors import DagmasterError, InvalidRequest, NotFound, Unavailable
 from dagmaster.serving import revisions
 from dagmaster.serving.access import AccessDecisions
@@ -38,14 +39,16 @@ from dagmaster.serving.filters import (
 )
 from dagmaster.serving.hydration import read_page
 from dagmaster.serving.pages import page
+from dagmaster.serving.permissions import FOR_ANYONE, FOR_OPERATORS, open_plain_routes
 from dagmaster.serving.problems import PROBLEMS, describe
 from dagmaster.serving.queries import FilteringQueryExtension, both_filters, filter_of, move_query
-from dagmaster.serving.revisions import RevisionDocuments
+from dagmaster.serving.revisions import RevisionReader
 from dagmaster.web.problems import request_id_of
 
 # On import it creates settings that are not used here, and warns that they are not set.
 logging.getLogger("stac_fastapi.types.config").setLevel(logging.ERROR)
 
+from stac_fastapi.api.routes import add_route_dependencies  # noqa: E402
 from stac_fastapi.extensions import (  # noqa: E402
     CollectionSearchFilterExtension,
     ItemCollectionFilterExtension,
@@ -188,7 +191,7 @@ class _Client(CoreCrudClient):  # type: ignore[misc]
     async def _search_base(self, search_request: Any, request: Request) -> Any:
         """Replaces stac-fastapi's, which fails for all items if one has other types of values than its collection."""
         listed = await _access(request).listed_collections(request)
-        page = await _read_items(_limited_to(search_request, listed), request.app.state.readpool)
+        page = await _read_items(_limited_to(search_request, listed), listed, request.app.state.readpool)
         fields = getattr(search_request, "fields", None)
         include, exclude = (set(getattr(fields, name, None) or ()) for name in ("include", "exclude"))
         include |= {"id", "collection"} if include else set()  # as pgSTAC selects them
@@ -198,7 +201,11 @@ class _Client(CoreCrudClient):  # type: ignore[misc]
                 await asyncio.sleep(0)  # other requests have their turn
         tokens = {link["rel"]: link["href"].partition(f"token={link['rel']}:")[2] for link in page.get("links", ())}
         paging = PagingLinks(request=request, next=tokens.get("next"), prev=tokens.get("prev"))
-        return {**page, "links": await paging.get_links()}
+        links = await paging.get_links()
+        for link in links:
+            if link["rel"] == "self":
+                link["type"] = _GEOJSON  # stac-fastapi corrects it unless fields are selected
+        return {**page, "links": links}
 
 
 class _QueryablesClient(FiltersClient):  # type: ignore[misc]
@@ -222,8 +229,8 @@ def _access(request: Request) -> AccessDecisions:
     return access
 
 
-def _revision_documents(request: Request) -> RevisionDocuments:
-    documents: RevisionDocuments = request.app.state.revision_documents
+def _revision_documents(request: Request) -> RevisionReader:
+    documents: RevisionReader = request.app.state.revision_documents
     return documents
 
 
@@ -279,7 +286,7 @@ class ItemSearch:
         """A page of items for the body of a POST search, of the listed collections (None: of all)."""
         model = _limited_to(self.parsed(search), listed)
         try:
-            return await _read_items(model, self._app.state.readpool)
+            return await _read_items(model, listed, self._app.state.readpool)
         except tuple(_ERRORS) as error:
             raise _translated(error) from error
 
@@ -295,11 +302,15 @@ class ItemSearch:
         return model
 
 
-async def _read_items(search_request: Any, pool: asyncpg.Pool) -> dict[str, Any]:
+async def _read_items(search_request: Any, listed: Collections, pool: asyncpg.Pool) -> dict[str, Any]:
+    """A page of items, with a search that is planned fast for many collections if they are limited."""
     search_request.conf = {**(search_request.conf or {}), "nohydrate": True}
     search = search_request.model_dump_json(exclude_none=True, by_alias=True)
     async with _connection(pool) as connection:
-        return read_page(await connection.fetchval("SELECT search($1::text::jsonb)::text", search))
+        if listed is None:
+            return read_page(await connection.fetchval("SELECT search($1::text::jsonb)::text", search))
+        statement = "SELECT dagapp.search_listed($1::text::jsonb, $2::text[])::text"
+        return read_page(await connection.fetchval(statement, search, search_request.collections))
 
 
 async def _select_fields(item: dict[str, Any], include: set[str], exclude: set[str], request: Request) -> Any:
@@ -399,9 +410,12 @@ def create_stac(access: AccessDecisions, catalog: CatalogReader) -> FastAPI:
     app: FastAPI = api.app
     app.state.search_model = api.search_post_request_model
     app.state.access = access
-    app.state.revision_documents = RevisionDocuments(access, catalog)
+    app.state.revision_documents = RevisionReader(access, catalog)
     # The landing page links to a route of this name.
     app.add_api_route(f"{PREFIX}/api.html", _get_help, name="swagger_ui_html", include_in_schema=False)
+    open_plain_routes(app.routes)
+    add_route_dependencies(app.routes, [{"path": "*", "method": "*"}], [FOR_ANYONE])
+    add_route_dependencies(app.routes, [{"path": f"{PREFIX}/_mgmt/health", "method": "GET"}], [FOR_OPERATORS])
     app.add_exception_handler(InvalidRequest, PROBLEMS.on_error)
     app.add_exception_handler(Unavailable, PROBLEMS.on_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)

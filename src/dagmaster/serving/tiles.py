@@ -33,7 +33,8 @@ from titiler.core.factory import TilerFactory, img_endpoint_params
 from titiler.core.resources.enums import ImageType
 from titiler.extensions.wmts import DEFAULT_TEMPLATES, wmtsExtension
 
-from dagmaster.addresses import GRID, TILES, Addresses
+from dagmaster.addresses import Addresses
+from dagmaster.dataset_urls import GRID, TILES
 from dagmaster.serving import dependencies as deps
 from dagmaster.serving.access import LATEST, revision_number
 from dagmaster.serving.dependencies import FORMATS, AssetId, DatasetPath, Revision, TileOptions, Version

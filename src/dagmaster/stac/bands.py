@@ -8,9 +8,9 @@ from typing import Any
 from rasterio.crs import CRS
 
 from dagmaster.stac.values import Band, Cog, Facts, Json, Statistics
+from dagmaster.web_mercator import METRES_PER_DEGREE
 
-_METRES_PER_DEGREE = 2 * math.pi * 6_378_137 / 360
-_CODE = re.compile(r"[A-Za-z_0-9]+:[A-Za-z0-9_.-]+")
+CRS_CODE = re.compile(r"[A-Za-z_0-9]+:[A-Za-z0-9_.-]+")
 _EPSG = re.compile(r"EPSG:(\d{1,9})")
 # The common names of the eo extension that a band's name or colour may have.
 _COMMON_NAMES = frozenset(
@@ -70,7 +70,7 @@ def projection(facts: Facts) -> Json:
 def crs_fields(facts: Facts) -> Json:
     if facts.crs is None:
         return {}
-    if _CODE.fullmatch(facts.crs):
+    if CRS_CODE.fullmatch(facts.crs):
         epsg = _EPSG.fullmatch(facts.crs)
         return {"proj:code": facts.crs, **({"proj:epsg": int(epsg[1])} if epsg else {})}
     return {"proj:wkt2": CRS.from_user_input(facts.crs).to_wkt(version="WKT2_2019")}
@@ -85,7 +85,7 @@ def resolution_metres(facts: Facts) -> float | None:
     crs = CRS.from_user_input(facts.crs)
     if crs.is_geographic:
         middle = math.radians((facts.bounds[1] + facts.bounds[3]) / 2)
-        factor = math.degrees(crs.units_factor[1]) * _METRES_PER_DEGREE
+        factor = math.degrees(crs.units_factor[1]) * METRES_PER_DEGREE
         across *= max(math.cos(middle * math.degrees(crs.units_factor[1])), 1e-6)
     else:
         factor = float(crs.units_factor[1])

@@ -1,5 +1,5 @@
-"""The rules of the STAC extensions that our documents use: projection 2.0, raster 2.0, file 2.1, processing 1.2,
-version 1.2, timestamps 1.1, render 2.0, web-map-links 1.2, classification 1.1. Stricter than their schemas where
+"""The rules of the STAC extensions that our documents use: projection 1.2, raster 2.0, eo 1.1, file 2.1, processing
+1.2, version 1.2, timestamps 1.1, render 2.0, web-map-links 1.2, classification 1.1. Stricter than their schemas where
 numbers must agree.
 """
 
@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
+from dagmaster.stac.bands import CRS_CODE
 from dagmaster.stac.item import EXTENSIONS
 
 Json: TypeAlias = Mapping[str, Any]
@@ -21,6 +22,8 @@ _FIELDS = {
     "processing": ("processing:", {"expression", "lineage", "level", "facility", "version", "datetime", "software"}),
     "classification": ("classification:", {"classes", "bitfields"}),
 }
+# What earlier releases declared. Items that they wrote are still registered, by jobs that they began and from files.
+_EARLIER_VERSIONS = {"projection": ("https://stac-extensions.github.io/projection/v2.0.0/schema.json",)}
 _MAP_LINKS = {"xyz", "wms", "wmts", "tilejson", "pmtiles", "3d-tiles"}
 _LIMITS = {
     "uint8": (0, 2**8 - 1),
@@ -34,7 +37,6 @@ _LIMITS = {
 }
 _RESAMPLINGS = {"nearest", "bilinear", "cubic", "cubic_spline", "lanczos", "average", "mode", "gauss", "rms"}
 _MULTIHASH = re.compile(r"1220[0-9a-f]{64}")
-_CODE = re.compile(r"[A-Za-z_0-9]+:[A-Za-z0-9_.-]+")
 _CLASS_NAME = re.compile(r"[0-9A-Za-z_-]+")
 _COLOUR = re.compile(r"[0-9A-Fa-f]{6}")
 
@@ -84,15 +86,16 @@ def _uses(document: Json) -> dict[str, bool]:
 
 
 def _declared_extensions(document: Json) -> Violations:
-    declared = document.get("stac_extensions", [])
+    declared, known = set(document.get("stac_extensions", [])), set[str]()
     for name, is_used in _uses(document).items():
-        if is_used and EXTENSIONS[name] not in declared:
+        accepted = {EXTENSIONS[name], *_EARLIER_VERSIONS.get(name, ())}
+        known |= accepted
+        if is_used and not declared & accepted:
             yield "stac_extensions", f"{name} is used and not declared as {EXTENSIONS[name]}"
-        if not is_used and EXTENSIONS[name] in declared:
+        if not is_used and declared & accepted:
             yield "stac_extensions", f"{name} is declared and not used"
-    for address in declared:
-        if address not in EXTENSIONS.values():
-            yield "stac_extensions", "an extension, or a version of one, that we do not use is declared"
+    for _ in declared - known:
+        yield "stac_extensions", "an extension, or a version of one, that we do not use is declared"
 
 
 def _known_fields(document: Json) -> Violations:
@@ -112,7 +115,7 @@ def _known_fields(document: Json) -> Violations:
 def _projection(document: Json) -> Violations:
     for where, owner in _owners(document):
         code, shape, transform, bbox = (owner.get(f"proj:{name}") for name in ("code", "shape", "transform", "bbox"))
-        if code is not None and not (isinstance(code, str) and _CODE.fullmatch(code)):
+        if code is not None and not (isinstance(code, str) and CRS_CODE.fullmatch(code)):
             yield f"{where}.proj:code", "it is not an authority and a code, such as EPSG:4326"
         if "proj:epsg" in owner and code != f"EPSG:{owner['proj:epsg']}":
             yield f"{where}.proj:epsg", "it is not the number in `proj:code`"

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
+from dagmaster.dataset_ids import RULE, is_dataset_id
 from dagmaster.errors import InvalidRequest
 from dagmaster.stac.bands import bands, classes, crs_fields, eo_bands, projection, resolution_metres
 from dagmaster.stac.public import linked, public
@@ -34,16 +35,15 @@ EXTENSIONS = {
         "classification": "1.1.0",
     }.items()
 }
-_PART = re.compile(r"[a-z0-9](?:[a-z0-9._-]{0,98}[a-z0-9])?")
 _REF = re.compile(r"[a-z][a-z0-9_]*")
 _IMAGE_TYPES = {".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".webp": "image/webp"}
 
 
 def item_id(dataset: str, ordinal: int, tile: str | None = None) -> str:
     """`roads-v1`, or `roads-v1-r003c012` for a tile or another part of it."""
-    if tile is not None and not _PART.fullmatch(tile):
+    if tile is not None and not is_dataset_id(tile):
         raise InvalidRequest(
-            "the id of a part must consist of lower-case letters and digits, with . _ - between them",
+            f"the id of a part must consist of {RULE}",
             code="stac.tile-id",
         )
     return f"{dataset}-v{ordinal}" + (f"-{tile}" if tile else "")

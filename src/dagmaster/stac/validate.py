@@ -19,6 +19,8 @@ from datetime import datetime
 from itertools import pairwise
 from typing import Any, TypeAlias
 
+from dagmaster.bbox import BBox
+from dagmaster.dataset_ids import RULE, is_dataset_id
 from dagmaster.errors import InvalidRequest, UnfitData
 from dagmaster.stac.extensions import EXTENSION_RULES
 from dagmaster.stac.public import leak_in, why_internal, why_not_linked, why_not_public
@@ -30,7 +32,6 @@ Violations: TypeAlias = Iterator[tuple[str, str]]  # where, what
 
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z")
 _ITEM_ID = re.compile(r"-v(\d+)(-[a-z0-9]([a-z0-9._-]*[a-z0-9])?)?")
-_COLLECTION_ID = re.compile(r"[a-z0-9]([a-z0-9._-]*[a-z0-9])?")
 _DEPRECATED_LICENSES = ("proprietary", "various")
 _LICENSE = re.compile(r"[\w.+-]+")
 _MULTIHASH = re.compile(r"1220[0-9a-f]{64}")
@@ -102,10 +103,14 @@ def refuse_unpublishable(
     link = {"rel": "collection", "href": collection_url}
     links = document.get("links")
     whole = {**document, "links": [*links, link]} if isinstance(links, list) and "collection" in document else document
-    problems = [(where, message) for rule in (_schema, _plain_json) for where, message in _applied(rule, whole)]
-    problems += _applied(functools.partial(_unpublishable, allows_file, is_served), document)
+    problems = [problem for rule in (_schema, _plain_json) for problem in _applied(rule, whole)]
+    hint = "correct the document; https://github.com/radiantearth/stac-spec describes its fields"
+    if unpublishable := _applied(functools.partial(_unpublishable, allows_file, is_served), document):
+        problems += unpublishable
+        hint = "files must be in a served zone, or below a URL of STAC_HREF_PREFIXES; links must be public"
     if not problems and _is_ours(document):
         problems = [problem for rule in EXTENSION_RULES for problem in _applied(rule, document)]
+        hint = "it was changed, or written by another release: resume the job from the node that wrote it"
     if problems:
         kind = "item" if document.get("type") == "Feature" else "collection"
         name = str(document.get("id"))[:200]
@@ -113,7 +118,7 @@ def refuse_unpublishable(
         raise UnfitData(
             f"{kind} '{name}' cannot be published: {shown}" + ("; …" if len(problems) > 5 else ""),
             code="stac.invalid",
-            hint="files must be in a served zone, or below a URL of STAC_HREF_PREFIXES",
+            hint=hint,
             id=name,
         )
 
@@ -397,27 +402,17 @@ def _bbox(document: Json) -> Violations:
     ):
         yield "bbox", "it has four numbers: west, south, east, north"
         return
-    west, south, east, north = bbox
-    boxes = [_extent(polygon[0]) for polygon in _polygons(geometry)]
-    if west > east:
-        boxes = [
-            (left + 360, low, right + 360, high) if right <= east + 1e-6 else (left, low, right, high)
-            for left, low, right, high in boxes
-        ]
-        east += 360
-    true = [
-        min(box[0] for box in boxes),
-        min(box[1] for box in boxes),
-        max(box[2] for box in boxes),
-        max(box[3] for box in boxes),
-    ]
-    if any(abs(one - other) > 1e-6 for one, other in zip((west, south, east, north), true, strict=True)):
+    box = BBox.of(bbox)
+    parts = [_extent(polygon[0]) for polygon in _polygons(geometry)]
+    if box.crosses_antimeridian:
+        parts = [part.shifted(1) if part.east <= box.east + 1e-6 else part for part in parts]
+    if any(abs(one - other) > 1e-6 for one, other in zip(box.unrolled(), BBox.around(parts), strict=True)):
         yield "bbox", "it is not the box around the geometry (west, south, east, north)"
 
 
-def _extent(ring: Sequence[Sequence[float]]) -> tuple[float, float, float, float]:
+def _extent(ring: Sequence[Sequence[float]]) -> BBox:
     longitudes, latitudes = [point[0] for point in ring], [point[1] for point in ring]
-    return (min(longitudes), min(latitudes), max(longitudes), max(latitudes))
+    return BBox(min(longitudes), min(latitudes), max(longitudes), max(latitudes))
 
 
 def _polygons(geometry: Json) -> list[Any]:
@@ -428,8 +423,8 @@ def _polygons(geometry: Json) -> list[Any]:
 
 
 def _collection_id(document: Json) -> Violations:
-    if not _COLLECTION_ID.fullmatch(str(document.get("id"))):
-        yield "id", "it has lower-case letters, digits, dots, dashes and underscores"
+    if not is_dataset_id(str(document.get("id"))):
+        yield "id", f"it has {RULE}"
     if "properties" in document:
         yield "properties", "a collection has none"
 

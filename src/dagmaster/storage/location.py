@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Self
 from uuid import UUID
 
-from dagmaster.dataset_ids import require_dataset_id
+from dagmaster.dataset_ids import JOB_PREFIX, own_dataset_id, require_dataset_id
 from dagmaster.errors import InvalidRequest
 
 LONGEST_BLOB_BYTES = 1024
@@ -80,6 +80,9 @@ class Folder:
         return f"{self.zone}:{self.container}/{self.path}"
 
 
+KINDS = ("cogs", "mosaics", "tiling_schemes", "stac", "recipes")
+
+
 @dataclass(frozen=True, slots=True)
 class Edition:
     """One revision of one version of a dataset. Objects under its names are written once and never change.
@@ -115,8 +118,15 @@ class Edition:
         """The options that the edition is made with."""
         return self._named("recipes", "recipe.json")
 
+    def folders(self) -> tuple[str, ...]:
+        """Where all objects of the edition are."""
+        return tuple(self._folder(kind) for kind in KINDS)
+
     def _named(self, kind: str, name: str) -> str:
-        return f"{kind}/{self.dataset}/v{self.ordinal}/r{self.revision}/{name}"
+        return f"{self._folder(kind)}/{name}"
+
+    def _folder(self, kind: str) -> str:
+        return f"{kind}/{self.dataset}/v{self.ordinal}/r{self.revision}"
 
 
 def intermediate(job_id: UUID, name: str) -> str:
@@ -131,6 +141,16 @@ def job_named(name: str) -> UUID | None:
     except ValueError:
         return None
     return job_id if job_id.version == _JOB_ID_VERSION and str(job_id) == name else None
+
+
+def outputs_of_job(job_id: UUID) -> tuple[str, ...]:
+    """Where the objects are that a job made without a submission."""
+    return tuple(f"{kind}/{own_dataset_id(job_id)}" for kind in KINDS)
+
+
+def job_of_outputs(name: str) -> UUID | None:
+    """The job whose own dataset has this name."""
+    return job_named(name.removeprefix(JOB_PREFIX)) if name.startswith(JOB_PREFIX) else None
 
 
 def _check_container(container: str) -> None:

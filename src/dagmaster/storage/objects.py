@@ -1,8 +1,7 @@
-"""A zone in an object store, through obstore. Today only its store in memory is used."""
+"""A zone in an object store, through obstore. Today only `dagmaster.testing` uses it, with a store in memory."""
 
 import contextlib
 import hashlib
-from collections import defaultdict
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import TYPE_CHECKING, Literal
 from uuid import UUID
 
 from obstore import exceptions
-from obstore.store import MemoryStore
 
 from dagmaster.errors import Conflict, NotAllowed, NotFound, Unavailable
 from dagmaster.storage import scratch
@@ -155,12 +153,6 @@ class ObjectStore:
     def _chunks(self, location: Location) -> Generator[bytes, None, None]:
         for chunk in self._container(location).get(location.blob).stream(CHUNK_BYTES):
             yield bytes(chunk)
-
-
-def memory_store(zone: Zone, scratch_folder: Path) -> ObjectStore:
-    """For tests: the objects are lost with the process."""
-    containers: defaultdict[str, MemoryStore] = defaultdict(MemoryStore)
-    return ObjectStore(zone, containers.__getitem__, scratch_folder)
 
 
 @contextlib.contextmanager

@@ -7,7 +7,16 @@ from uuid import UUID
 
 from dagmaster.settings import Settings
 from dagmaster.storage.local import LocalStore
-from dagmaster.storage.location import Folder, Location, Zone, job_named
+from dagmaster.storage.location import (
+    KINDS,
+    Edition,
+    Folder,
+    Location,
+    Zone,
+    job_named,
+    job_of_outputs,
+    outputs_of_job,
+)
 from dagmaster.storage.sources import BLOBS_ONLY, SourceFile, SourceRules, find_source
 from dagmaster.storage.store import ObjectInfo, Store, Stored
 
@@ -83,9 +92,34 @@ class Storage:
     def clear_intermediate(self, job_id: UUID) -> None:
         self._stores[Zone.SILVER].delete_all(self._intermediate(job_id))
 
+    def output_jobs(self) -> Iterator[UUID]:
+        """The jobs that made a dataset without a submission. A job may be named more than once."""
+        for kind in KINDS:
+            names = self._stores[Zone.SILVER].folders(Folder(Zone.SILVER, self.containers[Zone.SILVER], kind))
+            yield from (job_id for name in names if (job_id := job_of_outputs(name)))
+
+    def output_blobs(self, job_id: UUID) -> Iterator[ObjectInfo]:
+        return (blob for folder in self._outputs(job_id) for blob in self.list(folder))
+
+    def clear_outputs(self, job_id: UUID) -> None:
+        for folder in self._outputs(job_id):
+            self._stores[Zone.SILVER].delete_all(folder)
+
+    def clear_edition(self, edition: Edition) -> int:
+        """Delete the processed objects of an edition. Returns their number."""
+        silver, count = self._stores[Zone.SILVER], 0
+        for path in edition.folders():
+            folder = Folder(Zone.SILVER, self.containers[Zone.SILVER], path)
+            count += sum(1 for _ in silver.list(folder))
+            silver.delete_all(folder)
+        return count
+
     def sweep_up(self) -> None:
         for store in self._stores.values():
             store.sweep_up()
+
+    def _outputs(self, job_id: UUID) -> Iterator[Folder]:
+        return (Folder(Zone.SILVER, self.containers[Zone.SILVER], path) for path in outputs_of_job(job_id))
 
     def _intermediate(self, job_id: UUID) -> Folder:
         return Folder(Zone.SILVER, self.containers[Zone.SILVER], str(job_id))

@@ -21,7 +21,7 @@ from dagmaster.jobs.model import Submission, new_job_id
 from dagmaster.jobs.plan import Planner
 from dagmaster.jobs.rendering import RenderLimits
 from dagmaster.jobs.states import JOB_TERMINAL, TaskStatus
-from dagmaster.operations.library import WorkflowLibrary, limits_of, load_library, workflow_files
+from dagmaster.library.workflows import WorkflowLibrary, limits_of, load_library, workflow_files
 from dagmaster.operations.submit import prepare
 from dagmaster.orchestrator.loop import Orchestrator
 from dagmaster.orchestrator.routing import RegistryRouter
@@ -44,7 +44,7 @@ from dagmaster.workflows.model import Workflow
 
 T = TypeVar("T")
 
-# Bells in memory are always heard: looking now and then is only needed for leases, and costs time.
+# In-memory notifications are never lost, so polling is only needed for leases.
 PACE = {
     "orchestrator_poll_interval": 60.0,
     "heartbeat_interval_sec": 60.0,

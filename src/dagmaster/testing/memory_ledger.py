@@ -487,7 +487,17 @@ class MemoryLedger:
         self.db.routers[orchestrator.owner_id] = orchestrator
 
     async def claim_jobs(
-        self, owner_id: UUID, *, limit: int, orphans: bool = True, orphan_after_seconds: float, patience_seconds: float
+        self, owner_id: UUID, *, limit: int, orphan_after_seconds: float, patience_seconds: float
+    ) -> list[Claim]:
+        return self._claim_free(owner_id, limit, orphan_after_seconds, patience_seconds, with_orphans=False)
+
+    async def claim_orphans(
+        self, owner_id: UUID, *, limit: int, orphan_after_seconds: float, patience_seconds: float
+    ) -> list[Claim]:
+        return self._claim_free(owner_id, limit, orphan_after_seconds, patience_seconds, with_orphans=True)
+
+    def _claim_free(
+        self, owner_id: UUID, limit: int, orphan_after_seconds: float, patience_seconds: float, *, with_orphans: bool
     ) -> list[Claim]:
         db, now = self.db, self.db.clock()
         alive = {
@@ -496,7 +506,7 @@ class MemoryLedger:
         active = [job for job in db.jobs.values() if job.status in _ACTIVE]
         mine = sum(job.owner_id == owner_id for job in active)
         room = max(0, min(limit, ceil(len(active) / max(1, len(alive))) - mine))
-        may_judge = orphans and owner_id in alive
+        may_judge = with_orphans and owner_id in alive
         free = [job for job in active if job.owner_id is None or (may_judge and job.owner_id not in alive)]
         free = [job for job in free if self._may_route(job, owner_id, alive)]
         if room == 0:

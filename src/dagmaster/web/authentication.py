@@ -21,9 +21,8 @@ from starlette.requests import Request
 from starlette.routing import BaseRoute
 
 from dagmaster.access.caller import ANONYMOUS, Caller, Scope
-from dagmaster.access.keys import PREFIX, KeyText, parse_key
+from dagmaster.access.keys import PREFIX, KeyText, StoredKey, parse_key
 from dagmaster.access.permissions import ALLOWED, Permission, may
-from dagmaster.database.assets.keys import KeyStore, StoredKey
 from dagmaster.errors import DagmasterError, NotAllowed, NotAuthenticated
 from dagmaster.observe import log
 from dagmaster.settings import Settings
@@ -36,6 +35,18 @@ LOCAL_ADMIN = Caller("local", frozenset({Scope.ADMIN}))
 LOCAL_VIEWER = Caller("local", frozenset({Scope.VIEWER}))
 _RECORD_USES_SECONDS = 5.0
 _log = log.get("auth")
+
+
+class KeyLookup(Protocol):
+    """Where keys are found. The database, or the view of it that the gateway has."""
+
+    async def find(self, key_id: str) -> StoredKey | None: ...
+
+    async def has_keys(self) -> bool: ...
+
+    def note_use(self, key_id: str) -> None: ...
+
+    async def record_uses(self) -> None: ...
 
 
 class Authentication(Protocol):
@@ -58,7 +69,7 @@ class CredentialAuthentication:
     """Callers have an API key or an OIDC token; without either they are anonymous. Keys are looked up with each
     request, so that a change takes effect at once. Use it as a context: it records when keys are used."""
 
-    def __init__(self, keys: KeyStore, tokens: "TokenVerifier | None" = None) -> None:
+    def __init__(self, keys: KeyLookup, tokens: "TokenVerifier | None" = None) -> None:
         self._keys = keys
         self._tokens = tokens
 
@@ -95,21 +106,30 @@ class CredentialAuthentication:
         try:
             yield
         finally:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
+            while not task.done():  # a query may turn a cancellation into an error of its own
+                task.cancel()
+                await asyncio.wait({task}, timeout=0.1)
             with suppress(DagmasterError):
                 await self._keys.record_uses()
             if self._tokens is not None:
                 await self._tokens.close()
 
     async def _record_uses(self) -> None:
+        await self._warn_without_keys()
         while True:
             await asyncio.sleep(_RECORD_USES_SECONDS)
             try:
                 await self._keys.record_uses()
             except Exception as error:  # requests do not depend on it; it is tried again
                 _log.warning("the use of keys could not be recorded", error=str(error))
+
+    async def _warn_without_keys(self) -> None:
+        with suppress(DagmasterError):  # requests report an outage
+            if self._tokens is None and not await self._keys.has_keys():
+                _log.warning(
+                    "authentication is enabled, but there is no API key",
+                    hint="create one on a machine that reaches the database: dagmaster keys create NAME --admin",
+                )
 
 
 def _is_secret_of(key: KeyText, stored: StoredKey) -> bool:
@@ -146,7 +166,7 @@ async def authentication_running(authentication: Authentication) -> AsyncIterato
         yield
 
 
-def authentication_of(settings: Settings, keys: KeyStore, everyone: Caller) -> Authentication:
+def authentication_of(settings: Settings, keys: KeyLookup, everyone: Caller) -> Authentication:
     """`everyone` is the caller of all requests if authentication is disabled."""
     if not settings.auth_enabled:
         return NoAuthentication(everyone)
@@ -216,9 +236,9 @@ def permission_of(route: Any) -> Permission | None:
     """The permission that a route declares. Plain routes of Starlette have it as attribute of their endpoint."""
     dependant: Dependant | None = getattr(route, "dependant", None)
     if dependant is not None:
-        declared = next((part.call for part in _all(dependant) if isinstance(part.call, Needs)), None)
-        if declared is not None:
-            return declared.permission
+        declared = [part.call.permission for part in _all(dependant) if isinstance(part.call, Needs)]
+        if declared:  # all are required: what anyone may do adds nothing
+            return next((each for each in declared if each is not Permission.ANYONE), Permission.ANYONE)
     permission: Permission | None = getattr(getattr(route, "endpoint", None), "permission", None)
     return permission
 

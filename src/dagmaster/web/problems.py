@@ -56,11 +56,15 @@ STATUSES: Mapping[type[DagmasterError], HTTPStatus] = {
 # Errors whose status is not that of their class.
 STATUSES_BY_CODE: Mapping[str, HTTPStatus] = {
     "asset.changed": HTTPStatus.PRECONDITION_FAILED,
+    "platform.changed": HTTPStatus.PRECONDITION_FAILED,
     "bootstrap.rebuild-off": HTTPStatus.FORBIDDEN,
     "bootstrap.not-confirmed": HTTPStatus.FORBIDDEN,
     "catalog.too-slow": HTTPStatus.GATEWAY_TIMEOUT,
     "request.foreign-host": HTTPStatus.FORBIDDEN,
     "request.foreign-origin": HTTPStatus.FORBIDDEN,
+    "gateway.too-many-requests": HTTPStatus.TOO_MANY_REQUESTS,
+    "gateway.no-response": HTTPStatus.GATEWAY_TIMEOUT,
+    "gateway.response-too-large": HTTPStatus.BAD_GATEWAY,
     "serving.too-many-requests": HTTPStatus.TOO_MANY_REQUESTS,
     "request.too-large": HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
 }

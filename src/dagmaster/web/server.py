@@ -2,13 +2,14 @@
 
 import asyncio
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import ClassVar
 
+import h11
 import uvicorn
 from fastapi import FastAPI
-from uvicorn.protocols.http.h11_impl import H11Protocol, h11  # type: ignore[attr-defined]
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from dagmaster.listen import url_of
 
@@ -72,7 +73,9 @@ class TimedProtocol(H11Protocol):
 class WebServer:
     """Serves until `finish` is called."""
 
-    def __init__(self, app: FastAPI, bound: socket.socket) -> None:
+    def __init__(self, app: FastAPI, bound: socket.socket, trusted_proxies: Sequence[str] = ()) -> None:
+        """Requests of `trusted_proxies` (addresses or networks) are taken to come from the client and with the scheme
+        that their headers name. From others these headers are ignored."""
         self._app = app
         self._bound = bound
         config = uvicorn.Config(
@@ -84,7 +87,8 @@ class WebServer:
             timeout_graceful_shutdown=_GRACE_SECONDS,
             timeout_keep_alive=_KEEP_ALIVE_SECONDS,
             server_header=False,
-            proxy_headers=False,
+            proxy_headers=bool(trusted_proxies),
+            forwarded_allow_ips=list(trusted_proxies),
         )
         self._server = _UvicornServer(config)
 

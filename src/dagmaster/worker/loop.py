@@ -201,7 +201,7 @@ class Worker:
 
     def hurry(self) -> None:
         """End the grace time now: running handlers are killed and their tasks returned, which charges no attempt."""
-        _log.warning("worker stops without grace", running=len(self._held))
+        _log.warning("worker stops immediately", running=len(self._held))
         self.stop(grace_seconds=0)
 
     @property

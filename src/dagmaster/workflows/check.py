@@ -193,7 +193,7 @@ def _starts(case: Case) -> Iterator[WorkflowProblem]:
         if case.edges[start] or case.workflow.nodes[start].depends_on:
             before = ", ".join(f"'{node_id}'" for node_id in case.edges[start])
             yield case.problem(
-                f"a start depends on nothing{f', but {before} leads here' if before else '; remove its depends_on'}",
+                f"a start node has no dependencies{f', but {before} leads to it' if before else '; remove depends_on'}",
                 *("nodes", start, "depends_on"),
                 key=True,
             )
@@ -308,7 +308,7 @@ def _conditionals(case: Case) -> Iterator[WorkflowProblem]:
             yield from _condition_form(case, node_id, node)
         if node.next:
             yield case.problem(
-                "a conditional leads on by its branches; remove `next`", "nodes", node_id, "next", key=True
+                "a conditional has no `next`; its branches name the next nodes", "nodes", node_id, "next", key=True
             )
 
 
@@ -371,9 +371,7 @@ def _fan_ins(case: Case) -> Iterator[WorkflowProblem]:
             )
         if len(fan_outs) > 1:
             names = ", ".join(f"'{name}'" for name in sorted(fan_outs))
-            yield case.problem(
-                f"{names} are equally near; say whose children with `fan_out:`", "nodes", node_id, key=True
-            )
+            yield case.problem(f"{names} are equally near; name one with `fan_out:`", "nodes", node_id, key=True)
 
 
 def _is_fan_out_before(case: Case, node_id: str, field: str, name: str) -> Iterator[WorkflowProblem]:

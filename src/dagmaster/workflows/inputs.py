@@ -32,9 +32,8 @@ def refuse_reserved(workflow: Workflow, submitted: dict[str, Any]) -> None:
     names = [name for name, value in submitted.items() if value is not None and name in declared]
     if reserved := sorted(name for name in names if declared[name].reserved):
         listed = ", ".join(f"'{name}'" for name in reserved)
-        verb = "is a reserved input" if len(reserved) == 1 else "are reserved inputs"
         raise InvalidRequest(
-            f"{listed} {verb} of workflow '{workflow.workflow_id}': only the platform sets them",
+            f"these inputs of workflow '{workflow.workflow_id}' are set by the platform: {listed}",
             code="inputs.reserved",
             hint="leave them out, or submit the data as an asset: `dagmaster assets submit` or `dagmaster process`",
             fields=reserved,

@@ -3,7 +3,7 @@
 The same models are used by the server, the command line and the Python client.
 """
 
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
@@ -19,6 +19,8 @@ ClearanceLevel = Literal["uncleared", "ouo", "public"]
 ExposureLevel = Literal["latest-only", "all-versions"]
 SubmissionAnswer = Literal["new_asset", "new_version", "new_revision", "already_processing", "already_completed"]
 
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
 
 class SourceReference(RequestModel):
     """Objects of the bronze zone: one `blob`, or several `blobs` that become one collection."""
@@ -29,8 +31,8 @@ class SourceReference(RequestModel):
 
 
 class AssetSubmissionRequest(RequestModel):
-    """`parameters` are inputs of the workflow; those that only a submission decides (dataset, version, revision,
-    references) are refused there. Without `workflow_id`, it depends on the data type and the number of files."""
+    """`parameters` are inputs of the workflow; inputs that the platform sets (dataset, version, revision, references,
+    source) are refused. Without `workflow_id`, the data type and the number of files select the workflow."""
 
     platform_id: PlatformName
     platform_refs: dict[str, str]
@@ -47,7 +49,7 @@ class AssetSubmissionRequest(RequestModel):
 
 
 class SubmissionEstimate(ApiModel):
-    """From past runs of the workflow: None without any that are comparable."""
+    """Estimated from past runs of the workflow; a value is None if no past run is comparable."""
 
     tile_count: int | None = None
     size_bytes: int | None = None
@@ -87,6 +89,7 @@ class RevisionInfo(ApiModel):
     workflow_id: str | None = None
     source: dict[str, Any] = {}
     content_hash: str | None = None
+    same_content_as: int | None = None
     submitted_by: str | None = None
     error_message: str | None = None
     outputs: dict[str, Any] = {}
@@ -136,7 +139,7 @@ class AssetSummary(ApiModel):
 
 
 class AssetInfo(AssetSummary):
-    """`etag` is to be sent as `If-Match` with a change; a stale one is refused."""
+    """Send `etag` as `If-Match` with a change: the change is refused if the asset has changed since."""
 
     etag: str
     cleared_at: datetime | None = None
@@ -160,9 +163,17 @@ class AssetHistoryEntry(ApiModel):
     created_at: datetime
 
 
+class AuditEntry(AssetHistoryEntry):
+    """A change of an asset, of a platform or of a key. `platform_id` is also that of the asset or of the key."""
+
+    asset_id: str | None = None
+    dataset_id: str | None = None
+    platform_id: str | None = None
+
+
 class ApproveRequest(RequestModel):
-    """`clearance_level` is required unless the asset is cleared already. `revision` guards against approving another
-    revision than the one that was reviewed."""
+    """`clearance_level` is required unless the asset is cleared already. `revision` is the number of the revision that
+    was reviewed; the request is refused if a newer one exists."""
 
     clearance_level: Literal["ouo", "public"] | None = None
     revision: Annotated[int, Field(ge=1)] | None = None
@@ -198,6 +209,11 @@ class PlatformInfo(ApiModel):
     created_at: datetime
     updated_at: datetime
 
+    @property
+    def etag(self) -> str:
+        """The time of the last change in microseconds."""
+        return str((self.updated_at - _EPOCH) // timedelta(microseconds=1))
+
 
 class PlatformRequest(RequestModel):
     platform_id: PlatformName
@@ -208,7 +224,7 @@ class PlatformRequest(RequestModel):
 
 
 class PlatformChange(RequestModel):
-    """What is not given stays. References cannot be changed: the ids of assets depend on them."""
+    """What is not given stays as it is. References cannot be changed: the ids of assets depend on them."""
 
     display_name: Annotated[str, Field(min_length=1, max_length=200)] | None = None
     is_active: bool | None = None
@@ -216,7 +232,7 @@ class PlatformChange(RequestModel):
 
 
 class SubmissionStatus(ApiModel):
-    """How far a request is, in the words for partners; no job and no node."""
+    """The status of a request, in the status words for partners; jobs and nodes are not mentioned."""
 
     request_id: str
     status: Extensible[
@@ -260,9 +276,15 @@ class KeyRequest(RequestModel):
     """`name` is recorded as the actor of what the key changes; two keys never have the same one."""
 
     name: Annotated[str, Field(min_length=1, max_length=64)]
-    scopes: Annotated[list[str], Field(min_length=1, max_length=7)]
+    scopes: Annotated[list[str], Field(min_length=1, max_length=8)]
     platform_id: PlatformName | None = None
     expires_in_days: Annotated[float, Field(gt=0, le=3650)] | None = None
+
+
+class KeyUses(RequestModel):
+    """Keys that were used at a gateway since its last report."""
+
+    key_ids: Annotated[list[Annotated[str, Field(max_length=32)]], Field(min_length=1, max_length=1000)]
 
 
 class KeyRotation(RequestModel):
@@ -297,7 +319,7 @@ class LinkRequest(RequestModel):
 
 
 class SignedLink(ApiModel):
-    """`token` is appended to URLs of this version as `?token=…`."""
+    """Append `token` to URLs of this version, as `?token=…`."""
 
     token: str
     expires_at: datetime

@@ -1,4 +1,4 @@
-"""Callbacks: what submitters are told, the attempts to deliver it, and the secrets that sign it."""
+"""Callbacks to submitters, the attempts to deliver them, and the secrets that sign them."""
 
 from datetime import datetime
 from typing import Annotated
@@ -14,14 +14,14 @@ DAY_SECONDS = 86_400
 
 
 class CallbackInfo(ApiModel):
-    """What a request is told, and how far that is. Its id is the `webhook-id` of every attempt. A `pending` callback
-    waits for its next attempt, or is being delivered (`is_under_way`)."""
+    """A callback: the status that is sent, and the state of its delivery. Its id is the `webhook-id` of every attempt.
+    A `pending` callback waits for its next attempt, or is being delivered (`is_under_way`)."""
 
     callback_id: UUID
-    sequence: Annotated[int, Field(description="The order in which things happened")]
+    sequence: Annotated[int, Field(description="Callbacks of a request are delivered in this order")]
     request_id: str
     platform_id: str
-    status: Annotated[str, Field(description="What the request is told")]
+    status: Annotated[str, Field(description="The status of the request that is sent")]
     url: str
     job_id: UUID | None = Field(None, description="Set for a job that belongs to no asset")
     state: Extensible[CallbackState]
@@ -39,7 +39,7 @@ class CallbackInfo(ApiModel):
 
 
 class DeliveryInfo(ApiModel):
-    """One attempt. Without `finished_at` it is under way, or its process has died."""
+    """One attempt to deliver a callback. Without `finished_at` it is under way, or its process has died."""
 
     number: int
     started_at: datetime
@@ -57,13 +57,13 @@ class CallbackDetail(CallbackInfo):
 
 
 class RotateSecretRequest(RequestModel):
-    """The previous secret signs callbacks too, until the overlap is over. With 0 it ends at once."""
+    """Callbacks are signed with the previous secret too, until the overlap is over; with 0 it is not used any more."""
 
     overlap_seconds: Annotated[float, Field(ge=0, le=90 * DAY_SECONDS)] = DAY_SECONDS
 
 
 class RotatedSecret(ApiModel):
-    """The secret is shown this once. `previous_until` is null if there was no other."""
+    """Only this response shows the secret. `previous_until` is null if there was no other."""
 
     platform_id: str
     secret: str

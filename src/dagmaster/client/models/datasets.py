@@ -1,9 +1,9 @@
 """Datasets, as the catalogue of the map server describes them."""
 
 from typing import Any
-from urllib.parse import quote
 
 from dagmaster.client.models.base import ApiModel, Json, parse, unexpected
+from dagmaster.dataset_urls import DatasetUrls
 
 
 class DatasetSummary(ApiModel):
@@ -25,7 +25,7 @@ class DatasetSummary(ApiModel):
         """The dataset of a STAC collection, on the map server at this URL."""
         if not isinstance(collection, dict) or not isinstance(collection.get("id"), str):
             raise unexpected("a collection has no `id`")
-        tiles = f"{base_url}/tiles/{quote(collection['id'], safe='')}"
+        urls = DatasetUrls(base_url)
         names = ("title", "description", "license", "keywords")
         return parse(
             cls,
@@ -34,8 +34,8 @@ class DatasetSummary(ApiModel):
                 "dataset_id": collection["id"],
                 "bbox": _first(collection, "spatial", "bbox"),
                 "interval": _first(collection, "temporal", "interval"),
-                "map_url": f"{tiles}/map",
-                "tilejson_url": f"{tiles}/WebMercatorQuad/tilejson.json",
+                "map_url": urls.map(collection["id"]),
+                "tilejson_url": urls.tilejson(collection["id"]),
                 "stac": collection,
             },
         )

@@ -95,7 +95,8 @@ class StageSummary(ApiModel):
 
 
 class LogLine(ApiModel):
-    """A line that an attempt logged, with the time of its worker's clock. Numbers start at 1; old lines may be gone."""
+    """A line that an attempt logged, with the time of its worker's clock. Numbers start at 1; older lines may have been
+    deleted."""
 
     number: int
     at: datetime

@@ -34,6 +34,7 @@ class MigrationResult(ApiModel):
     pending: list[str]
     is_current: bool
     done_by_another: bool = False
+    warnings: list[str] = Field([], description="Collections of the catalogue that are not served, and why")
 
 
 class RebuildRequest(RequestModel):

@@ -7,6 +7,7 @@ writing it again changes nothing. Triggers refuse changes once the revision was 
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Final
 from uuid import UUID
 
@@ -15,14 +16,17 @@ import psycopg
 from psycopg.rows import dict_row
 
 from dagmaster import faults
-from dagmaster.database.catalog.pgstac import BATCH_BYTES, BATCH_ITEMS, extent_of, moments_of
+from dagmaster.database.catalog.pgstac import extent_of
 from dagmaster.database.connect import REVIEWED, Connection, Database, translate_errors
 from dagmaster.database.queries import query
 from dagmaster.database.session import dicts
+from dagmaster.dataset_ids import is_of_job, own_dataset_id
 from dagmaster.errors import UnfitData
 
 Json = dict[str, Any]
 
+BATCH_ITEMS: Final = 500
+BATCH_BYTES: Final = 4 * 2**20  # a review waits for a batch
 COLLECTION: Final = ""  # the document id of a collection
 _HINT = "submit it again: that makes a new revision"
 
@@ -98,28 +102,38 @@ class RevisionDocuments:
         with translate_errors(), _blaming_data(self._key):
             async with self._database.connection() as connection:
                 async with connection.transaction():
-                    rows = await dicts(connection, "documents_writer", self._key.values())
-                    _refuse_other_writer(self._key, self._job_id, rows)
+                    # Documents of a job's own dataset are never published; `stac_register` stores them again.
+                    if not is_of_job(self._key.dataset_id):
+                        values = self._key.values(job_id=self._job_id)
+                        (row,) = await dicts(connection, "documents_writer", values)
+                        _refuse_other_writer(self._key, self._job_id, row)
                     yield connection
                     faults.reach("documents.before-commit")
                 faults.reach("documents.after-commit")
 
 
 def refuse_other_writer(connection: psycopg.Connection[Any], key: RevisionKey, job_id: UUID) -> None:
-    """Raise UnfitData if an asset has the dataset, and the job does not process this revision of it."""
+    """Raise UnfitData unless the job processes this revision of an asset, or the dataset is its own.
+
+    A job of a release that had no assets may write a dataset that no asset has: it is adopted when the job has ended.
+    """
+    if key.dataset_id == own_dataset_id(job_id):
+        return
     with connection.cursor(row_factory=dict_row) as cursor:
-        rows = cursor.execute(query("documents_writer").encode(), key.values()).fetchall()
-    _refuse_other_writer(key, job_id, rows)
+        row = cursor.execute(query("documents_writer").encode(), key.values(job_id=job_id)).fetchone()
+    assert row is not None
+    _refuse_other_writer(key, job_id, row)
 
 
-def _refuse_other_writer(key: RevisionKey, job_id: UUID, rows: Sequence[Mapping[str, Any]]) -> None:
-    if rows and rows[0]["job_id"] != job_id:
+def _refuse_other_writer(key: RevisionKey, job_id: UUID, row: Mapping[str, Any]) -> None:
+    is_writer = row["job_id"] == job_id if row["has_asset"] else row["is_job_of_earlier_release"]
+    if not is_writer:
         raise UnfitData(
             f"this job does not process {key}: it cannot write its results",
             code="revision.other-job",
             hint="submit the file as an asset: `dagmaster assets submit` or `dagmaster process`",
         )
-    if rows and rows[0]["reviewed_as"] is not None:
+    if row["reviewed_as"] is not None:
         raise UnfitData(f"{key} was reviewed: its documents cannot change", code="revision.reviewed", hint=_HINT)
 
 
@@ -161,8 +175,27 @@ def require_storable(items: Sequence[Json]) -> None:
             raise UnfitData(f"two items have the id '{item_id}'", code="catalog.duplicate-item")
         if item.get("geometry") is None:
             raise UnfitData(f"item '{item_id}' has no geometry", code="catalog.bad-item")
-        moments_of(item)
+        if not _has_time(item):
+            raise UnfitData(
+                f"item '{item_id}' has no valid datetime or interval",
+                code="catalog.bad-item",
+                hint="write 2024-01-31T12:00:00Z, in start_datetime and end_datetime if it is an interval",
+            )
         seen.add(item_id)
+
+
+def _has_time(item: Json) -> bool:
+    """Whether the item has an interval, or else a datetime, with time zones."""
+    properties = item.get("properties")
+    times = properties if isinstance(properties, dict) else {}
+    begin, end = times.get("start_datetime"), times.get("end_datetime")
+    if begin is None or end is None:
+        begin = end = times.get("datetime")
+    try:
+        begin_at, end_at = datetime.fromisoformat(begin), datetime.fromisoformat(end)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return False
+    return begin_at.tzinfo is not None and end_at.tzinfo is not None and begin_at <= end_at
 
 
 def _batches(documents: Sequence[tuple[str, Json]]) -> Iterator[Sequence[tuple[str, Json]]]:

@@ -13,6 +13,7 @@ from typing import Any, Self
 import psycopg
 
 from dagmaster import faults
+from dagmaster.access.keys import StoredKey
 from dagmaster.client.models.assets import KeyInfo
 from dagmaster.database.connect import Connection, pool, translate_errors
 from dagmaster.database.queries import query
@@ -22,20 +23,6 @@ from dagmaster.errors import Conflict, NotFound
 
 _POOL_SIZE = 4
 _USE_RECORDED_EVERY_SECONDS = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class StoredKey:
-    """A key with the hashes that are accepted now."""
-
-    key_id: str
-    name: str
-    scopes: list[str]
-    platform_id: str | None
-    secret_hash: str
-    previous_hash: str | None
-    is_expired: bool
-    is_revoked: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +38,7 @@ class NewKey:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class KeyChange:
     """Who changes a key, and why."""
 
     actor: str
@@ -88,11 +75,12 @@ class KeyStore:
         values = {"limit": limit, "after_at": after_at, "after_id": after_id, "with_revoked": with_revoked}
         return models(KeyInfo, await self._dicts("keys_page", values))
 
-    async def create(self, key: NewKey, change: Change) -> KeyInfo:
-        async with self._connected() as connection:
+    async def create(self, key: NewKey, change: KeyChange) -> KeyInfo:
+        async with self._connected() as connection, connection.transaction():
+            await connection.execute(query("lock_keys"))
             return await _create(connection, key, change)
 
-    async def create_first(self, key: NewKey, change: Change) -> KeyInfo | None:
+    async def create_first(self, key: NewKey, change: KeyChange) -> KeyInfo | None:
         """Create the key if there was never one. Of processes that start together, one creates it."""
         async with self._connected() as connection:
             async with connection.transaction():
@@ -108,7 +96,13 @@ class KeyStore:
         return bool(row["has_keys"])
 
     async def rotate(
-        self, key_id: str, secret_hash: str, *, overlap_seconds: float, expires_in_seconds: float | None, change: Change
+        self,
+        key_id: str,
+        secret_hash: str,
+        *,
+        overlap_seconds: float,
+        expires_in_seconds: float | None,
+        change: KeyChange,
     ) -> KeyInfo:
         values = {
             "key_id": key_id,
@@ -118,7 +112,7 @@ class KeyStore:
         }
         return await self._change("rotate_key", {**values, **change.values()})
 
-    async def revoke(self, key_id: str, change: Change) -> KeyInfo:
+    async def revoke(self, key_id: str, change: KeyChange) -> KeyInfo:
         return await self._change("revoke_key", {"key_id": key_id, **change.values()})
 
     def note_use(self, key_id: str) -> None:
@@ -157,7 +151,7 @@ class KeyStore:
                 yield connection
 
 
-async def _create(connection: Connection, key: NewKey, change: Change) -> KeyInfo:
+async def _create(connection: Connection, key: NewKey, change: KeyChange) -> KeyInfo:
     values = {
         "key_id": key.key_id,
         "name": key.name,
@@ -167,14 +161,7 @@ async def _create(connection: Connection, key: NewKey, change: Change) -> KeyInf
         "expires_in_seconds": key.expires_in_seconds,
     }
     try:
-        (row,) = await dicts(connection, "create_key", {**values, **change.values()})
-    except psycopg.errors.UniqueViolation:
-        raise Conflict(
-            f"another key has the name '{key.name}'",
-            code="key.name-taken",
-            hint="the name of a key is recorded with what it changes: choose another one, or rotate the existing key",
-            name=key.name,
-        ) from None
+        rows = await dicts(connection, "create_key", {**values, **change.values()})
     except psycopg.errors.ForeignKeyViolation:
         raise NotFound(
             f"there is no platform '{key.platform_id}'",
@@ -182,7 +169,14 @@ async def _create(connection: Connection, key: NewKey, change: Change) -> KeyInf
             hint="`dagmaster platforms ls` lists them",
             platform_id=key.platform_id,
         ) from None
-    return models(KeyInfo, [row])[0]
+    if not rows:
+        raise Conflict(
+            f"another key has or had the name '{key.name}'",
+            code="key.name-taken",
+            hint="the name of a key is recorded with what it changes: choose another one, or rotate the existing key",
+            name=key.name,
+        )
+    return models(KeyInfo, rows)[0]
 
 
 class _Uses:

@@ -63,7 +63,13 @@ def _publication(row: Json) -> AssetPublication:
     is_deleted = row["is_asset_deleted"]
     version = None
     if ordinal is not None:
-        version = Publication(*asset, ordinal, row["approved_revision"], is_deleted or row["is_version_withdrawn"])
+        version = Publication(
+            *asset,
+            ordinal,
+            row["approved_revision"],
+            is_withdrawn=is_deleted or row["is_version_withdrawn"],
+            is_deleted=is_deleted or row["is_version_deleted"],
+        )
     return AssetPublication(
         asset_id=row["asset_id"],
         dataset_id=row["dataset_id"],
@@ -88,6 +94,12 @@ async def read_items(
     """The items of a revision whose ids follow `after`, in the order of their ids."""
     values = {"dataset": dataset_id, "ordinal": ordinal, "revision": revision, "after": after, "limit": limit}
     return [row["content"] for row in await dicts(connection, "revision_items", values)]
+
+
+async def read_hrefs(connection: Connection, dataset_id: str, ordinal: int, revision: int) -> list[str]:
+    """The hrefs of all assets in the documents of a revision."""
+    values = {"dataset": dataset_id, "ordinal": ordinal, "revision": revision}
+    return [row["href"] for row in await dicts(connection, "revision_hrefs", values) if row["href"]]
 
 
 async def read_signing_secret(connection: Connection, key_id: str) -> str | None:

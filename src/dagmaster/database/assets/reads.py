@@ -16,6 +16,7 @@ from dagmaster.client.models.assets import (
     AssetHistoryEntry,
     AssetInfo,
     AssetSummary,
+    AuditEntry,
     PlatformInfo,
     RevisionInfo,
     SubmissionStatus,
@@ -111,6 +112,19 @@ class AssetReads:
         """Newest first. `after` is the event id of the last one of the page before."""
         values = {"asset_id": asset_id, "after": after, "limit": limit, "version_ordinal": version_ordinal}
         return models(AssetHistoryEntry, await self._dicts("asset_history", values))
+
+    async def audit(
+        self,
+        *,
+        limit: int,
+        after: int | None = None,
+        platform_id: str | None = None,
+        actor: str | None = None,
+        action: str | None = None,
+    ) -> list[AuditEntry]:
+        """Events of assets, platforms and keys, newest first. `after` is the id of the last one of the page before."""
+        filters = {"platform_id": platform_id, "actor": actor, "action": action}
+        return models(AuditEntry, await self._dicts("asset_audit", {"after": after, "limit": limit, **filters}))
 
     async def platforms(self) -> list[PlatformInfo]:
         return models(PlatformInfo, await self._dicts("asset_platforms", {"platform_id": None}))

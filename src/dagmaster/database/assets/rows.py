@@ -21,8 +21,6 @@ from dagmaster.database.connect import Connection
 from dagmaster.database.queries import query
 from dagmaster.database.session import dicts
 
-Edition = tuple[int, int]  # ordinal and revision
-
 
 @dataclass(frozen=True, slots=True)
 class LoadedAsset:
@@ -30,7 +28,6 @@ class LoadedAsset:
     dataset_id: str
     state: AssetState
     jobs: Mapping[int, UUID | None] = field(default_factory=dict)  # of the newest revisions, by ordinal
-    purged: frozenset[int] = frozenset()  # ordinals whose newest revision was purged
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +64,6 @@ async def load(connection: Connection, row: Mapping[str, Any]) -> LoadedAsset:
         row["dataset_id"],
         state,
         {version["version_ordinal"]: version["current_job_id"] for version in rows},
-        frozenset(version["version_ordinal"] for version in rows if version["is_purged"]),
     )
 
 
@@ -84,6 +80,7 @@ def _version(row: Mapping[str, Any]) -> AssetVersionState:
         submitted_by=row["submitted_by"],
         source=SourceIdentity(row["source_etag"], row["source_size"], row["content_hash"]),
         parameters_hash=row["parameters_hash"] or "",
+        is_purged=row["is_purged"],
     )
 
 
@@ -111,9 +108,9 @@ async def write_change(connection: Connection, asset: LoadedAsset, change: Asset
         known = before.version(version.ordinal)
         if known is not None and known != version:
             await _write_version(connection, asset.asset_id, known, version, decision)
-    await _write_dues(connection, asset.asset_id, before, change)
+    await _write_dues(connection, asset.asset_id, change)
     if decision.ordinal is not None and (decided := after.version(decision.ordinal)):
-        revision = decided.revision
+        revision = decided.served_revision if decision.action == "approved" else decided.revision
     await add_event(connection, decision, asset_id=asset.asset_id, revision=revision)
 
 
@@ -148,14 +145,12 @@ async def _write_version(
         await connection.execute(query("asset_revision_review"), review)
 
 
-async def _write_dues(connection: Connection, asset_id: str, before: AssetState, change: AssetChange) -> None:
+async def _write_dues(connection: Connection, asset_id: str, change: AssetChange) -> None:
     """External copies that are to be made, and those that are to be removed."""
-    dues = [("asset_export_due", change.state.version(ordinal)) for ordinal in change.exports_due]
-    dues += [("asset_withdrawal_due", before.version(ordinal)) for ordinal in change.withdrawals_due]
-    for name, version in dues:
-        if version is not None:
-            values = {"asset_id": asset_id, "ordinal": version.ordinal, "revision": version.served_revision}
-            await connection.execute(query(name), values)
+    dues = [("asset_export_due", edition) for edition in change.exports_due]
+    dues += [("asset_withdrawal_due", edition) for edition in change.withdrawals_due]
+    for name, (ordinal, revision) in dues:
+        await connection.execute(query(name), {"asset_id": asset_id, "ordinal": ordinal, "revision": revision})
 
 
 async def add_event(

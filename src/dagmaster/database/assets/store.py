@@ -6,12 +6,12 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
-from dagmaster.assets.rules import AssetChange
+from dagmaster.assets.rules import AssetChange, Edition
 from dagmaster.client.models.assets import AssetHistoryEntry, AssetInfo, PlatformInfo
 from dagmaster.database.assets import publications, rows
 from dagmaster.database.assets.publications import AssetPublication, LinkKey
 from dagmaster.database.assets.reads import no_such_asset, no_such_platform, read_asset
-from dagmaster.database.assets.rows import Decision, Edition, LoadedAsset
+from dagmaster.database.assets.rows import Decision, LoadedAsset
 from dagmaster.database.assets.submissions import AssetSubmissions
 from dagmaster.database.catalog.publish import CollectionWriter
 from dagmaster.database.connect import Connection
@@ -102,10 +102,18 @@ class AssetStore(AssetSubmissions):
 
         return await self._transaction("change_platform", act)
 
-    async def set_platform(self, values: dict[str, Any], decision: Decision) -> PlatformInfo:
+    async def set_platform(
+        self, values: dict[str, Any], decision: Decision, *, if_match: str | None = None
+    ) -> PlatformInfo:
+        """`if_match` is the ETag that the caller has seen."""
+        seen = _seen(if_match, "platform")
+
         async def act(connection: Connection) -> PlatformInfo:
-            changed = models(PlatformInfo, await dicts(connection, "asset_platform_set", values))
+            changed = models(PlatformInfo, await dicts(connection, "asset_platform_set", {**values, "seen": seen}))
             if not changed:
+                existing = await dicts(connection, "asset_platforms", {"platform_id": values["platform_id"]})
+                if existing:
+                    raise _platform_changed(models(PlatformInfo, existing)[0])
                 raise no_such_platform(values["platform_id"])
             await rows.add_event(connection, decision, platform_id=values["platform_id"])
             return changed[0]
@@ -119,18 +127,36 @@ class AssetStore(AssetSubmissions):
         raise no_such_asset(key)
 
 
-async def _require_unchanged(connection: Connection, asset_id: str, if_match: str | None) -> None:
+def _seen(if_match: str | None, what: str) -> int | None:
+    """The number in an ETag; None if any state will do."""
     if if_match is None or if_match.strip() == "*":
-        return
+        return None
     seen = if_match.strip().removeprefix("W/").strip('"')
-    if not seen.isdecimal() or len(seen) > 18:
+    if not (seen.isascii() and seen.isdecimal()) or len(seen) > 18:
         raise InvalidRequest(
-            "If-Match is not an ETag of this asset", code="etag.invalid", hint="send the ETag as it is"
+            f"If-Match is not an ETag of this {what}", code="etag.invalid", hint="send the ETag as it is"
         )
-    (newest,) = await dicts(connection, "asset_newest_event", {"asset_id": asset_id})
-    if newest["event_id"] == int(seen):
+    return int(seen)
+
+
+def _platform_changed(platform: PlatformInfo) -> Conflict:
+    return Conflict(
+        "the platform has changed since the state that If-Match names",
+        code="platform.changed",
+        hint="read it again, and repeat the request with its new ETag",
+        etag=platform.etag,
+        platform=platform.model_dump(mode="json"),
+    )
+
+
+async def _require_unchanged(connection: Connection, asset_id: str, if_match: str | None) -> None:
+    seen = _seen(if_match, "asset")
+    if seen is None:
         return
-    values = {"asset_id": asset_id, "since": int(seen), "limit": SHOWN_EVENTS}
+    (newest,) = await dicts(connection, "asset_newest_event", {"asset_id": asset_id})
+    if newest["event_id"] == seen:
+        return
+    values = {"asset_id": asset_id, "since": seen, "limit": SHOWN_EVENTS}
     since = models(AssetHistoryEntry, await dicts(connection, "asset_events_since", values))
     raise Conflict(
         "the asset has changed since the state that If-Match names",

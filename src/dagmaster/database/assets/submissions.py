@@ -12,7 +12,7 @@ from dagmaster.assets.states import AssetState
 from dagmaster.database.assets import rows
 from dagmaster.database.assets.rows import Decision, LoadedAsset
 from dagmaster.database.assets.transaction import AssetTransactions
-from dagmaster.database.catalog.pgstac import Retry
+from dagmaster.database.catalog.pgstac import RetryableConflict
 from dagmaster.database.catalog.publish import is_deployed
 from dagmaster.database.connect import Connection
 from dagmaster.database.ledger.protocol import NewJob
@@ -136,7 +136,7 @@ async def _known(connection: Connection, new: NewSubmission) -> SubmittedAsset |
     for row in await dicts(connection, "asset_submission", {"request_id": new.request_id}):
         if row["request_hash"] != new.request_hash:
             raise Conflict(
-                f"the request id '{new.request_id}' stands for another submission",
+                f"the request id '{new.request_id}' was already used for another submission",
                 code="submission.id-taken",
                 hint="use another request id",
             )
@@ -279,4 +279,4 @@ async def _record(connection: Connection, new: NewSubmission, submitted: Submitt
         "callback_url": new.callback_url,
     }
     if not await dicts(connection, "asset_submission_insert", values):
-        raise Retry("the same request was recorded a moment ago")
+        raise RetryableConflict("the same request was recorded a moment ago")

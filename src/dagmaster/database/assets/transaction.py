@@ -13,7 +13,7 @@ import psycopg
 
 from dagmaster import faults
 from dagmaster.database.assets.reads import AssetReads
-from dagmaster.database.catalog.pgstac import Retry, retryable
+from dagmaster.database.catalog.pgstac import RetryableConflict, retryable
 from dagmaster.database.connect import Connection
 from dagmaster.errors import Unavailable
 
@@ -39,7 +39,7 @@ class AssetTransactions(AssetReads):
                             faults.reach(f"{name}.before-commit")
                         faults.reach(f"{name}.after-commit")
                         return result
-            except Retry as error:
+            except RetryableConflict as error:
                 if loop.time() > deadline:
                     raise _busy(error) from error.__cause__
             # With jitter, so that those who wait for the same lock do not all return at once.
@@ -47,7 +47,7 @@ class AssetTransactions(AssetReads):
             pause = min(2 * pause, longest)
 
 
-def _busy(error: Retry) -> Unavailable:
+def _busy(error: RetryableConflict) -> Unavailable:
     sqlstate = error.__cause__.sqlstate if isinstance(error.__cause__, psycopg.Error) else None
     return Unavailable(
         f"the asset could not be changed in time: {error}",

@@ -64,6 +64,10 @@ class CatalogReader:
         async with self._connected() as connection:
             return await publications.read_items(connection, dataset_id, ordinal, revision, after=after, limit=limit)
 
+    async def hrefs(self, dataset_id: str, ordinal: int, revision: int) -> list[str]:
+        async with self._connected() as connection:
+            return await publications.read_hrefs(connection, dataset_id, ordinal, revision)
+
     async def signing_secret(self, key_id: str) -> str | None:
         async with self._connected() as connection:
             return await publications.read_signing_secret(connection, key_id)

@@ -12,7 +12,7 @@ from typing import Any, Final
 import psycopg
 
 from dagmaster.database.catalog.pgstac import (
-    Retry,
+    RetryableConflict,
     blaming_data,
     dumped,
     link_versions,
@@ -45,7 +45,7 @@ class CollectionWriter:
     async def prepare(self, connection: Connection, editions: Sequence[Edition]) -> None:
         """Create the collection and the partitions that these editions need. Nothing of them is published by that."""
         await _require_deployed(connection)
-        await lock_collection(connection, self.dataset_id)
+        await lock_collection(connection, self.dataset_id, creates_partitions=True)
         await set_limits(connection, lock_seconds=PREPARE_LOCK_SECONDS)
         values = {"collection": self.dataset_id, "content": dumped(_unpublished(self.dataset_id))}
         await connection.execute(query("catalog_open_collection"), values)
@@ -100,7 +100,7 @@ class CollectionWriter:
                 await connection.execute(query("catalog_publish_partitions"), self._values(editions))
         except psycopg.errors.UndefinedTable as error:
             # pgSTAC ignores the error if it does not get the lock to create a partition, and misses it afterwards.
-            raise Retry(error.diag.message_primary) from error
+            raise RetryableConflict(error.diag.message_primary) from error
 
     async def _withdraw(self, connection: Connection, wanted: Sequence[Edition]) -> None:
         await connection.execute(query("catalog_withdraw_items"), self._values(wanted))
@@ -110,7 +110,7 @@ class CollectionWriter:
         if row["items"] > expected:
             raise UnfitData("two versions have items with the same id", code="catalog.duplicate-item")
         if row["items"] < expected:
-            raise Retry(f"{expected - row['items']} of {expected} items were not stored")
+            raise RetryableConflict(f"{expected - row['items']} of {expected} items were not stored")
 
     def _values(self, editions: Sequence[Edition]) -> dict[str, Any]:
         return {

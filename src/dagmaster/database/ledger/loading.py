@@ -18,9 +18,9 @@ from dagmaster.database.ledger.protocol import (
     opening_nodes,
     too_large_for_a_template,
 )
-from dagmaster.database.lenient import UnreadableJson
 from dagmaster.database.notify.notifier import Notifier
 from dagmaster.database.queries import query
+from dagmaster.database.reads.lenient import UnreadableJson
 from dagmaster.errors import NotFound, UnfitData
 from dagmaster.jobs import fan, payload
 from dagmaster.jobs.fan import ChildResult

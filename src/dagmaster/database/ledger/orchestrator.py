@@ -18,7 +18,7 @@ from psycopg.types.json import Jsonb
 
 from dagmaster import faults
 from dagmaster.database import pipeline
-from dagmaster.database.connect import Connection
+from dagmaster.database.connect import SUM_OUT_OF_RANGE, Connection
 from dagmaster.database.ledger import payloads
 from dagmaster.database.ledger.connection import columns_of, fetch, notification, to_json
 from dagmaster.database.ledger.loading import JobLoading
@@ -37,10 +37,9 @@ from dagmaster.database.ledger.protocol import (
     of_conflict,
 )
 from dagmaster.database.ledger.submission import insert_jobs, key_values
-from dagmaster.database.lenient import UnreadableJson
 from dagmaster.database.notify.notifier import JOBS
 from dagmaster.database.queries import query
-from dagmaster.database.schema.guards import SUM_OUT_OF_RANGE
+from dagmaster.database.reads.lenient import UnreadableJson
 from dagmaster.jobs import fan
 from dagmaster.jobs.changes import Changes, NewEvent, NodeChange
 from dagmaster.jobs.model import DeadLetter, JobMessage
@@ -105,17 +104,19 @@ class PostgresOrchestration(JobLoading):
             return [*created, *(letter.message_id or "" for letter in letters)]
 
     async def claim_jobs(
-        self, owner_id: UUID, *, limit: int, orphans: bool = True, orphan_after_seconds: float, patience_seconds: float
+        self, owner_id: UUID, *, limit: int, orphan_after_seconds: float, patience_seconds: float
     ) -> list[Claim]:
-        if orphans:
-            await self._fetch("end_stuck_owners", {"orphan_after": orphan_after_seconds})
-        values = {
-            "owner_id": owner_id,
-            "limit": limit,
-            "orphans": orphans,
-            "orphan_after": orphan_after_seconds,
-            "patience": patience_seconds,
-        }
+        times = {"orphan_after": orphan_after_seconds, "patience": patience_seconds}
+        return await self._claim({"owner_id": owner_id, "limit": limit, "orphans": False, **times})
+
+    async def claim_orphans(
+        self, owner_id: UUID, *, limit: int, orphan_after_seconds: float, patience_seconds: float
+    ) -> list[Claim]:
+        await self._fetch("end_stuck_owners", {"orphan_after": orphan_after_seconds})
+        times = {"orphan_after": orphan_after_seconds, "patience": patience_seconds}
+        return await self._claim({"owner_id": owner_id, "limit": limit, "orphans": True, **times})
+
+    async def _claim(self, values: Mapping[str, Any]) -> list[Claim]:
         rows = await self._fetch("claim_jobs", values)
         if rows:
             faults.reach("orchestrator.claimed")
@@ -318,7 +319,7 @@ def _further_statements(mine: set[UUID], scope: StepScope) -> list[tuple[str, di
 
 def _reported(row: Any) -> TaskUpdate:
     node = _node_of(row)
-    match TaskStatus(row.status):
+    match TaskStatus(row.task_status):
         case TaskStatus.SUCCEEDED:
             has_output = row.has_output and not isinstance(row.output, UnreadableJson)
             return Succeeded(*node, row.started_at, row.finished_at, row.worker_id, row.output, has_output)
@@ -349,7 +350,15 @@ def _further(row: Any) -> TaskUpdate:
 
 
 def _node_of(row: Any) -> tuple[str, int, str | None, int | None, NodeStatus, int, int]:
-    return row.node_id, row.attempt, row.parent, row.index, NodeStatus(row.was), row.retry_count, row.loss_count
+    return (
+        row.node_id,
+        row.attempt,
+        row.parent_node_id,
+        row.fan_out_index,
+        NodeStatus(row.status),
+        row.retry_count,
+        row.loss_count,
+    )
 
 
 # Writing what was decided

@@ -270,7 +270,7 @@ EVERY_MESSAGE = MessageScope()
 
 def key_conflict(job: NewJob, known_id: UUID) -> Conflict:
     return Conflict(
-        f"the idempotency key '{job.idempotency_key}' stands for a submission with other inputs",
+        f"the idempotency key '{job.idempotency_key}' was already used for a submission with other inputs",
         code="job.key-conflict",
         hint="use another key, or the same inputs",
         idempotency_key=job.idempotency_key,
@@ -373,13 +373,20 @@ class OrchestratorLedger(Protocol):
         ...
 
     async def claim_jobs(
-        self, owner_id: UUID, *, limit: int, orphans: bool = True, orphan_after_seconds: float, patience_seconds: float
+        self, owner_id: UUID, *, limit: int, orphan_after_seconds: float, patience_seconds: float
     ) -> list[Claim]:
         """Claim jobs without an owner: no more than a fair share, except for jobs that have waited past the patience.
 
-        With `orphans` also those whose owner has sent no heartbeat for too long, unless this instance has not either.
-        Jobs whose deferred work another live orchestrator can route, and this one cannot, are left to that one.
+        The share is that of the instances whose last heartbeat is not older than `orphan_after_seconds`. Jobs whose
+        deferred work another live orchestrator can route, and this one cannot, are left to that one.
         """
+        ...
+
+    async def claim_orphans(
+        self, owner_id: UUID, *, limit: int, orphan_after_seconds: float, patience_seconds: float
+    ) -> list[Claim]:
+        """Like `claim_jobs`, and in the same call also claim orphans: jobs whose owner has sent no heartbeat for
+        `orphan_after_seconds`. An instance that has sent none itself claims no orphans."""
         ...
 
     async def load_jobs(self, job_ids: Sequence[UUID]) -> list[LoadedJob]: ...

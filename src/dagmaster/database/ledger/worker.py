@@ -1,6 +1,7 @@
 """Claim tasks, report results and renew leases: the WorkerLedger on PostgreSQL."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
@@ -70,20 +71,20 @@ class PostgresWork(LedgerConnection):
             "budgets": limited,
         }
         if any(report.output_ref for report in reports):
-            rows = await self._exchange_payloads(names, limited, values, reports)
+            answer = await self._exchange_payloads(names, limited, values, reports)
         else:
-            rows = await self._exchange_at_once(names, limited, values, (RESULTS,) if reports else ())
-        accepted, claimed = (rows[0].accepted, rows[1:]) if reports else (0, rows)
-        if closed := [row.queue for row in claimed if row.task_id is None]:
-            self._limits.update(closed)
-            claimed = [row for row in claimed if row.task_id] or await self._claim_closed(closed, values)
-        late = () if accepted == len(reports) else await self._record_late(worker_id, reports)
+            answer = await self._exchange_at_once(names, limited, values, (RESULTS,) if reports else ())
+        claimed = answer.claimed
+        if answer.limited_queues:
+            self._limits.update(answer.limited_queues)
+            claimed = claimed or await self._claim_limited(answer.limited_queues, values)
+        late = () if answer.accepted == len(reports) else await self._record_late(worker_id, reports)
         return Exchange(tuple(map(_message, claimed)), len(reports) - len(late), late)
 
-    async def _claim_closed(self, closed: list[str], values: dict[str, Any]) -> list[Any]:
+    async def _claim_limited(self, queues: list[str], values: dict[str, Any]) -> list[Any]:
         """These queues turned out to have a limit and were closed to us: claim again, now with their budgets."""
-        values = {**values, "queues": closed, "budgets": closed}
-        return await self._exchange_at_once(("claim_tasks",), closed, values, ())
+        values = {**values, "queues": queues, "budgets": queues}
+        return (await self._exchange_at_once(("claim_tasks",), queues, values, ())).claimed
 
     def _forget_limits(self, limited: list[str], budgets: Sequence[Any]) -> None:
         """A queue without a budget row has no limit any more."""
@@ -91,7 +92,7 @@ class PostgresWork(LedgerConnection):
 
     async def _exchange_at_once(
         self, names: Sequence[str], limited: list[str], values: dict[str, Any], notify: Sequence[str]
-    ) -> list[Any]:
+    ) -> "_Answer":
         """One round trip, including the budgets of limited queues and the notification after the commit."""
         steps: list[pipeline.Step] = [pipeline.Call(name, values) for name in names]
         if limited:
@@ -99,21 +100,19 @@ class PostgresWork(LedgerConnection):
         async with self._connected() as connection:
             answers = await pipeline.execute(connection, [*steps, *notification(notify)])
         self._forget_limits(limited, answers.get("lock_budgets", ()))
-        return [row for name in names for row in answers[name]]
+        return _answer_of({name: answers[name] for name in names})
 
     async def _exchange_payloads(
         self, names: Sequence[str], limited: list[str], values: dict[str, Any], reports: Sequence[Report]
-    ) -> list[Any]:
+    ) -> "_Answer":
         """The same for reports that refer to payloads: from its commit on, the payloads are in use."""
-        rows: list[Any] = []
         async with self._transaction("report_payloads") as connection:
             if limited:
                 self._forget_limits(limited, await fetch(connection, "lock_budgets", {"queues": limited}))
-            for name in names:
-                rows += await fetch(connection, name, values)
+            answers = {name: await fetch(connection, name, values) for name in names}
             await _keep_payloads(connection, reports)
         self._notify(RESULTS)
-        return rows
+        return _answer_of(answers)
 
     async def _record_late(self, worker_id: UUID, reports: Sequence[Report]) -> tuple[str, ...]:
         values = {"worker_id": worker_id, "reports": to_json(reports)}
@@ -131,6 +130,26 @@ class PostgresWork(LedgerConnection):
 
     async def retire_worker(self, worker_id: UUID) -> None:
         await self._execute("retire_worker", {"worker_id": worker_id})
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What the statements of an exchange returned: the number of accepted reports, the rows of claimed tasks, and the
+    queues that have a limit which this worker did not know of."""
+
+    accepted: int
+    claimed: list[Any]
+    limited_queues: list[str]
+
+
+def _answer_of(answers: Mapping[str, Sequence[Any]]) -> _Answer:
+    counts = [row for name in ("exchange", "report_tasks") for row in answers.get(name, ())]
+    claims = [row for name in ("exchange", "claim_tasks") for row in answers.get(name, ())]
+    return _Answer(
+        accepted=sum(row.accepted for row in counts if row.accepted is not None),
+        claimed=[row for row in claims if row.task_id is not None],
+        limited_queues=[row.limited_queue for row in claims if row.limited_queue is not None],
+    )
 
 
 async def _keep_payloads(connection: Connection, reports: Sequence[Report]) -> None:

@@ -7,7 +7,7 @@ memory holds a few hundred bytes per node of the batch.
 
 import hashlib
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
@@ -18,6 +18,7 @@ from dagmaster.database.connect import Connection, connect, translate_errors
 from dagmaster.database.queries import query
 from dagmaster.errors import DagmasterError
 from dagmaster.jobs.history import Audit, EventRow, FindingCode, HistoryFinding, JobRow, NodeRow, ResultRow, TaskRow
+from dagmaster.quantities import counted
 from dagmaster.workflows.graph import Graph, build
 from dagmaster.workflows.model import ConditionalNode, FanInNode, Workflow
 
@@ -42,6 +43,21 @@ class HistoryReport:
     @property
     def is_clean(self) -> bool:
         return not self.findings
+
+    @property
+    def summary(self) -> str:
+        numbers = {"job": self.jobs_checked, "event": self.events_checked, "task": self.tasks_checked}
+        checked = ", ".join(counted(number, thing) for thing, number in numbers.items())
+        return f"{checked} checked: {'clean' if self.is_clean else counted(len(self.findings), 'finding')}"
+
+    def public(self) -> dict[str, Any]:
+        return {
+            "is_clean": self.is_clean,
+            "jobs_checked": self.jobs_checked,
+            "events_checked": self.events_checked,
+            "tasks_checked": self.tasks_checked,
+            "findings": [asdict(finding) for finding in self.findings],
+        }
 
 
 Progress = Callable[[HistoryReport], None]

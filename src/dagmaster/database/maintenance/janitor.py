@@ -65,11 +65,15 @@ class StorageRetention:
 
 @dataclass(frozen=True, slots=True)
 class JobFiles:
-    """Which files a job has in storage, or which of them may be removed. Without a status the job was deleted."""
+    """Which files a job has in storage, or which of them may be removed. Without a status the job was deleted.
+
+    `has_outputs`: it made a dataset without a submission. That stays as long as the job.
+    """
 
     job_id: UUID
     has_scratch: bool
     has_blobs: bool
+    has_outputs: bool
     status: str | None = None
 
 
@@ -287,6 +291,7 @@ async def _lock_removable(
         "job_ids": [each.job_id for each in files],
         "with_scratch": [each.has_scratch for each in files],
         "with_blobs": [each.has_blobs for each in files],
+        "with_outputs": [each.has_outputs for each in files],
         **asdict(retention),
         "limit": limit,
     }
@@ -317,8 +322,9 @@ async def _note_removed(connection: Connection, run_id: UUID, removed: Sequence[
 def _reason(removed: RemovedFiles) -> str:
     files = removed.files
     parts = []
-    if files.has_blobs:
-        parts.append(f"its {removed.objects} intermediate objects with {removed.size_bytes:,} bytes")
+    if files.has_blobs or files.has_outputs:
+        kind = "objects" if files.has_outputs else "intermediate objects"
+        parts.append(f"its {removed.objects} {kind} with {removed.size_bytes:,} bytes")
     if files.has_scratch:
         parts.append("its scratch folders")
     what = f"has ended ({files.status})" if files.status else "was deleted"

@@ -11,7 +11,7 @@ COALESCE_SECONDS = 0.002
 
 JOBS = "jobs"  # a job was created or released
 RESULTS = "results"  # a worker reported, or a task has run for a while
-CALLBACKS = "callbacks"  # something happened to an asset that its submitter is told
+CALLBACKS = "callbacks"  # a change of an asset may have caused a callback
 
 
 def tasks_topic(queue: str, worker_id: str | None = None) -> str:

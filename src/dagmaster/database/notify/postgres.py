@@ -10,16 +10,20 @@ import hashlib
 import random
 from collections.abc import Awaitable, Callable, Iterable
 
-from psycopg import sql
+from psycopg import Notify, sql
 from psycopg.generators import notifies
 
-from dagmaster.database.connect import connect, translate_errors
+from dagmaster.database.connect import Connection, connect, translate_errors
 from dagmaster.database.notify.notifier import COALESCE_SECONDS
 from dagmaster.database.queries import query
-from dagmaster.errors import DagmasterError
+from dagmaster.errors import DagmasterError, Unavailable
 from dagmaster.observe import log
 
 WAIT_SECONDS = 3600.0  # how often psycopg checks for Ctrl-C, which asyncio does itself
+# A listener sends nothing, so it does not notice that its connection is dead. TCP keepalives find a server that is
+# gone; they do not find a proxy that keeps the connection open and forwards nothing.
+CHECK_SECONDS = 60.0
+ANSWER_SECONDS = 10.0
 
 _log = log.get("notifier")
 
@@ -92,6 +96,7 @@ class PostgresNotifier:
 
     async def _listen(self) -> None:
         connection = await connect(self._dsn, role="listen")
+        connection.add_notify_handler(self._on_notice)
         try:
             with translate_errors():
                 for channel in self._topics:
@@ -99,12 +104,18 @@ class PostgresNotifier:
                 # Changes from before the LISTEN are seen by reading: once now, and after every reconnect.
                 self._hear(self._topics.values())
                 while True:
-                    # Not `connection.notifies()`: that wakes up ten times a second without a reason.
-                    notices = await connection.wait(notifies(connection.pgconn), interval=WAIT_SECONDS)
-                    names = (notice.relname.decode() for notice in notices)
-                    self._hear(self._topics[name] for name in names if name in self._topics)
+                    try:
+                        async with asyncio.timeout(CHECK_SECONDS):
+                            # Not `connection.notifies()`: that wakes up ten times a second without a reason.
+                            await connection.wait(notifies(connection.pgconn), interval=WAIT_SECONDS)
+                    except TimeoutError:
+                        await _require_answer(connection)
         finally:
             await connection.close()
+
+    def _on_notice(self, notice: Notify) -> None:
+        if notice.channel in self._topics:
+            self._hear([self._topics[notice.channel]])
 
     async def _deliver(self) -> None:
         connection = await connect(self._dsn, role="notify")
@@ -119,3 +130,12 @@ class PostgresNotifier:
                         await asyncio.sleep(COALESCE_SECONDS)
         finally:
             await connection.close()
+
+
+async def _require_answer(connection: Connection) -> None:
+    try:
+        async with asyncio.timeout(ANSWER_SECONDS):
+            await connection.execute("")
+    except TimeoutError as error:
+        message = f"the connection of the listener is silent: no answer within {ANSWER_SECONDS:g} s"
+        raise Unavailable(message, code="database.unavailable") from error

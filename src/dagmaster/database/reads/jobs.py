@@ -46,21 +46,6 @@ class Snapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class TaskTotals:
-    """Sums over the attempts of one node, or of all children of a fan_out."""
-
-    node_id: str
-    tasks: int
-    attempts: int
-    failed: int
-    lost: int
-    waited_seconds: float
-    ran_seconds: float
-    first_at: datetime | None
-    last_at: datetime | None
-
-
-@dataclass(frozen=True, slots=True)
 class JobBrief:
     """The facts of a job that reads of its parts need."""
 
@@ -163,10 +148,6 @@ class JobReads(ReadSession):
 
     async def heads(self, job_ids: Sequence[UUID]) -> list[EventPosition]:
         return await self._many("api_heads", {"job_ids": list(job_ids)}, EventPosition)
-
-    async def task_totals(self, job_id: UUID) -> dict[str, TaskTotals]:
-        rows = await self._many("task_totals", {"job_id": job_id}, TaskTotals)
-        return {totals.node_id: totals for totals in rows}
 
     async def stopping_tasks(self, job_id: UUID, limit: int = 100) -> list[StoppingTask]:
         return await self._many("api_stopping_tasks", {"job_id": job_id, "limit": limit}, StoppingTask)

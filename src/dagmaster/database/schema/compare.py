@@ -32,7 +32,7 @@ _DIALECT = postgresql.dialect(paramstyle="named")  # type: ignore[no-untyped-cal
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class SchemaChange:
     """One difference. Without statements it has to be resolved by hand. Those in `online` run outside a transaction and
     do not block writers."""
 
@@ -65,9 +65,9 @@ WITH tables AS (
       FROM pg_class
      WHERE relnamespace = to_regnamespace(:schema) AND relname = ANY (:tables)
 )
-SELECT 'column', t.relname, a.attname,
+SELECT 'column' AS kind, t.relname AS "table", a.attname AS name,
        format_type(a.atttypid, a.atttypmod) || CASE WHEN a.attnotnull THEN ' NOT NULL' ELSE '' END
-       || CASE WHEN a.attgenerated <> '' THEN ' AS ' || pg_get_expr(d.adbin, d.adrelid) ELSE '' END
+       || CASE WHEN a.attgenerated <> '' THEN ' AS ' || pg_get_expr(d.adbin, d.adrelid) ELSE '' END AS definition
   FROM tables t
   JOIN pg_attribute a ON a.attrelid = t.oid AND a.attnum > 0 AND NOT a.attisdropped
   LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
@@ -109,7 +109,9 @@ SELECT c.relname
 """
 
 
-def compare(connection: sa.Connection, records: Iterable[type[Record]], prepare: Callable[[], None]) -> list[Change]:
+def compare(
+    connection: sa.Connection, records: Iterable[type[Record]], prepare: Callable[[], None]
+) -> list[SchemaChange]:
     """Every difference between the live schema and these records. Changes nothing: what it builds is rolled back.
 
     `prepare` makes what the tables' defaults call.
@@ -131,7 +133,7 @@ def facts(connection: sa.Connection, schema: str, tables: Iterable[str]) -> Fact
     """How PostgreSQL describes these tables, with the schema's name taken out."""
     rows = connection.execute(sa.text(_FACTS), {"schema": schema, "tables": list(tables)})
     return {
-        SchemaObject(kind, table, name): text.replace(f"{schema}.", f"{SCHEMA}.") for kind, table, name, text in rows
+        SchemaObject(row.kind, row.table, row.name): row.definition.replace(f"{schema}.", f"{SCHEMA}.") for row in rows
     }
 
 
@@ -148,32 +150,32 @@ def _wanted(connection: sa.Connection, records: tuple[type[Record], ...], prepar
         savepoint.rollback()
 
 
-def _missing_sequences(connection: sa.Connection) -> Iterator[Change]:
+def _missing_sequences(connection: sa.Connection) -> Iterator[SchemaChange]:
     for sequence in sequences(SCHEMA):
         if connection.scalar(sa.text("SELECT to_regclass(:name)"), {"name": f"{SCHEMA}.{sequence.name}"}) is None:
-            yield Change(f"create sequence {sequence.name}", (sql_of(CreateSequence(sequence)),))
+            yield SchemaChange(f"create sequence {sequence.name}", (sql_of(CreateSequence(sequence)),))
 
 
 def _alembic_changes(
     connection: sa.Connection, metadata: sa.MetaData, invalid: set[str], retired: set[str]
-) -> Iterator[Change]:
+) -> Iterator[SchemaChange]:
     indexes = {str(index.name): index for table in metadata.tables.values() for index in table.indexes}
     # Looked up by name, because Alembic's copies forget indexes of new tables, storage and partitioning.
     existing = set(sa.inspect(connection).get_table_names(SCHEMA))
     for difference in _differences(connection, metadata):
         match difference:
             case ("add_table", sa.Table(name=name)):
-                yield Change(f"create table {name}", tuple(table_statements(metadata.tables[f"{SCHEMA}.{name}"])))
+                yield SchemaChange(f"create table {name}", tuple(table_statements(metadata.tables[f"{SCHEMA}.{name}"])))
             case ("add_column", _, table_name, sa.Column() as column):
                 yield _add_column(connection, table_name, column)
             case ("remove_column", _, table_name, column):
-                yield Change(f"column {table_name}.{column.name} is in no model")
+                yield SchemaChange(f"column {table_name}.{column.name} is in no model")
             case ("add_index", sa.Index(name=str(name))) if _table(indexes[name]) in existing and name not in invalid:
-                yield Change(f"create index {name}", online=tuple(_index_online(connection, indexes[name])))
+                yield SchemaChange(f"create index {name}", online=tuple(_index_online(connection, indexes[name])))
             case ("remove_index", sa.Index(name=name)) if name in retired:
-                yield Change(f"drop index {name}", online=(f"DROP INDEX CONCURRENTLY IF EXISTS {SCHEMA}.{name}",))
+                yield SchemaChange(f"drop index {name}", online=(f"DROP INDEX CONCURRENTLY IF EXISTS {SCHEMA}.{name}",))
             case ("remove_index", sa.Index(name=name)) if name not in indexes:
-                yield Change(f"index {name} is in no model")
+                yield SchemaChange(f"index {name} is in no model")
 
 
 def _differences(connection: sa.Connection, metadata: sa.MetaData) -> list[Any]:
@@ -205,14 +207,14 @@ def _is_ours(tables: set[str], name: str | None, kind: str, _parents: object) ->
             return True
 
 
-def _add_column(connection: sa.Connection, table: str, column: sa.Column[Any]) -> Change:
+def _add_column(connection: sa.Connection, table: str, column: sa.Column[Any]) -> SchemaChange:
     if not (column.nullable or column.server_default is not None):
-        return Change(f"column {table}.{column.name} is missing, and rows that exist would have no value for it")
+        return SchemaChange(f"column {table}.{column.name} is missing, and rows that exist would have no value for it")
     if _is_computed(column) and connection.scalar(sa.text(f"SELECT EXISTS (SELECT FROM {SCHEMA}.{table})")):  # noqa: S608
-        return Change(
+        return SchemaChange(
             f"column {table}.{column.name} is missing, and each row would be rewritten, with the table locked"
         )
-    return Change(f"add column {table}.{column.name}", (sql_of(AddColumn(table, column, schema=SCHEMA)),))
+    return SchemaChange(f"add column {table}.{column.name}", (sql_of(AddColumn(table, column, schema=SCHEMA)),))
 
 
 def _is_computed(column: sa.Column[Any]) -> bool:
@@ -220,11 +222,11 @@ def _is_computed(column: sa.Column[Any]) -> bool:
     return column.computed is not None or "(" in str(getattr(column.server_default, "arg", ""))
 
 
-def _invalid_indexes(connection: sa.Connection, metadata: sa.MetaData, invalid: set[str]) -> Iterator[Change]:
+def _invalid_indexes(connection: sa.Connection, metadata: sa.MetaData, invalid: set[str]) -> Iterator[SchemaChange]:
     for index in (index for table in metadata.sorted_tables for index in table.indexes if index.name in invalid):
         how = "" if _is_partitioned(index) else "CONCURRENTLY "
         drop = f"DROP INDEX {how}{SCHEMA}.{index.name}"
-        yield Change(f"rebuild index {index.name}", online=(drop, *_index_online(connection, index)))
+        yield SchemaChange(f"rebuild index {index.name}", online=(drop, *_index_online(connection, index)))
 
 
 def _index_online(connection: sa.Connection, index: sa.Index) -> Iterator[str]:
@@ -253,7 +255,7 @@ def _is_partitioned(index: sa.Index) -> bool:
     return index.table is not None and bool(index.table.dialect_options["postgresql"]["partition_by"])
 
 
-def _fact_changes(live: Facts, wanted: Facts) -> Iterator[Change]:
+def _fact_changes(live: Facts, wanted: Facts) -> Iterator[SchemaChange]:
     """Differences in what both sides have; what one side lacks altogether is Alembic's part, except constraints."""
     columns = {subject for subject in live if subject.kind == "column"}
     tables = {subject.table for subject in columns}
@@ -269,34 +271,36 @@ def _fact_changes(live: Facts, wanted: Facts) -> Iterator[Change]:
         if subject.kind == "constraint" or (
             subject.kind == "default" and SchemaObject("column", *subject[1:]) in wanted
         ):
-            yield Change(f"{subject.kind} {subject.name} of {subject.table} is in no model")
+            yield SchemaChange(f"{subject.kind} {subject.name} of {subject.table} is in no model")
 
 
-def _fact_change(subject: SchemaObject, actual: str | None, wanted: str) -> Change:
+def _fact_change(subject: SchemaObject, actual: str | None, wanted: str) -> SchemaChange:
     kind, table, name = subject
     alter = f"ALTER TABLE {SCHEMA}.{table}"
     match kind:
         case "storage":
-            return Change(f"set {name} of {table} to {wanted}", (f"{alter} SET ({name} = {wanted})",))
+            return SchemaChange(f"set {name} of {table} to {wanted}", (f"{alter} SET ({name} = {wanted})",))
         case "default":
-            return Change(f"set the default of {table}.{name}", (f"{alter} ALTER COLUMN {name} SET DEFAULT {wanted}",))
+            return SchemaChange(
+                f"set the default of {table}.{name}", (f"{alter} ALTER COLUMN {name} SET DEFAULT {wanted}",)
+            )
         case "constraint":
             return _constraint_change(subject, actual, wanted)
-    return Change(f"{kind} {name} of {table} is `{actual}`, the model says `{wanted}`")
+    return SchemaChange(f"{kind} {name} of {table} is `{actual}`, the model says `{wanted}`")
 
 
-def _constraint_change(subject: SchemaObject, actual: str | None, wanted: str) -> Change:
+def _constraint_change(subject: SchemaObject, actual: str | None, wanted: str) -> SchemaChange:
     _, table, name = subject
     alter = f"ALTER TABLE {SCHEMA}.{table}"
     add, validate = f"{alter} ADD CONSTRAINT {name} {wanted} NOT VALID", f"{alter} VALIDATE CONSTRAINT {name}"
     if actual is None and wanted.startswith(("CHECK", "FOREIGN KEY")):
         # Not valid first: it holds for new rows at once, and the old ones are read without stopping writers.
-        return Change(f"add constraint {name}", (add,), (validate,))
+        return SchemaChange(f"add constraint {name}", (add,), (validate,))
     if actual == f"{wanted} NOT VALID":
-        return Change(f"validate constraint {name}", online=(validate,))
+        return SchemaChange(f"validate constraint {name}", online=(validate,))
     if actual is not None and _is_wider(wanted, actual):
-        return Change(f"allow more values in {name}", (f"{alter} DROP CONSTRAINT {name}", add), (validate,))
-    return Change(f"constraint {name} of {table} is `{actual}`, the model says `{wanted}`")
+        return SchemaChange(f"allow more values in {name}", (f"{alter} DROP CONSTRAINT {name}", add), (validate,))
+    return SchemaChange(f"constraint {name} of {table} is `{actual}`, the model says `{wanted}`")
 
 
 def _is_wider(wanted: str, actual: str) -> bool:

@@ -22,7 +22,7 @@ from sqlalchemy.schema import CreateSequence
 
 from dagmaster import __version__
 from dagmaster.database.connect import conninfo, require_version, translate_errors
-from dagmaster.database.schema.compare import Change, compare, sql_of, table_statements
+from dagmaster.database.schema.compare import SchemaChange, compare, sql_of, table_statements
 from dagmaster.database.schema.guards import Trigger, triggers
 from dagmaster.database.schema.records import RECORDS
 from dagmaster.database.schema.tables import metadata_of, sequences
@@ -217,7 +217,7 @@ def _state(connection: sa.Connection, records: Records) -> SchemaState:
     return SchemaState.CURRENT if _stored_fingerprint(connection) == fingerprint(records) else SchemaState.OUTDATED
 
 
-def _compare(connection: sa.Connection, records: Records) -> list[Change]:
+def _compare(connection: sa.Connection, records: Records) -> list[SchemaChange]:
     return compare(connection, records, prepare=partial(_run_files, connection, before_tables=True))
 
 
@@ -257,7 +257,7 @@ def _still_locked(refusal: psycopg.Error) -> Conflict:
     )
 
 
-def _run_online(connection: sa.Connection, change: Change, wait_seconds: float) -> Change:
+def _run_online(connection: sa.Connection, change: SchemaChange, wait_seconds: float) -> SchemaChange:
     """Run statements that may take long, outside a transaction."""
     if not change.online:
         return change
@@ -270,7 +270,7 @@ def _run_online(connection: sa.Connection, change: Change, wait_seconds: float) 
             driver.execute("SET lock_timeout = 0" if may_wait else "RESET lock_timeout")
             _until_unlocked(wait_seconds, partial(driver.execute, statement.encode()))
     except psycopg.errors.IntegrityError as error:
-        return Change(f"{change.what}: existing rows violate it ({error.diag.message_primary})")
+        return SchemaChange(f"{change.what}: existing rows violate it ({error.diag.message_primary})")
     finally:
         if not driver.closed:
             driver.execute("RESET lock_timeout")

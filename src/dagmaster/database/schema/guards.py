@@ -15,7 +15,6 @@ from dagmaster.records import SCHEMA, Record
 
 ILLEGAL_TRANSITION = "DM001"
 IMMUTABLE_ROW = "DM002"
-SUM_OUT_OF_RANGE = "DM004"
 
 Moves = Mapping[StrEnum, frozenset[StrEnum]]
 
@@ -73,14 +72,14 @@ def _asset_triggers() -> list[Trigger]:
 
 
 def _callback_triggers() -> list[Trigger]:
-    """The functions of sql/schema/96_callbacks.sql: what a submitter is told is recorded when it happens."""
+    """They call the functions of sql/schema/96_callbacks.sql, which record callbacks."""
     has_url, ended = "NEW.callback_url IS NOT NULL", f"NEW.status IN ({_listed(states.JOB_TERMINAL)})"
-    # The first comparison decides for almost all jobs. The end of an asset's job is told by the event of the asset.
+    # The first comparison decides for almost all jobs. The end of an asset's job is reported by the event of the asset.
     rule = f"{has_url} AND NEW.asset_id IS NULL AND OLD.status <> NEW.status AND {ended}"
     return [
-        _trigger(Job, "calls_back", "AFTER UPDATE OF status", rule, "tell_submitter"),
-        _trigger(AssetEvent, "calls_back", "AFTER INSERT", "NEW.asset_id IS NOT NULL", "tell_event"),
-        _trigger(AssetSubmission, "calls_back", "AFTER INSERT", has_url, "tell_request"),
+        _trigger(Job, "calls_back", "AFTER UPDATE OF status", rule, "record_job_callback"),
+        _trigger(AssetEvent, "calls_back", "AFTER INSERT", "NEW.asset_id IS NOT NULL", "record_event_callbacks"),
+        _trigger(AssetSubmission, "calls_back", "AFTER INSERT", has_url, "record_request_callbacks"),
     ]
 
 

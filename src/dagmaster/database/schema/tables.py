@@ -63,10 +63,6 @@ def sequences(schema: str, metadata: sa.MetaData | None = None) -> list[sa.Seque
     return [sa.Sequence(name, cache=cache, metadata=metadata, schema=schema) for name, cache in SEQUENCES.items()]
 
 
-def column_names(record: type[Record]) -> tuple[str, ...]:
-    return tuple(record.model_fields)
-
-
 def _table_of(record: type[Record], metadata: sa.MetaData) -> sa.Table:
     declared = record.table
     options: dict[str, Any] = {}

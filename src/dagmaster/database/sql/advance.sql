@@ -37,21 +37,21 @@ WITH held AS MATERIALIZED (
      -- By ctid: only the transaction that holds the job's lock changes its results. Not `NOT r.processed`: that would invite the
      -- index of unprocessed results, which has only the job's id.
      WHERE r.ctid = k.place AND r.processed IS NOT TRUE
-    RETURNING r.job_id, r.node_id, r.attempt, n.parent_node_id AS parent, n.fan_out_index AS index, n.status AS was,
-              n.retry_count, n.loss_count, r.status, r.started_at, r.reported_at AS finished_at,
+    RETURNING r.job_id, r.node_id, r.attempt, n.parent_node_id, n.fan_out_index, n.status, n.retry_count, n.loss_count,
+              r.status AS task_status, r.started_at, r.reported_at AS finished_at,
               r.worker_id::text AS worker_id, r.error,
               n.parent_node_id IS NULL AND r.output_ref IS NULL
               AND coalesce(pg_column_size(r.output), 0) <= %(small)s AS has_output,
               CASE WHEN n.parent_node_id IS NULL AND pg_column_size(r.output) <= %(small)s THEN r.output END AS output
 )
-SELECT job_id, epoch, last_sequence, stop, NULL::text AS node_id, NULL::text AS parent, NULL::int AS attempt,
-       NULL::int AS index, NULL::text AS was, NULL::int AS retry_count, NULL::int AS loss_count, NULL::text AS status,
-       NULL::timestamptz AS started_at, NULL::timestamptz AS finished_at, NULL::text AS worker_id, NULL::jsonb AS error,
-       NULL::boolean AS has_output, NULL::jsonb AS output
+SELECT job_id, epoch, last_sequence, stop, NULL::text AS node_id, NULL::int AS attempt, NULL::text AS parent_node_id,
+       NULL::int AS fan_out_index, NULL::text AS status, NULL::int AS retry_count, NULL::int AS loss_count,
+       NULL::text AS task_status, NULL::timestamptz AS started_at, NULL::timestamptz AS finished_at,
+       NULL::text AS worker_id, NULL::jsonb AS error, NULL::boolean AS has_output, NULL::jsonb AS output
   FROM held
  UNION ALL
-SELECT job_id, NULL, NULL, NULL, node_id, parent, attempt, index, was, retry_count, loss_count, status, started_at,
-       finished_at, worker_id, error, has_output, output
+SELECT job_id, NULL, NULL, NULL, node_id, attempt, parent_node_id, fan_out_index, status, retry_count, loss_count,
+       task_status, started_at, finished_at, worker_id, error, has_output, output
   FROM taken;
 
 -- name: take_overdue
@@ -79,7 +79,7 @@ WITH late AS MATERIALIZED (
               extract(epoch FROM t.expires_at - t.available_at)::float8 AS queue_seconds
 )
 SELECT CASE e.status WHEN 'lost' THEN 'lost' ELSE 'overran' END AS kind,
-       e.job_id, e.node_id, e.attempt, n.parent_node_id AS parent, n.fan_out_index AS index, n.status AS was,
+       e.job_id, e.node_id, e.attempt, n.parent_node_id, n.fan_out_index, n.status,
        n.retry_count, n.loss_count, e.started_at, e.worker_id::text AS worker_id,
        CASE e.status WHEN 'cancelled' THEN e.queue_seconds ELSE e.timeout_seconds END AS seconds
   FROM ended e
@@ -88,7 +88,7 @@ SELECT CASE e.status WHEN 'lost' THEN 'lost' ELSE 'overran' END AS kind,
 
 -- name: take_waiting
 -- Ready nodes whose wait is over; of failing jobs all that wait.
-SELECT 'due' AS kind, n.job_id, n.node_id, n.attempt, n.parent_node_id AS parent, n.fan_out_index AS index, n.status AS was,
+SELECT 'due' AS kind, n.job_id, n.node_id, n.attempt, n.parent_node_id, n.fan_out_index, n.status,
        n.retry_count, n.loss_count, NULL::timestamptz AS started_at, NULL AS worker_id, NULL::float8 AS seconds
   FROM dagapp.dag_node_states n
  WHERE n.job_id = ANY (%(job_ids)s::uuid[])
@@ -98,7 +98,7 @@ SELECT 'due' AS kind, n.job_id, n.node_id, n.attempt, n.parent_node_id AS parent
 
 -- name: take_started
 -- Tasks that have run for a while although their nodes still show as dispatched.
-SELECT 'started' AS kind, n.job_id, n.node_id, t.attempt, n.parent_node_id AS parent, n.fan_out_index AS index, n.status AS was,
+SELECT 'started' AS kind, n.job_id, n.node_id, t.attempt, n.parent_node_id, n.fan_out_index, n.status,
        n.retry_count, n.loss_count, t.started_at, t.worker_id::text AS worker_id, NULL::float8 AS seconds
   FROM dagapp.dag_tasks t
   JOIN dagapp.dag_node_states n
@@ -122,8 +122,8 @@ WITH live AS MATERIALIZED (
      WHERE t.job_id = live.job_id AND t.node_id = live.node_id AND t.attempt = live.attempt
     RETURNING t.job_id, t.node_id, t.attempt, t.started_at, t.worker_id
 )
-SELECT 'withdrawn' AS kind, e.job_id, e.node_id, e.attempt, n.parent_node_id AS parent, n.fan_out_index AS index,
-       n.status AS was, n.retry_count, n.loss_count, e.started_at, e.worker_id::text AS worker_id, NULL::float8 AS seconds
+SELECT 'withdrawn' AS kind, e.job_id, e.node_id, e.attempt, n.parent_node_id, n.fan_out_index,
+       n.status, n.retry_count, n.loss_count, e.started_at, e.worker_id::text AS worker_id, NULL::float8 AS seconds
   FROM ended e
   JOIN dagapp.dag_node_states n
     ON n.job_id = e.job_id AND n.node_id = e.node_id;
@@ -146,7 +146,7 @@ RETURNING 'asked' AS kind, t.job_id;
 
 -- name: take_idle
 -- Children that wait to run again since their job was resumed, as many of each fan_out as there is room for.
-SELECT 'idle' AS kind, c.job_id, c.node_id, c.attempt, k.fan_out AS parent, c.fan_out_index AS index, c.status AS was,
+SELECT 'idle' AS kind, c.job_id, c.node_id, c.attempt, k.fan_out AS parent_node_id, c.fan_out_index, c.status,
        c.retry_count, c.loss_count, NULL::timestamptz AS started_at, NULL AS worker_id, NULL::float8 AS seconds
   FROM unnest(%(job_ids)s::uuid[], %(fan_outs)s::text[], %(rooms)s::int[]) AS k (job_id, fan_out, room)
  CROSS JOIN LATERAL (

@@ -74,7 +74,7 @@ SELECT version_ordinal, version_label, platform_refs, revision, approved_revisio
 -- name: asset_revisions_of
 -- The revisions of an asset, newest first.
 SELECT version_ordinal, revision, processing_state, is_partial, reviewed_as, reviewed_at, job_id, workflow_id, source,
-       content_hash, submitted_by, error_message, outputs, export_due_at IS NOT NULL AS is_export_due, created_at,
+       content_hash, same_content_as, submitted_by, error_message, outputs, export_due_at IS NOT NULL AS is_export_due, created_at,
        processed_at, purged_at
   FROM dagapp.asset_revisions
  WHERE asset_id = %(asset_id)s
@@ -98,6 +98,19 @@ SELECT event_id, action, actor, reason, version_ordinal, revision, detail, reque
  ORDER BY event_id
  LIMIT %(limit)s;
 
+-- name: asset_audit
+-- All events, newest first, a page at a time.
+SELECT e.event_id, e.action, e.actor, e.reason, e.asset_id, a.dataset_id, e.version_ordinal, e.revision,
+       coalesce(e.platform_id, a.platform_id) AS platform_id, e.detail, e.request_id, e.created_at
+  FROM dagapp.asset_events AS e
+  LEFT JOIN dagapp.geospatial_assets AS a USING (asset_id)
+ WHERE (%(after)s::bigint IS NULL OR e.event_id < %(after)s)
+   AND (%(platform_id)s::text IS NULL OR coalesce(e.platform_id, a.platform_id) = %(platform_id)s)
+   AND (%(actor)s::text IS NULL OR e.actor = %(actor)s)
+   AND (%(action)s::text IS NULL OR e.action = %(action)s)
+ ORDER BY e.event_id DESC
+ LIMIT %(limit)s;
+
 -- name: asset_platforms
 -- The platforms; with an id, that one.
 SELECT platform_id, display_name, required_refs, optional_refs, version_ref, is_active, created_at, updated_at
@@ -113,12 +126,14 @@ VALUES (%(platform_id)s, %(display_name)s, %(required_refs)s, %(optional_refs)s,
 RETURNING platform_id, display_name, required_refs, optional_refs, version_ref, is_active, created_at, updated_at;
 
 -- name: asset_platform_set
--- Change the name of a platform, or whether it may submit. What identifies its assets stays.
+-- Change the name of a platform, or whether it may submit, if it is still as the caller has seen it. What identifies its
+-- assets stays.
 UPDATE dagapp.platforms
    SET display_name = coalesce(%(display_name)s, display_name),
        is_active = coalesce(%(is_active)s::boolean, is_active),
        updated_at = dagapp.clock()
  WHERE platform_id = %(platform_id)s
+   AND (%(seen)s::bigint IS NULL OR (extract(epoch FROM updated_at) * 1000000)::bigint = %(seen)s)
 RETURNING platform_id, display_name, required_refs, optional_refs, version_ref, is_active, created_at, updated_at;
 
 -- name: asset_submission

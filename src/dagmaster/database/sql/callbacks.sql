@@ -1,5 +1,5 @@
 -- name: callbacks_claim
--- Claim callbacks that are due, each for one attempt, and record that it has begun. A request is told one thing after the other:
+-- Claim callbacks that are due, each for one attempt, and record that it has begun. Callbacks of a request follow each other:
 -- an event waits while an earlier one of the same request is pending. At most a few attempts per receiver are under way, so that
 -- a slow one is not in the way of others. Receivers are found by jumping from one to the next in the index. An attempt whose
 -- lease has expired was lost with its process; callbacks that have no attempt left become failed.

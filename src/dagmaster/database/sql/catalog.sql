@@ -15,6 +15,10 @@ SELECT needed.name
  WHERE NOT EXISTS (SELECT FROM pg_available_extensions AS available WHERE available.name = needed.name)
  ORDER BY needed.name;
 
+-- name: catalog_try_deployment_lock
+-- Become the only one who deploys the catalogue, until the connection ends; false if another one does.
+SELECT pg_try_advisory_lock(hashtext('pgstac.deploy')) AS is_locked;
+
 -- name: catalog_timeouts
 -- The time limits of the statements that follow in this transaction: a timeout that a statement sets does not apply to itself.
 SELECT set_config('lock_timeout', %(lock_ms)s::text, true),
@@ -24,6 +28,15 @@ SELECT set_config('lock_timeout', %(lock_ms)s::text, true),
 -- Become the only writer of a collection until the end of the transaction. When partitions were created and their constraints
 -- rebuilt under concurrent writers, items were lost.
 SELECT pg_advisory_xact_lock(hashtextextended('dagmaster.catalog:' || %(collection)s::text, 0));
+
+-- name: catalog_lock_partitions
+-- Wait until no transaction writes items, and let none begin until the end of this one. A new partition locks the table of
+-- all items; a wait for that lock would also stop searches, so it has to be short.
+SELECT pg_advisory_xact_lock(hashtextextended('dagmaster.catalog.partitions', 0));
+
+-- name: catalog_share_partitions
+-- Wait until no partition is created, and let none be created until the end of this transaction.
+SELECT pg_advisory_xact_lock_shared(hashtextextended('dagmaster.catalog.partitions', 0));
 
 -- name: catalog_known
 -- The stored document of a collection.
@@ -45,80 +58,14 @@ WITH known AS (
                   ELSE '{}'::jsonb
               END AS content
 )
-SELECT NOT EXISTS (SELECT FROM known) AS is_new,
-       pgstac.upsert_collection(wanted.content) AS done
+SELECT pgstac.upsert_collection(wanted.content)
   FROM wanted
  WHERE NOT EXISTS (SELECT FROM known WHERE known.content = wanted.content);
-
--- name: catalog_base
--- The fields that the items of a collection share with it, and the number by which items refer to them.
-SELECT base_item, base_item_id
-  FROM pgstac.current_base_item(%(collection)s)
- WHERE base_item IS NOT NULL;
-
--- name: catalog_partitions
--- Create the partitions for these times, with their constraints. This is a statement of its own, because no statement can
--- create a partition of the table that it inserts into.
-SELECT pgstac.check_partition(%(collection)s, span.begins, span.ends)
-  FROM (
-           SELECT tstzrange(min(item.begin_at), max(item.begin_at), '[]') AS begins,
-                  tstzrange(min(item.end_at), max(item.end_at), '[]') AS ends
-             FROM unnest(%(begins)s::timestamptz[], %(ends)s::timestamptz[]) AS item (begin_at, end_at),
-                  pgstac.collections
-            WHERE collections.id = %(collection)s
-            GROUP BY date_trunc(collections.partition_trunc, item.begin_at AT TIME ZONE 'UTC')
-            ORDER BY 1
-       ) AS span;
-
--- name: catalog_put_items
--- Insert new items, and replace those that have changed.
-WITH given AS MATERIALIZED (
-    SELECT item.id, public.ST_GeomFromGeoJSON(item.geometry) AS geometry, item.datetime, item.end_datetime, item.content
-      FROM jsonb_to_recordset(%(items)s::jsonb)
-           AS item (id text, geometry jsonb, datetime timestamptz, end_datetime timestamptz, content jsonb)
-     ORDER BY item.id
-), replaced AS (
-    UPDATE pgstac.items
-       SET geometry = given.geometry,
-           datetime = given.datetime,
-           end_datetime = given.end_datetime,
-           content = given.content
-      FROM given
-     WHERE items.collection = %(collection)s
-       AND items.id = given.id
-       AND (items.geometry, items.datetime, items.end_datetime, items.content)
-           IS DISTINCT FROM (given.geometry, given.datetime, given.end_datetime, given.content)
-)
-INSERT INTO pgstac.items (id, collection, geometry, datetime, end_datetime, content)
-SELECT given.id, %(collection)s, given.geometry, given.datetime, given.end_datetime, given.content
-  FROM given
- WHERE NOT EXISTS (
-           SELECT
-             FROM pgstac.items
-            WHERE items.collection = %(collection)s AND items.id = given.id
-       );
-
--- name: catalog_missing
--- The given ids that the collection does not have.
-SELECT wanted.id
-  FROM unnest(%(ids)s::text[]) AS wanted (id)
- WHERE NOT EXISTS (
-           SELECT
-             FROM pgstac.items
-            WHERE items.collection = %(collection)s AND items.id = wanted.id
-       )
- ORDER BY wanted.id;
 
 -- name: catalog_count
 SELECT count(*) AS items
   FROM pgstac.items
  WHERE collection = %(collection)s;
-
--- name: catalog_get_item
-SELECT pgstac.get_item(%(id)s, %(collection)s) AS item;
-
--- name: catalog_get_collection
-SELECT pgstac.get_collection(%(collection)s) AS collection;
 
 -- name: catalog_boxes
 -- Bbox and time of each item of a collection.
@@ -132,14 +79,6 @@ SELECT coalesce(content -> 'bbox', pgstac.geom_bbox(geometry)) AS bbox,
 UPDATE pgstac.collections
    SET content = jsonb_set(content, '{extent}', %(extent)s::jsonb)
  WHERE id = %(collection)s AND content -> 'extent' IS DISTINCT FROM %(extent)s::jsonb
-RETURNING id;
-
--- name: catalog_delete_older
--- Remove the items of earlier revisions of a version that the latest revision has not replaced.
-DELETE FROM pgstac.items
- WHERE collection = %(collection)s
-   AND (content -> 'properties' ->> 'dagmaster:version_ordinal')::int = %(ordinal)s
-   AND (content -> 'properties' ->> 'dagmaster:revision')::int < %(revision)s
 RETURNING id;
 
 -- name: catalog_link_versions
@@ -198,8 +137,7 @@ UPDATE pgstac.items
   FROM described
  WHERE items.collection = %(collection)s
    AND items.id = described.id
-   AND items.content <> described.content
-RETURNING items.id;
+   AND items.content <> described.content;
 
 -- name: catalog_is_deployed
 -- Whether the database has a catalogue.
@@ -246,7 +184,8 @@ SELECT wanted.ordinal, wanted.revision, collection.content,
  ORDER BY wanted.ordinal;
 
 -- name: catalog_publish_partitions
--- Create the partitions for the items of some editions, with their constraints.
+-- Create the partitions for the items of some editions, with their constraints. This is a statement of its own, because no
+-- statement can create a partition of the table that it inserts into.
 SELECT pgstac.check_partition(%(collection)s, span.begins, span.ends)
   FROM (
            SELECT tstzrange(min(item.begin_at), max(item.begin_at), '[]') AS begins,
@@ -322,6 +261,22 @@ UPDATE pgstac.collections
            )
        )
  WHERE id = %(collection)s;
+
+-- name: catalog_left_collections
+-- Collections of deleted assets that have no data any more; with an id, that one.
+SELECT a.dataset_id
+  FROM dagapp.geospatial_assets AS a
+  JOIN pgstac.collections AS c
+    ON c.id = a.dataset_id
+ WHERE a.deleted_at IS NOT NULL
+   AND (%(collection)s::text IS NULL OR a.dataset_id = %(collection)s)
+   AND NOT EXISTS (SELECT FROM dagapp.asset_revisions AS r WHERE r.asset_id = a.asset_id AND r.purged_at IS NULL)
+ ORDER BY a.dataset_id
+ LIMIT %(limit)s;
+
+-- name: catalog_remove_collection
+-- Remove a collection with its partitions. They are dropped, so searches wait until the end of the transaction.
+SELECT pgstac.delete_collection(%(collection)s);
 
 -- name: catalog_open_collection
 -- A collection that nothing is published of, unless it exists.

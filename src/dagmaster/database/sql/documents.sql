@@ -1,15 +1,26 @@
 -- The STAC documents of revisions. `document_id` is the id of an item, or empty for the collection.
 
 -- name: documents_writer
--- The job whose documents those of a revision are, if an asset has the dataset, and whether they may still change.
-SELECT run.job_id,
-       run.reviewed_as
-  FROM dagapp.geospatial_assets AS asset
+-- The job that processes a revision, if an asset has the dataset, and whether the revision may still change. A job that was
+-- created before the tables of assets is one of an earlier release.
+SELECT asset.asset_id IS NOT NULL AS has_asset,
+       run.job_id,
+       run.reviewed_as,
+       EXISTS (
+           SELECT
+             FROM dagapp.dag_jobs AS job
+             JOIN dagapp.platforms AS platform
+               ON platform.platform_id = 'local'
+            WHERE job.job_id = %(job_id)s
+              AND job.created_at < platform.created_at
+       ) AS is_job_of_earlier_release
+  FROM (VALUES (%(dataset_id)s::text)) AS given (dataset_id)
+  LEFT JOIN dagapp.geospatial_assets AS asset
+    ON asset.dataset_id = given.dataset_id
   LEFT JOIN dagapp.asset_revisions AS run
     ON run.asset_id = asset.asset_id
    AND run.version_ordinal = %(ordinal)s
-   AND run.revision = %(revision)s
- WHERE asset.dataset_id = %(dataset_id)s;
+   AND run.revision = %(revision)s;
 
 -- name: documents_put
 -- Insert documents of a revision, and replace those that have changed. In the order of their ids: several jobs may write the

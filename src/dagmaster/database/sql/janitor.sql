@@ -156,14 +156,14 @@ SELECT count(*)::int AS payloads, count(DISTINCT job_id)::int AS jobs, coalesce(
 
 -- name: janitor_leftovers
 -- Some of the jobs with files in storage, and which files may be removed: of jobs that ended long enough ago and have no running
--- task (locked, so that they cannot be resumed meanwhile), and of deleted jobs. In random order, so that files that cannot be
+-- task (locked, so that they cannot be resumed meanwhile), and of deleted jobs. Outputs stay as long as the job. In random order, so that files that cannot be
 -- removed do not block the others.
 WITH files AS MATERIALIZED (
-    SELECT f.job_id, f.has_scratch, f.has_blobs
-      FROM unnest(%(job_ids)s::uuid[], %(with_scratch)s::boolean[], %(with_blobs)s::boolean[])
-           AS f (job_id, has_scratch, has_blobs)
+    SELECT f.job_id, f.has_scratch, f.has_blobs, f.has_outputs
+      FROM unnest(%(job_ids)s::uuid[], %(with_scratch)s::boolean[], %(with_blobs)s::boolean[], %(with_outputs)s::boolean[])
+           AS f (job_id, has_scratch, has_blobs, has_outputs)
 ), ended AS MATERIALIZED (
-    SELECT j.job_id, due.has_scratch, due.has_blobs, j.status::text AS status
+    SELECT j.job_id, due.has_scratch, due.has_blobs, false AS has_outputs, j.status::text AS status
       FROM files f
       JOIN dagapp.dag_jobs j
         ON j.job_id = f.job_id
@@ -183,16 +183,16 @@ WITH files AS MATERIALIZED (
      LIMIT %(limit)s
        FOR NO KEY UPDATE OF j SKIP LOCKED
 ), deleted AS MATERIALIZED (
-    SELECT f.job_id, f.has_scratch, f.has_blobs, NULL AS status
+    SELECT f.job_id, f.has_scratch, f.has_blobs, f.has_outputs, NULL AS status
       FROM files f
      WHERE f.job_id < dagapp.first_uuid_at(dagapp.clock() - make_interval(secs => %(deleted)s::float8))
        AND NOT EXISTS (SELECT 1 FROM dagapp.dag_jobs j WHERE j.job_id = f.job_id)
      ORDER BY random()
      LIMIT %(limit)s
 )
-SELECT job_id, has_scratch, has_blobs, status FROM ended
+SELECT job_id, has_scratch, has_blobs, has_outputs, status FROM ended
  UNION ALL
-SELECT job_id, has_scratch, has_blobs, status FROM deleted;
+SELECT job_id, has_scratch, has_blobs, has_outputs, status FROM deleted;
 
 -- name: janitor_note
 -- Record findings, except those that were recorded for the same target a short time ago.

@@ -23,7 +23,7 @@ SELECT
  LIMIT %(limit)s;
 
 -- name: lock_keys
--- Only one process creates the first key.
+-- Keys are created one after another.
 SELECT pg_advisory_xact_lock(hashtext('dagapp.api_keys'));
 
 -- name: has_keys
@@ -31,11 +31,13 @@ SELECT pg_advisory_xact_lock(hashtext('dagapp.api_keys'));
 SELECT EXISTS (SELECT FROM dagapp.api_keys) AS has_keys;
 
 -- name: create_key
--- A new key, and the event that records who created it.
+-- A new key, and the event that records who created it. None if a key has or had the name: it is the actor of what that key
+-- has changed. `lock_keys` comes first.
 WITH created AS (
     INSERT INTO dagapp.api_keys (key_id, name, scopes, platform_id, secret_hash, expires_at, created_by)
-    VALUES (%(key_id)s, %(name)s, %(scopes)s::text[], %(platform_id)s, %(secret_hash)s,
-            dagapp.clock() + make_interval(secs => %(expires_in_seconds)s::float8), %(actor)s)
+    SELECT %(key_id)s, %(name)s, %(scopes)s::text[], %(platform_id)s, %(secret_hash)s,
+           dagapp.clock() + make_interval(secs => %(expires_in_seconds)s::float8), %(actor)s
+     WHERE NOT EXISTS (SELECT FROM dagapp.api_keys WHERE name = %(name)s)
     RETURNING *
 ), event AS (
     INSERT INTO dagapp.asset_events (platform_id, action, actor, reason, detail, request_id)

@@ -14,6 +14,7 @@ SELECT asset.asset_id,
        version.version_ordinal,
        version.approved_revision,
        version.unpublished_at IS NOT NULL OR version.deleted_at IS NOT NULL AS is_version_withdrawn,
+       version.deleted_at IS NOT NULL AS is_version_deleted,
        processed.revision AS processed_revision
   FROM dagapp.geospatial_assets AS asset
   LEFT JOIN dagapp.asset_versions AS version
@@ -60,6 +61,14 @@ SELECT document_id, content
    AND document_id > %(after)s
  ORDER BY document_id
  LIMIT %(limit)s;
+
+-- name: revision_hrefs
+-- The files that the STAC documents of one revision name: COGs, the mosaic, the tiling scheme.
+SELECT DISTINCT jsonb_path_query(content, '$.assets.*.href') #>> '{}' AS href
+  FROM dagapp.stac_documents
+ WHERE dataset_id = %(dataset)s
+   AND version_ordinal = %(ordinal)s
+   AND revision = %(revision)s;
 
 -- name: signing_key
 -- The secret of the key that a signed link names.

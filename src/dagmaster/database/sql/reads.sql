@@ -101,20 +101,3 @@ SELECT sequence, created_at, event_type, node_id, event_status, attempt, epoch, 
    AND (%(node_id)s::text IS NULL OR node_id = %(node_id)s)
  ORDER BY sequence
  LIMIT %(limit)s;
-
--- name: task_totals
--- Sums over the attempts of a job, per node of its definition. Reads every task of the job.
-SELECT coalesce(n.parent_node_id, n.node_id) AS node_id,
-       count(DISTINCT t.node_id)::int AS tasks,
-       count(*)::int AS attempts,
-       count(*) FILTER (WHERE t.status = 'failed')::int AS failed,
-       count(*) FILTER (WHERE t.status = 'lost')::int AS lost,
-       coalesce(sum(extract(epoch FROM t.started_at - t.available_at)), 0)::float8 AS waited_seconds,
-       coalesce(sum(extract(epoch FROM t.finished_at - t.started_at)), 0)::float8 AS ran_seconds,
-       min(t.available_at) AS first_at,
-       max(t.finished_at) AS last_at
-  FROM dagapp.dag_tasks t
-  JOIN dagapp.dag_node_states n
-    ON n.job_id = t.job_id AND n.node_id = t.node_id
- WHERE t.job_id = %(job_id)s
- GROUP BY 1;

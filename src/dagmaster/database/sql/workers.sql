@@ -157,31 +157,31 @@ open AS MATERIALIZED (
                           WHERE p.job_id = t.job_id AND p.node_id = t.node_id AND p.status = 'lost')::int
                    ELSE 0 END AS losses,
               t.params_ref
-), closed AS (
-    -- Returned instead of tasks, so that a worker that did not know of a limit knows it from now on.
-    SELECT queue
-      FROM dagapp.dag_queues
-     WHERE queue = ANY (%(queues)s::text[]) AND max_running IS NOT NULL AND NOT queue = ANY (%(budgets)s::text[])
 ), taken AS (
-    SELECT task_id, job_id, node_id, attempt, handler, params, queue, timeout_seconds, retry_count, losses, params_ref
+    SELECT NULL::text AS limited_queue, task_id, job_id, node_id, attempt, handler, params, queue, timeout_seconds,
+           retry_count, losses, params_ref
       FROM claimed
      UNION ALL
-    SELECT NULL, NULL, NULL, NULL, NULL, NULL, queue, NULL, NULL, NULL, NULL
-      FROM closed
+    -- Queues with a limit that this worker did not know of, and that were closed to it: it knows them from now on.
+    SELECT queue, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+      FROM dagapp.dag_queues
+     WHERE queue = ANY (%(queues)s::text[]) AND max_running IS NOT NULL AND NOT queue = ANY (%(budgets)s::text[])
 )
 
 -- name: exchange
--- Report finished tasks and claim new ones: one statement, one commit. The first row counts the accepted reports; because it is
--- first, everything that may wait for a lock precedes the claims, which never wait.
+-- Report finished tasks and claim new ones: one statement, one commit. A row has the number of accepted reports, the name of a
+-- limited queue, or a task. The number comes first: everything that may wait for a lock precedes the claims, which never wait.
 WITH RECURSIVE
 -- use: hand_in
 ,
 -- use: take
-SELECT (SELECT count(*) FROM done)::int AS accepted, NULL::text AS task_id, NULL::uuid AS job_id, NULL::text AS node_id,
-       NULL::int AS attempt, NULL::text AS handler, NULL::jsonb AS params, NULL::text AS queue,
-       NULL::float8 AS timeout_seconds, NULL::int AS retry_count, NULL::int AS losses, NULL::jsonb AS params_ref
+SELECT (SELECT count(*) FROM done)::int AS accepted, NULL::text AS limited_queue, NULL::text AS task_id,
+       NULL::uuid AS job_id, NULL::text AS node_id, NULL::int AS attempt, NULL::text AS handler, NULL::jsonb AS params,
+       NULL::text AS queue, NULL::float8 AS timeout_seconds, NULL::int AS retry_count, NULL::int AS losses,
+       NULL::jsonb AS params_ref
  UNION ALL
-SELECT NULL, task_id, job_id, node_id, attempt, handler, params, queue, timeout_seconds, retry_count, losses, params_ref
+SELECT NULL, limited_queue, task_id, job_id, node_id, attempt, handler, params, queue, timeout_seconds, retry_count,
+       losses, params_ref
   FROM taken;
 
 -- name: report_tasks
@@ -192,10 +192,11 @@ SELECT count(*)::int AS accepted
   FROM done;
 
 -- name: claim_tasks
--- Claim new tasks, without reports.
+-- Claim new tasks, without reports. A row has a task, or the name of a limited queue.
 WITH RECURSIVE
 -- use: take
-SELECT task_id, job_id, node_id, attempt, handler, params, queue, timeout_seconds, retry_count, losses, params_ref
+SELECT limited_queue, task_id, job_id, node_id, attempt, handler, params, queue, timeout_seconds, retry_count, losses,
+       params_ref
   FROM taken;
 
 -- name: lock_budgets

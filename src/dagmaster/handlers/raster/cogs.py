@@ -13,6 +13,7 @@ from dagmaster.errors import UnfitData
 from dagmaster.handlers.context import SyncContext
 from dagmaster.handlers.raster.dataset import About, Json
 from dagmaster.handlers.raster.documents import cog_of, item_of
+from dagmaster.handlers.raster.findings import findings_as_json, log_findings
 from dagmaster.handlers.raster.outputs import GridParams, Tier, in_silver, megabytes, publish
 from dagmaster.handlers.raster.results import CogAsset, CogFootprint, CogResult, TileWindow, ValidAreaResult
 from dagmaster.handlers.raster.sources import SourceParams, find_source, public_name, unchanged
@@ -26,11 +27,11 @@ from dagmaster.raster.cog.write import CogFacts, make_cog, write_cog
 from dagmaster.raster.source.facts import RasterFacts, RasterType, read_facts
 from dagmaster.raster.source.reading import header_bytes
 from dagmaster.raster.source.window import Window
-from dagmaster.raster.validation.findings import Checked, Finding, Severity, Verdict, info, warn
+from dagmaster.raster.validation.findings import Finding, info, warn
 from dagmaster.raster.validation.pixel_rules import infinite_values
 from dagmaster.stac.item import item_id as stac_item_id
 from dagmaster.stac.values import multihash
-from dagmaster.storage.location import Location
+from dagmaster.storage.location import Edition, Location
 from dagmaster.storage.sources import SourceFile
 from dagmaster.storage.zones import Storage
 
@@ -139,6 +140,7 @@ def _source_writer(
                 dtype=options.dtype,
                 remote=source.is_remote,
                 own=own,
+                exact_statistics=params.exact_statistics,
                 on_progress=on_progress,
             )
 
@@ -170,6 +172,7 @@ def _bordered_writer(ctx: SyncContext, params: CreateCogParams, grid: OutputGrid
                 core=whole.core,
                 profile=profile,
                 raster_type=kind,
+                exact_statistics=params.exact_statistics,
                 on_progress=on_progress,
             )
 
@@ -200,11 +203,13 @@ def write_described(
     `part` names the COG among those of the dataset; statistics count only the `own` part of its window; `origin` begins
     the lineage.
     """
-    cog = _write(ctx, params, write, own=own, name=name, is_alone=part is None)
+    edition = params.about.writable_edition(ctx)
+    cog = _write(ctx, params, write, edition, own=own, name=name, is_alone=part is None)
     provenance = _provenance(ctx, params.source) if isinstance(params, CogParams) else {}
     if provenance.get("source_name"):
         origin = f"{provenance['source_name']}{_in_brackets(provenance['source_crs'])} "
-    about = params.about.model_copy(update={"lineage": origin + _lineage(params, cog.facts), **provenance})
+    lineage = origin + _lineage(params, cog.facts, provenance.get("source_sha256"))
+    about = params.about.model_copy(update={"lineage": lineage, **provenance})
     asset = mosaics.mosaic_asset(ctx.storage.gdal_path(cog.location), name=name)
     ground = cog.footprint
     facts = cog.facts
@@ -227,10 +232,10 @@ def write_described(
         partials=[partial.pack() for partial in cog.own_statistics],
         infinite=cog.infinite,
         valid_area=ValidAreaResult(**asdict(facts.valid_area)),
-        findings=Checked(Verdict.WARN, findings=cog.findings).to_dict()["findings"],
+        findings=findings_as_json(cog.findings),
         asset=CogAsset.of(asset),
         footprint=CogFootprint(geometry=ground.geometry, bbox=ground.bbox) if ground else None,
-        stac_item=_store_item(ctx, about, cog, raster_type=raster_type, part=part, shown_as=params.shown_as),
+        stac_item=_store_item(ctx, about, edition, cog, raster_type=raster_type, part=part, shown_as=params.shown_as),
     )
 
 
@@ -275,7 +280,14 @@ def _findings(facts: CogFacts) -> Iterator[Finding]:
 
 
 def _write(
-    ctx: SyncContext, params: OutputParams, write: Writer, *, own: tuple[int, int] | None, name: str, is_alone: bool
+    ctx: SyncContext,
+    params: OutputParams,
+    write: Writer,
+    edition: Edition,
+    *,
+    own: tuple[int, int] | None,
+    name: str,
+    is_alone: bool,
 ) -> _PublishedCog:
     """`is_alone`: it is the only COG of the dataset, which needs data."""
     with ctx.storage.scratch(ctx.job_id) as folder:
@@ -296,11 +308,9 @@ def _write(
             counted = measure(path, (0, 0, *own), overview_level=params.overview_level) if own else whole
         ground = None if facts.is_empty else footprint(path)
         header = header_bytes(path)
-        location = publish(ctx.storage, params.about.edition.cog(name), path)
+        location = publish(ctx.storage, edition.cog(name), path)
     cog = _PublishedCog(location, facts, raster, ground, whole, counted, header)
-    for finding in cog.findings:
-        report = ctx.logger.warning if finding.severity is Severity.WARN else ctx.logger.info
-        report(finding.message, code=finding.code, severity=finding.severity.value)
+    log_findings(ctx.logger, cog.findings)
     return cog
 
 
@@ -318,6 +328,7 @@ def _progress(ctx: SyncContext) -> Callable[[float], None]:
 def _store_item(
     ctx: SyncContext,
     about: About,
+    edition: Edition,
     published: _PublishedCog,
     *,
     raster_type: str,
@@ -339,7 +350,7 @@ def _store_item(
         header_bytes=published.header_bytes,
     )
     item_id = stac_item_id(about.dataset_id, about.version_ordinal, part)
-    location = in_silver(storage, about.edition.stac(f"{item_id}.json"))
+    location = in_silver(storage, edition.stac(f"{item_id}.json"))
     created = _created(storage, location, facts.sha256)
     item = item_of(about, addresses, cog, published.footprint, tile=part, shown_as=shown_as, created=created)
     storage.put(location, orjson.dumps(item))
@@ -368,10 +379,11 @@ def _in_brackets(crs: str | None) -> str:
     return f" ({crs})" if crs and "[" not in crs else ""
 
 
-def _lineage(params: OutputParams, cog: CogFacts) -> str:
+def _lineage(params: OutputParams, cog: CogFacts, source_sha256: str | None) -> str:
     steps = f"to {cog.crs} ({cog.resampling})" if cog.reprojection_performed else f"kept in {cog.crs}"
     if cog.clamped:
         steps += f", {cog.clamped} values clamped to {cog.dtype}"
     if cog.valid_area.differs:
         steps += f", {cog.valid_area.lost_percent:.1f} % of the valid area lost"
-    return f"{steps}, COG {cog.compression}, tier {cog.tier}; revision {params.about.revision}"
+    source = f"; source SHA-256 {source_sha256}" if source_sha256 else ""
+    return f"{steps}, COG {cog.compression}, tier {cog.tier}; revision {params.about.revision}{source}"

@@ -9,15 +9,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
+from rasterio._err import CPLE_BaseError
+from rasterio.errors import RasterioError
+from rasterio.warp import transform_bounds
 
 from dagmaster.errors import InvalidRequest, UnfitData
 from dagmaster.handlers.raster.options import Options, reachable_grid, require_alike
+from dagmaster.quantities import counted
 from dagmaster.raster.cog.grid import is_north_up_in
 from dagmaster.raster.cog.stack import GridGroup, grid_groups
+from dagmaster.raster.source.crs import parse_crs
 from dagmaster.raster.source.facts import RasterFacts
 from dagmaster.raster.validation.findings import Finding, info, warn
 
 Size = tuple[float, float]
+Boxes = NDArray[np.float64]  # west, south, east, north
+
+_SAME_AREA = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +47,7 @@ def layout_of(files: Sequence[RasterFacts], options: Options, resolution: Size) 
     groups = grid_groups(files)
     kept = _kept_group(files, groups, options)
     if kept is not None and len(kept.members) == len(files):
-        return CollectionLayout(groups, kept, None, None, _findings(files, groups, kept))
+        return CollectionLayout(groups, kept, None, None, _findings(files, groups, kept, options.target_crs))
     origin = None
     if kept is not None:
         first = files[kept.members[0]]
@@ -46,7 +55,7 @@ def layout_of(files: Sequence[RasterFacts], options: Options, resolution: Size) 
         assert first.transform is not None
         resolution, origin = first.resolution, (first.transform[2], first.transform[5])
     _require_one_resolution(files, options.target_crs, resolution, origin, example=kept.members[0] if kept else 0)
-    return CollectionLayout(groups, kept, resolution, origin, _findings(files, groups, kept))
+    return CollectionLayout(groups, kept, resolution, origin, _findings(files, groups, kept, options.target_crs))
 
 
 def _kept_group(files: Sequence[RasterFacts], groups: list[GridGroup], options: Options) -> GridGroup | None:
@@ -86,7 +95,9 @@ def _require_one_resolution(
         )
 
 
-def _findings(files: Sequence[RasterFacts], groups: list[GridGroup], kept: GridGroup | None) -> list[Finding]:
+def _findings(
+    files: Sequence[RasterFacts], groups: list[GridGroup], kept: GridGroup | None, target_crs: str
+) -> list[Finding]:
     """What the user may not expect of files that are submitted together."""
     findings = []
     if len(groups) > 1:
@@ -95,21 +106,50 @@ def _findings(files: Sequence[RasterFacts], groups: list[GridGroup], kept: GridG
             how = f"{len(kept.members)} of {len(files)} files keep their pixels, the others are resampled to their grid"
         reason = f"the files are on {len(groups)} different pixel grids: {how}, and values may differ at the seams"
         findings.append(info("collection.grids-differ", reason, "resample them to one grid first: `gdalwarp -tap -tr`"))
-    if same := _same_area(files, groups):
+    if same := _same_area(files, target_crs):
         findings.append(same)
     return findings
 
 
-def _same_area(files: Sequence[RasterFacts], groups: list[GridGroup]) -> Finding | None:
-    most, name = 1, ""
-    for group in groups:
-        _, first, counts = np.unique(group.places, axis=0, return_index=True, return_counts=True)
-        if counts.max() > most:
-            most, name = int(counts.max()), files[group.members[int(first[counts.argmax()])]].name
-    if most == 1:
+def _same_area(files: Sequence[RasterFacts], target_crs: str) -> Finding | None:
+    """Bands of one scene may differ in their pixels: the boxes of the files are compared, of all grids."""
+    counts = overlaps(_boxes(files, target_crs))
+    first = int(counts.argmax())
+    if counts[first] == 0:
         return None
-    message = f"{most} files cover the same pixels as '{name}'; the map shows one of them"
+    others = counted(int(counts[first]), "other file")
+    message = f"{others} and '{files[first].name}' overlap by at least 90 %; there the map shows one of them"
     bands = "if they are bands of one scene, combine them first: `gdal_merge.py -separate -o scene.tif …`"
     times = "if they are of different times, each is an item of its own in the catalogue"
     is_single = all(file.count == 1 for file in files)
     return warn("collection.same-area", message, f"{bands}; {times}" if is_single else times)
+
+
+def _boxes(files: Sequence[RasterFacts], target_crs: str) -> Boxes:
+    """West, south, east and north of each file in the CRS that they share, else in the target CRS. NaN if a file has no
+    bounds there."""
+    is_shared = len({file.crs for file in files}) == 1
+    boxes = [file.bounds if is_shared else _bounds_in(target_crs, file) for file in files]
+    return np.array([box or (np.nan,) * 4 for box in boxes], dtype=np.float64)
+
+
+def _bounds_in(crs: str, file: RasterFacts) -> tuple[float, float, float, float] | None:
+    assert file.bounds is not None
+    try:
+        west, south, east, north = transform_bounds(parse_crs(file.crs or ""), parse_crs(crs), *file.bounds)
+    except (CPLE_BaseError, RasterioError):
+        return None
+    return west, south, east + 360 if east < west else east, north  # it crosses the antimeridian
+
+
+def overlaps(boxes: Boxes, of: np.ufunc = np.minimum) -> NDArray[np.int64]:
+    """For each box, how many others share most of the smaller of the two with it; with `np.maximum`, of the larger."""
+    west, south, east, north = boxes.T
+    areas = (east - west) * (north - south)
+    counts = []
+    for at, (left, bottom, right, top) in enumerate(boxes):
+        widths = np.clip(np.minimum(east, right) - np.maximum(west, left), 0, None)
+        heights = np.clip(np.minimum(north, top) - np.maximum(south, bottom), 0, None)
+        is_same = widths * heights >= _SAME_AREA * of(areas, areas[at])
+        counts.append(np.count_nonzero(is_same) - int(is_same[at]))
+    return np.array(counts)

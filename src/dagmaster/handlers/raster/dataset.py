@@ -6,23 +6,18 @@ The first task of a job fills in the description; all later tasks are given the 
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
-from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from dagmaster import __version__
 from dagmaster.database.assets.documents import EarlierRevision
-from dagmaster.dataset_ids import JOB_PREFIX
+from dagmaster.handlers.context import SyncContext
+from dagmaster.handlers.raster.outputs import writable_edition
 from dagmaster.stac.values import Dataset, Processing, Provider, Version
 from dagmaster.stac.when import Basis, When, better_of, when_of
 from dagmaster.storage.location import Edition
 
 Json = dict[str, Any]
-
-
-def own_dataset_id(job_id: UUID) -> str:
-    """The dataset of a job that was not submitted as an asset: it is never published, and deleted with the job."""
-    return f"{JOB_PREFIX}{job_id}"
 
 
 class TimeRange(BaseModel):
@@ -71,9 +66,9 @@ class About(BaseModel):
     source_sha256: str | None = None
     sources: list[tuple[str | None, str | None]] = []  # name and SHA-256 of each, if there is more than one
 
-    @property
-    def edition(self) -> Edition:
-        return Edition(self.dataset_id, self.version_ordinal, self.revision)
+    def writable_edition(self, ctx: SyncContext) -> Edition:
+        """Raises UnfitData if the job of the task may not write it."""
+        return writable_edition(ctx, self.dataset_id, self.version_ordinal, self.revision)
 
     def dataset(self) -> Dataset:
         texts = self.title, self.description, tuple(self.keywords), self.license

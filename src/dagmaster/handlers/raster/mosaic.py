@@ -4,41 +4,47 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import orjson
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from dagmaster.bbox import BBox
+from dagmaster.dataset_ids import own_dataset_id
 from dagmaster.errors import UnfitData
 from dagmaster.handlers.context import SyncContext
-from dagmaster.handlers.raster.dataset import About, Json, own_dataset_id
+from dagmaster.handlers.raster.dataset import About, Json
 from dagmaster.handlers.raster.documents import cog_of, collection_of
+from dagmaster.handlers.raster.findings import MergedFindings
 from dagmaster.handlers.raster.outputs import COLLECTION, in_silver, megabytes, publish
-from dagmaster.handlers.raster.results import DatasetResult, MosaicPart, MosaicResult
+from dagmaster.handlers.raster.results import DatasetResult, MosaicPart, MosaicResult, TileBatchResult
 from dagmaster.jobs.states import NodeStatus
 from dagmaster.raster.analysis import mosaic as mosaics
 from dagmaster.raster.analysis.footprint import Footprint, union
 from dagmaster.raster.analysis.overlaps import CountedCog, count_once, covering
 from dagmaster.raster.analysis.statistics import Partial, Partials, combine, summarize
 from dagmaster.raster.source.facts import read_facts
-from dagmaster.storage.location import Location, Zone
+from dagmaster.storage.location import Edition, Location, Zone
 
 
 class MosaicParams(BaseModel):
+    """`findings` are those of the validation."""
+
     model_config = ConfigDict(frozen=True)
 
     about: About
     raster_type: str = "auto"
     results_of: Json
     tiling_scheme_blob: str | None = None
+    findings: list[Json] = []
 
 
 def create_mosaic(ctx: SyncContext, params: MosaicParams) -> MosaicResult:
     """Write the mosaic of all COGs, compute their common statistics, and describe the dataset in a collection."""
     storage, about = ctx.storage, params.about
+    edition = about.writable_edition(ctx)
     is_tiled = params.tiling_scheme_blob is not None
     parts = _gather(ctx, is_tiled=is_tiled)
     # Named by the id: a title may change, but a published object does not.
     document = mosaics.mosaic(parts.assets, name=about.dataset_id)
-    location = publish(storage, about.edition.mosaic(), mosaics.encode(document))
+    location = publish(storage, edition.mosaic(), mosaics.encode(document))
     # Tiles count only the part that no following tile covers; other COGs may overlap in any way.
     statistics = summarize(parts.partials if is_tiled else _counted_once(ctx, parts.assets))
     addresses = ctx.addresses.stored()
@@ -57,7 +63,8 @@ def create_mosaic(ctx: SyncContext, params: MosaicParams) -> MosaicResult:
     collection = collection_of(
         about, addresses, ground.bbox, parts.sample_items, mosaic=location, whole=whole, tiling_scheme=scheme
     )
-    _store_collection(ctx, about, collection)
+    _store_collection(ctx, edition, collection)
+    parts.findings.add_earlier(params.findings)
     return MosaicResult(
         mosaic_blob=location.blob,
         mosaic_container=location.container,
@@ -70,6 +77,7 @@ def create_mosaic(ctx: SyncContext, params: MosaicParams) -> MosaicResult:
         statistics=[None if band is None else band.as_json() for band in statistics],
         size_mb=megabytes(parts.size_bytes),
         collection=collection,
+        findings=parts.findings.to_json(),
         **_served_urls(ctx, about),
     )
 
@@ -83,6 +91,7 @@ class _Parts:
     assets: list[mosaics.MosaicAsset] = field(default_factory=list)
     footprints: list[Footprint] = field(default_factory=list)
     sample_items: list[Json] = field(default_factory=list)
+    findings: MergedFindings = field(default_factory=MergedFindings)
 
 
 def _gather(ctx: SyncContext, *, is_tiled: bool = True) -> _Parts:
@@ -94,6 +103,7 @@ def _gather(ctx: SyncContext, *, is_tiled: bool = True) -> _Parts:
             parts.partials = combine((parts.partials, _partials(cog)))
         parts.count += 1
         parts.size_bytes += cog.size_bytes
+        parts.findings.add(cog.findings, "processing", place=cog.asset.name)
         if cog.footprint:  # a tile without data is no part of the mosaic
             parts.assets.append(cog.asset.asset())
             parts.footprints.append(cog.footprint.footprint())
@@ -126,15 +136,22 @@ def _partials(cog: MosaicPart) -> Partials:
     return tuple(Partial.unpack(packed) for packed in cog.partials)
 
 
+_PART_OR_BATCH: TypeAdapter[TileBatchResult | MosaicPart] = TypeAdapter(TileBatchResult | MosaicPart)
+
+
 def _cogs(ctx: SyncContext) -> Iterator[MosaicPart]:
     for result in ctx.results(page=100):
         if result.status != NodeStatus.COMPLETED or not isinstance(result.output, dict):
             continue
-        yield from map(MosaicPart.model_validate, result.output.get("tiles") or [result.output])
+        match _PART_OR_BATCH.validate_python(result.output):
+            case TileBatchResult(tiles=tiles):
+                yield from tiles
+            case MosaicPart() as cog:
+                yield cog
 
 
-def _store_collection(ctx: SyncContext, about: About, collection: Json) -> None:
-    ctx.storage.put(in_silver(ctx.storage, about.edition.stac(COLLECTION)), orjson.dumps(collection))
+def _store_collection(ctx: SyncContext, edition: Edition, collection: Json) -> None:
+    ctx.storage.put(in_silver(ctx.storage, edition.stac(COLLECTION)), orjson.dumps(collection))
 
 
 def _served_urls(ctx: SyncContext, about: About) -> dict[str, str]:
@@ -151,14 +168,22 @@ def _served_urls(ctx: SyncContext, about: About) -> dict[str, str]:
 
 
 class DescribeParams(BaseModel):
+    """`findings` are those of the validation, `cog_findings` those of the COG."""
+
     model_config = ConfigDict(frozen=True)
 
     about: About
     item: Json
+    findings: list[Json] = []
+    cog_findings: list[Json] = []
 
 
 def describe_dataset(ctx: SyncContext, params: DescribeParams) -> DatasetResult:
     """Describe a dataset that is a single COG in a collection."""
+    edition = params.about.writable_edition(ctx)
     collection = collection_of(params.about, ctx.addresses.stored(), BBox.of(params.item["bbox"]), [params.item])
-    _store_collection(ctx, params.about, collection)
-    return DatasetResult(collection=collection, **_served_urls(ctx, params.about))
+    _store_collection(ctx, edition, collection)
+    findings = MergedFindings()
+    findings.add(params.cog_findings, "processing")
+    findings.add_earlier(params.findings)
+    return DatasetResult(collection=collection, findings=findings.to_json(), **_served_urls(ctx, params.about))

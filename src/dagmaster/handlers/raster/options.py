@@ -22,9 +22,9 @@ from dagmaster.raster.source.pixels import FileSource, Rules, Validity
 from dagmaster.raster.source.window import BLOCK
 from dagmaster.raster.validation.findings import Finding, info, warn
 from dagmaster.raster.validation.header_rules import Ceilings
+from dagmaster.web_mercator import METRES_PER_DEGREE
 
 TILE_ABOVE_MB = 500.0  # the default of the workflows
-_METRES_PER_DEGREE = 2 * math.pi * 6_378_137 / 360
 _WEB_MERCATOR_LIMIT = 85.06  # degrees of latitude
 _NOTABLE_STRETCH = 2.0  # pixels this much taller than in the source are reported
 
@@ -244,7 +244,7 @@ def advice_on(options: Options, facts: RasterFacts, grid: OutputGrid) -> list[Fi
     findings = []
     source, target = describe_crs(facts.crs), describe_crs(options.target_crs)
     if target.is_geographic and source.metres_per_unit and facts.resolution and options.resolution is None:
-        stretch = grid.resolution[1] * _METRES_PER_DEGREE / (min(facts.resolution) * source.metres_per_unit)
+        stretch = grid.resolution[1] * METRES_PER_DEGREE / (min(facts.resolution) * source.metres_per_unit)
         if stretch >= _NOTABLE_STRETCH:
             polar = "EPSG:3995" if north == latitude else "EPSG:3031"
             better = facts.crs if ":" in facts.crs and "[" not in facts.crs else polar

@@ -6,8 +6,12 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from dagmaster import faults
+from dagmaster.database.assets.documents import RevisionKey, refuse_other_writer
+from dagmaster.database.connect import translate_errors
+from dagmaster.dataset_ids import own_dataset_id
 from dagmaster.errors import Conflict, UnfitData
-from dagmaster.storage.location import Location, Zone
+from dagmaster.handlers.context import SyncContext
+from dagmaster.storage.location import Edition, Location, Zone
 from dagmaster.storage.zones import Storage
 
 _MEGABYTE = 1_000_000
@@ -24,6 +28,19 @@ class GridParams(BaseModel):
 
 def in_silver(storage: Storage, blob: str) -> Location:
     return storage.location(blob, zone=Zone.SILVER)
+
+
+def writable_edition(ctx: SyncContext, dataset_id: str, ordinal: int, revision: int) -> Edition:
+    """An edition, if this job may write its objects. Raises UnfitData if another job processes it.
+
+    Params decide which edition a task writes, and an own workflow can set any params. So each task checks it.
+    """
+    edition = Edition(dataset_id, ordinal, revision)
+    if edition.dataset != own_dataset_id(ctx.job_id):
+        key = RevisionKey(edition.dataset, edition.ordinal, edition.revision)
+        with translate_errors(), ctx.connect() as connection:
+            refuse_other_writer(connection, key, ctx.job_id)
+    return edition
 
 
 def publish(storage: Storage, blob: str, content: Path | bytes) -> Location:

@@ -151,7 +151,10 @@ class CogFootprint(Result):
 
 
 class MosaicPart(Result):
-    """What a mosaic needs to know of a COG. One without data has neither footprint nor item."""
+    """What a mosaic needs to know of a COG. One without data has neither footprint nor item.
+
+    `findings` need every pixel, unlike those of the validation.
+    """
 
     cog_blob: str
     cog_container: str
@@ -160,6 +163,7 @@ class MosaicPart(Result):
     asset: CogAsset
     footprint: CogFootprint | None
     stac_item: Json | None
+    findings: list[Json] = []
 
 
 class ValidAreaResult(Result):
@@ -174,8 +178,7 @@ class ValidAreaResult(Result):
 class CogResult(MosaicPart):
     """`tile_id` names the part of the dataset; None for a dataset of one COG.
 
-    `infinite` values are in the COG, but not in its statistics. `findings` need every pixel, unlike those of the
-    validation.
+    `infinite` values are in the COG, but not in its statistics.
     """
 
     tile_id: str | None
@@ -192,7 +195,6 @@ class CogResult(MosaicPart):
     seconds: dict[str, float]
     valid_area: ValidAreaResult | None = None
     infinite: int = 0
-    findings: list[Json] = []
 
 
 class StackResult(CogResult):
@@ -217,7 +219,10 @@ class ServedUrls(Result):
 
 
 class DatasetResult(ServedUrls):
+    """`findings` are those of the validation and of all COGs, one for each code."""
+
     collection: Json
+    findings: list[Json] = []
 
 
 class MosaicResult(DatasetResult):

@@ -108,7 +108,14 @@ def _write(
         with opened() as whole:
             grid = single_grid(whole.facts, params)
             return write_cog(
-                whole.pixels, whole.bands, target, grid, profile=profile, raster_type=kind, on_progress=on_progress
+                whole.pixels,
+                whole.bands,
+                target,
+                grid,
+                profile=profile,
+                raster_type=kind,
+                exact_statistics=params.exact_statistics,
+                on_progress=on_progress,
             )
 
     name = cog_name(params.about, params.part)

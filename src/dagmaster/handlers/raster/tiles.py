@@ -24,7 +24,7 @@ from dagmaster.raster.cog.coverage import tiles_with_data
 from dagmaster.raster.cog.grid import Tile, TilingScheme, auto_tile_size, output_grid, scheme_to_geojson, tiles_of
 from dagmaster.raster.source.facts import RasterFacts, RasterType, read_facts
 from dagmaster.raster.source.window import BLOCK
-from dagmaster.storage.location import Location
+from dagmaster.storage.location import Edition, Location
 from dagmaster.storage.zones import Storage
 
 
@@ -44,6 +44,7 @@ class SchemeParams(GridParams):
 def generate_tiling_scheme(ctx: SyncContext, params: SchemeParams) -> TilingSchemeResult:
     """Divide the output grid into tiles, leave out those without data, and store the scheme as GeoJSON."""
     options, about = params.source, params.about
+    edition = about.writable_edition(ctx)
     source = find_source(ctx.storage, options)
     kind = options.kind or RasterType.UNKNOWN
     with unchanged(ctx.storage, source, options.etag):
@@ -68,7 +69,7 @@ def generate_tiling_scheme(ctx: SyncContext, params: SchemeParams) -> TilingSche
         raise UnfitData("no tile would contain data", code="raster.all-nodata", hint="check the nodata value")
     document = scheme_to_geojson(TilingScheme(grid, size, overlap, with_data))
     origin = {"source": source.name, "size_bytes": facts.size_bytes, **params.recipe}
-    location = _publish_scheme(ctx.storage, about, document | {"recipe": origin})
+    location = _publish_scheme(ctx.storage, edition, document | {"recipe": origin})
     return TilingSchemeResult(
         tiling_scheme_blob=location.blob,
         tiling_scheme_container=location.container,
@@ -92,16 +93,16 @@ def _default_overlap(tile_size: int) -> int:
     return BLOCK if tile_size >= 8 * BLOCK else 0
 
 
-def _publish_scheme(storage: Storage, about: About, document: Json) -> Location:
+def _publish_scheme(storage: Storage, edition: Edition, document: Json) -> Location:
     """Publish the scheme, or keep the stored one if it has the same tiles of the same source.
 
     Earlier releases added output options under `recipe`. The recipe of the edition has these, and the first task
     checked it.
     """
-    location = in_silver(storage, about.edition.tiling_scheme())
+    location = in_silver(storage, edition.tiling_scheme())
     if storage.exists(location) and _without_options(orjson.loads(storage.get(location))) == _without_options(document):
         return location
-    return publish(storage, about.edition.tiling_scheme(), orjson.dumps(document))
+    return publish(storage, edition.tiling_scheme(), orjson.dumps(document))
 
 
 def _without_options(document: Json) -> Json:

@@ -11,15 +11,17 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 from pydantic import Field
 
-from dagmaster.database.assets.documents import RevisionKey, read_earlier, refuse_other_writer
+from dagmaster.database.assets.documents import RevisionKey, read_earlier
 from dagmaster.database.connect import translate_errors
+from dagmaster.dataset_ids import own_dataset_id
 from dagmaster.errors import InvalidRequest, UnfitData
 from dagmaster.handlers.context import SyncContext
 from dagmaster.handlers.raster.cogs import MOST_NEIGHBOURS
-from dagmaster.handlers.raster.collection import CollectionLayout, layout_of
-from dagmaster.handlers.raster.dataset import About, Json, Predecessor, TimeRange, now, own_dataset_id
+from dagmaster.handlers.raster.collection import CollectionLayout, layout_of, overlaps
+from dagmaster.handlers.raster.dataset import About, Json, Predecessor, TimeRange, now
+from dagmaster.handlers.raster.findings import MergedFindings, findings_as_json, log_findings
 from dagmaster.handlers.raster.options import Options, advice_on, require_possible
-from dagmaster.handlers.raster.outputs import megabytes
+from dagmaster.handlers.raster.outputs import megabytes, writable_edition
 from dagmaster.handlers.raster.recipe import claim, recipe_of
 from dagmaster.handlers.raster.results import CollectionPart, CollectionValidationResult, ValidationResult
 from dagmaster.handlers.raster.sources import (
@@ -73,8 +75,9 @@ def validate(ctx: SyncContext, params: ValidateParams) -> ValidationResult:
     valid = _validate(ctx, params)
     options, facts, source = params.options, valid.facts, valid.source
     title = PurePosixPath(source.name).stem
-    about = _about(params, valid, _predecessor(ctx, params), title=title, content_hash=valid.sha256)
-    claim(ctx.storage, about.edition, recipe_of(options, [facts], valid.kind, valid.source_crs))
+    edition = _edition(ctx, params)
+    about = _about(params, valid, _predecessor(ctx, edition), title=title, content_hash=valid.sha256)
+    claim(ctx.storage, edition, recipe_of(options, [facts], valid.kind, valid.source_crs))
     return ValidationResult(
         file_size_mb=megabytes(facts.size_bytes),
         raw_size_mb=megabytes(facts.raw_bytes),
@@ -143,8 +146,7 @@ def _validate(ctx: SyncContext, params: ValidateParams) -> _ValidFile:
     facts = _require_accepted(checked, source.name)
     grid = require_possible(params.options, facts, checked.raster_type, unset_alpha=checked.fixes.unset_alpha)
     findings = (*checked.findings, *advice_on(params.options, facts, grid))
-    for finding in findings:
-        ctx.logger.info(finding.message, code=finding.code, severity=finding.severity.value)
+    log_findings(ctx.logger, findings)
     with unchanged(ctx.storage, source, etag):
         sha256 = checksum_of(ctx.storage, source)
     return _ValidFile(
@@ -152,7 +154,7 @@ def _validate(ctx: SyncContext, params: ValidateParams) -> _ValidFile:
         facts=facts,
         kind=checked.raster_type,
         fixes=checked.fixes,
-        findings=Checked(checked.verdict, findings=findings).to_dict()["findings"],
+        findings=findings_as_json(findings),
         verdict=verdict_of(findings).value,
         supplied_at=_supplied_at(ctx.storage, source),
         source_crs=checked.fixes.source_crs or params.source_crs,
@@ -170,12 +172,14 @@ def _require_accepted(checked: Checked, name: str) -> RasterFacts:
     return checked.facts
 
 
-def _predecessor(ctx: SyncContext, params: ValidateParams) -> Predecessor:
+def _edition(ctx: SyncContext, params: ValidateParams) -> Edition:
+    return writable_edition(ctx, _dataset_id(ctx, params), params.version_ordinal, params.revision)
+
+
+def _predecessor(ctx: SyncContext, edition: Edition) -> Predecessor:
     """What earlier revisions say of the dataset. A revision that has been superseded is refused."""
-    edition = Edition(_dataset_id(ctx, params), params.version_ordinal, params.revision)
     key = RevisionKey(edition.dataset, edition.ordinal, edition.revision)
     with translate_errors(), ctx.connect() as connection:
-        refuse_other_writer(connection, key, ctx.job_id)
         entry = read_earlier(connection, key)
     if entry is not None and entry.newest is not None and entry.newest > key.revision:
         raise UnfitData(
@@ -269,16 +273,16 @@ def validate_collection(ctx: SyncContext, params: CollectionParams) -> Collectio
     """Validate every file of a collection and the options of the outputs. All files that are rejected are reported."""
     valid = _validate_all(ctx, params)
     first = valid[0]
-    before = _predecessor(ctx, params)
+    edition = _edition(ctx, params)
+    before = _predecessor(ctx, edition)
     checksums = [file.sha256 for file in valid]
     content_hash = None if None in checksums else combined_checksum(checksums)
     title = before.dataset_id if params.dataset_id or params.collection_id else PurePosixPath(first.source.name).stem
     about = _about(params, first, before, title=title, content_hash=content_hash)
     facts = [file.facts for file in valid]
     layout = layout_of(facts, params.options, first.grid.resolution)
-    claim(ctx.storage, about.edition, recipe_of(params.options, facts, first.kind, first.source_crs))
-    for finding in layout.findings:
-        ctx.logger.warning(finding.message, code=finding.code, severity=finding.severity.value)
+    claim(ctx.storage, edition, recipe_of(params.options, facts, first.kind, first.source_crs))
+    log_findings(ctx.logger, layout.findings)
     sources = [file.source_params(each) for each, file in zip(params.each(), valid, strict=True)]
     with unchanged(ctx.storage, first.source, first.etag):
         shown_as = renders_of(first.source, first.facts, about, first.kind)
@@ -298,12 +302,17 @@ def validate_collection(ctx: SyncContext, params: CollectionParams) -> Collectio
             )
             for at, (_, part) in enumerate(_part_names(params.blob_names))
         ],
-        findings=[
-            *(finding for file in valid for finding in file.findings),
-            *Checked(Verdict.WARN, findings=tuple(layout.findings)).to_dict()["findings"],
-        ],
+        findings=_merged_findings(params, valid, layout),
         content_hash=content_hash,
     )
+
+
+def _merged_findings(params: CollectionParams, valid: list[_ValidFile], layout: CollectionLayout) -> list[Json]:
+    findings = MergedFindings()
+    for blob_name, file in zip(params.blob_names, valid, strict=True):
+        findings.add(file.findings, place=blob_name)
+    findings.add(findings_as_json(layout.findings))
+    return findings.to_json()
 
 
 def _neighbours(layout: CollectionLayout, sources: list[SourceParams]) -> dict[int, list[SourceParams]]:
@@ -313,13 +322,14 @@ def _neighbours(layout: CollectionLayout, sources: list[SourceParams]) -> dict[i
 
 
 def _neighbours_in(group: GridGroup, sources: list[SourceParams]) -> dict[int, list[SourceParams]]:
-    """None if files differ, or cover the same pixels: those are of different times or bands, and a neighbour could be
-    of another one."""
+    """None if files differ, or cover the same area: those are of different times or bands, and a neighbour could be of
+    another one."""
     own = [sources[at] for at in group.members]
     of_one_file: Json = {"blob_name": "", "sha256": None, "etag": None}
     options = {source.model_copy(update=of_one_file).model_dump_json() for source in own}
     has_fixes = own[0].unset_alpha or own[0].dtype is not None
-    if len(options) > 1 or has_fixes or len(np.unique(group.places, axis=0)) < len(group.places):
+    is_same_area = overlaps(group.places.astype(np.float64), np.maximum).any()
+    if len(options) > 1 or has_fixes or is_same_area:
         return {}
     neighbours = neighbours_of(group.places)
     if max(map(len, neighbours)) > MOST_NEIGHBOURS:

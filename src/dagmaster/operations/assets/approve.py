@@ -26,7 +26,12 @@ async def approve(
 
     def act(asset: AssetState) -> AssetChange:
         return rules.approve(
-            asset, ordinal, clearance=clearance, by=caller.name, needs_second_person=needs_second_person
+            asset,
+            ordinal,
+            clearance=clearance,
+            by=caller.name,
+            needs_second_person=needs_second_person,
+            revision=revision,
         )
 
     detail = {"clearance": clearance.value} if clearance else {}

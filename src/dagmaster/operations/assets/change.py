@@ -4,10 +4,10 @@ transaction."""
 from collections.abc import Callable, Sequence
 
 from dagmaster.addresses import Addresses
-from dagmaster.assets.rules import AssetChange
+from dagmaster.assets.rules import AssetChange, Edition
 from dagmaster.assets.states import AssetState
 from dagmaster.client.models.assets import AssetInfo
-from dagmaster.database.assets.rows import Decision, Edition, LoadedAsset
+from dagmaster.database.assets.rows import Decision, LoadedAsset
 from dagmaster.database.assets.store import AssetStore
 from dagmaster.database.catalog.publish import CollectionWriter
 from dagmaster.database.connect import Connection
@@ -45,7 +45,7 @@ async def publish(connection: Connection, dataset_id: str, held: Sequence[Editio
 
 
 def writer_of(dataset_id: str) -> CollectionWriter:
-    return CollectionWriter(dataset_id, joined, f"{Addresses('').collection(dataset_id)}/items/")
+    return CollectionWriter(dataset_id, joined, f"{Addresses('').items(dataset_id)}/")
 
 
 async def _prepare(store: AssetStore, key: str, rule: Callable[[LoadedAsset], AssetChange]) -> None:
@@ -66,7 +66,7 @@ def _require_revision(asset: AssetState, ordinal: int | None, revision: int | No
     version = None if ordinal is None else asset.version(ordinal)
     if version is not None and revision not in (None, version.revision):
         raise Conflict(
-            f"version {ordinal} has revision {version.revision} by now, not {revision}",
+            f"the newest revision of version {ordinal} is {version.revision}, not {revision}",
             code="version.revised",
             hint="review the newest revision, and repeat the request with its number",
             revision=version.revision,
@@ -78,7 +78,7 @@ def _require_kept(asset: LoadedAsset, change: AssetChange) -> None:
     for version in change.state.versions:
         known = asset.state.version(version.ordinal)
         is_published = version.served_revision == version.revision != (known and known.served_revision)
-        if is_published and version.ordinal in asset.purged:
+        if is_published and version.is_purged:
             raise Conflict(
                 f"the data of version {version.ordinal}, revision {version.revision} was purged",
                 code="version.purged",

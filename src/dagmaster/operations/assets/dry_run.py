@@ -12,8 +12,8 @@ from dagmaster.client.models.assets import AssetSubmissionRequest, AssetSubmissi
 from dagmaster.database.assets.store import AssetStore
 from dagmaster.database.assets.submissions import PastRun
 from dagmaster.errors import Conflict, InvalidRequest, UnfitData
+from dagmaster.library.workflows import WorkflowLibrary
 from dagmaster.operations.assets.request import CheckedSubmission, check
-from dagmaster.operations.library import WorkflowLibrary
 from dagmaster.storage import Storage
 
 PAST_RUNS: Final = 5

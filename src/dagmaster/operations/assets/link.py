@@ -4,7 +4,6 @@ import math
 import time
 from datetime import UTC, datetime
 from typing import Final
-from urllib.parse import urlencode
 
 from dagmaster.access.caller import Caller
 from dagmaster.access.decision import read_access
@@ -62,11 +61,11 @@ async def make_link(
 
 
 def _signed(addresses: Addresses, asset: AssetPublication, link: VersionLink, token: str) -> SignedLink:
-    rest = {"rev": str(link.revision)} if link.revision else {}
-    query = urlencode({**rest, PARAMETER: token})
+    revision = {"rev": str(link.revision)} if link.revision else {}
+    query = {**revision, PARAMETER: token}
     return SignedLink(
         token=token,
         expires_at=datetime.fromtimestamp(link.expires_at, UTC),
-        map_url=f"{addresses.map(asset.dataset_id, link.ordinal)}&{query}",
-        tilejson_url=f"{addresses.tilejson(asset.dataset_id, link.ordinal)}&{query}",
+        map_url=addresses.map(asset.dataset_id, link.ordinal, **query),
+        tilejson_url=addresses.tilejson(asset.dataset_id, link.ordinal, **query),
     )

@@ -21,14 +21,16 @@ async def set_platform(
     display_name: str | None = None,
     is_active: bool | None = None,
     reason: str | None = None,
+    if_match: str | None = None,
 ) -> PlatformInfo:
-    """Rename a platform, or let it submit or not. Its references never change: they identify its assets."""
+    """Change the name of a platform, or allow or forbid its submissions. Its references never change: they identify
+    its assets."""
     changes = {"display_name": display_name, "is_active": is_active}
     detail = {name: value for name, value in changes.items() if value is not None}
     if not detail:
-        raise InvalidRequest("nothing is to be changed", code="platform.unchanged", hint="give a name or a state")
+        raise InvalidRequest("the request changes nothing", code="platform.unchanged", hint="give a name or a state")
     decision = Decision("platform_changed", caller.name, reason, detail=detail)
-    return await store.set_platform({"platform_id": platform_id, **changes}, decision)
+    return await store.set_platform({"platform_id": platform_id, **changes}, decision, if_match=if_match)
 
 
 def _check(request: PlatformRequest) -> None:

@@ -20,13 +20,13 @@ from dagmaster.database.ledger.protocol import NewJob
 from dagmaster.dataset_ids import LONGEST, dataset_id_from, is_reserved, require_dataset_id
 from dagmaster.errors import InvalidRequest, NotAllowed
 from dagmaster.jobs.model import Submission
+from dagmaster.library.workflows import WorkflowLibrary
 from dagmaster.operations.assets.source import PinnedSource, pin
-from dagmaster.operations.library import WorkflowLibrary
 from dagmaster.operations.submit import prepare
 from dagmaster.storage import Storage
 from dagmaster.workflows.model import Workflow
+from dagmaster.workflows.raster import RASTER_COLLECTION, RASTER_INGEST
 
-ONE_FILE, MANY_FILES = "raster_ingest", "raster_collection"
 LOCAL: Final = ("local", "legacy")  # platforms whose only reference is the name of the dataset
 # What only a submission decides; `collection_id` is another name of the dataset id.
 RESERVED: Final = frozenset(
@@ -66,10 +66,11 @@ async def check(
     platform = await store.platform(request.platform_id)
     references = check_references(_registered(platform), request.platform_refs)
     label = _label(platform, references, request)
-    workflow = library.get(request.workflow_id or (ONE_FILE if request.source.blobs is None else MANY_FILES))
+    usual_workflow = RASTER_INGEST if request.source.blobs is None else RASTER_COLLECTION
+    workflow = library.get(request.workflow_id or usual_workflow)
     _require_assets_workflow(workflow)
     _refuse_reserved(workflow, request.parameters)
-    source = await pin(storage, request.source)
+    source = await pin(storage, request.source, prefix=_prefix_of(caller))
     inputs = _checked_inputs(library, workflow, source, request)
     dataset_ids = _dataset_ids(request.platform_id, references)
     parameters_hash = _hash([workflow.workflow_id, inputs])
@@ -93,6 +94,11 @@ async def check(
         callback_url=request.callback_url,
     )
     return CheckedSubmission(request, references, label, workflow, source, inputs, new)
+
+
+def _prefix_of(caller: Caller) -> str | None:
+    """Where a partner's objects are in the bronze zone; None for callers who may name all of them."""
+    return f"{caller.platform_id}/" if caller.has(Scope.B2B) else None
 
 
 def job_of(library: WorkflowLibrary, checked: CheckedSubmission, target: RevisionTarget) -> NewJob:
@@ -192,7 +198,7 @@ def _refuse_reserved(workflow: Workflow, parameters: Mapping[str, Any]) -> None:
     )
     if names:
         raise InvalidRequest(
-            f"the submission itself decides these inputs: {', '.join(names)}",
+            f"these inputs are set by the platform: {', '.join(names)}",
             code="inputs.reserved",
             hint="leave them out of `parameters`; references, label and source are fields of the submission",
             fields=names,

@@ -55,11 +55,24 @@ class PinnedSource:
         return {"container": self.container, **name}
 
 
-async def pin(storage: Storage, source: SourceReference) -> PinnedSource:
-    """Read the ETag and the size of each object, or say which of them do not exist."""
+async def pin(storage: Storage, source: SourceReference, *, prefix: str | None = None) -> PinnedSource:
+    """Read the ETag and the size of each object, or say which of them do not exist. With a `prefix`, only objects of
+    the bronze container whose names begin with it may be named."""
     blobs, is_many = _named(source)
     container = source.container or storage.containers[Zone.BRONZE]
+    if prefix is not None:
+        _require_prefix(storage, container, blobs, prefix)
     return await asyncio.to_thread(_pinned, storage, container, blobs, is_many)
+
+
+def _require_prefix(storage: Storage, container: str, blobs: Sequence[str], prefix: str) -> None:
+    is_own = container == storage.containers[Zone.BRONZE] and all(blob.startswith(prefix) for blob in blobs)
+    if not is_own:
+        raise InvalidRequest(
+            f"a platform may only name its own objects, which begin with '{prefix}'",
+            code="source.not-own",
+            hint=f"upload the file as '{prefix}NAME' to the bronze container",
+        )
 
 
 def _named(source: SourceReference) -> tuple[Sequence[str], bool]:

@@ -14,9 +14,9 @@ from dagmaster.access.caller import Caller
 from dagmaster.client.models.assets import AssetSubmissionRequest, AssetSubmissionResult
 from dagmaster.database.assets.store import AssetStore
 from dagmaster.database.assets.submissions import SubmittedAsset
+from dagmaster.library.workflows import WorkflowLibrary
 from dagmaster.operations.assets.dry_run import dry_run
 from dagmaster.operations.assets.request import check, job_of
-from dagmaster.operations.library import WorkflowLibrary
 from dagmaster.storage import Storage
 
 

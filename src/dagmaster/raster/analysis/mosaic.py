@@ -38,12 +38,12 @@ from dagmaster.bbox import BBox
 from dagmaster.errors import InvalidRequest
 from dagmaster.raster.analysis.footprint import degrees_of_a_pixel, outline
 from dagmaster.raster.source.reading import open_raster
+from dagmaster.web_mercator import EQUATOR_METRES, position
 
 VERSION = "0.0.3"
 ENTRIES_PER_ASSET = 8
 DEEPEST = 24
 _TILE_PIXELS = 256
-_WORLD = 2 * math.pi * 6_378_137  # metres around the equator, the width of the web map
 _END_OF_MAP = 85.06  # degrees north and south
 _DATA_TYPES = {"complex_int16": "cint16", "complex64": "cfloat32", "complex128": "cfloat64"}
 _KNOWN_TYPES = {
@@ -175,9 +175,8 @@ def _range(low: float, high: float, number: int) -> tuple[int, int]:
 
 def _place(longitude: float, latitude: float, zoom: int) -> tuple[float, float]:
     """The position on the web map, in tiles from its north-western corner."""
-    latitude = min(max(latitude, -89.99), 89.99)
-    north = math.asinh(math.tan(math.radians(latitude))) / math.pi
-    return (longitude + 180) / 360 * 2**zoom, (1 - north) / 2 * 2**zoom
+    x, y = position(longitude, latitude, limit=89.99)
+    return x * 2**zoom, y * 2**zoom
 
 
 def _bounds(column: int, row: int, zoom: int) -> BBox:
@@ -233,7 +232,7 @@ def _overviews(bounds: BBox, resolution: float) -> int:
     west, south, east, north = bounds.unrolled()
     left, top = _place(west, min(north, _END_OF_MAP), 0)
     right, bottom = _place(east, max(south, -_END_OF_MAP), 0)
-    side = round(min(right - left, bottom - top) * _WORLD / resolution)
+    side = round(min(right - left, bottom - top) * EQUATOR_METRES / resolution)
     halvings = 0
     while side >> halvings > _TILE_PIXELS:
         halvings += 1
@@ -250,7 +249,7 @@ def _busiest(tiles: Mapping[str, Sequence[str]], zoom: int) -> int:
 
 def _zoom(resolution: float) -> int:
     """The nearest zoom, as in GDAL and rio-tiler."""
-    exact = math.log2(_WORLD / _TILE_PIXELS / resolution)
+    exact = math.log2(EQUATOR_METRES / _TILE_PIXELS / resolution)
     return min(max(math.ceil(exact - 0.5), 0), DEEPEST)
 
 
@@ -265,7 +264,7 @@ def _resolution(dataset: Any, bounds: BBox) -> float:
         return float(max(abs(place.a), abs(place.e)))
     # GDAL would use the whole width of the map, or its infinite height, as the extent: use the centre instead.
     middle = (max(south, -_END_OF_MAP) + min(north, _END_OF_MAP)) / 2
-    return degrees_of_a_pixel(dataset) / 360 * _WORLD / math.cos(math.radians(middle))
+    return degrees_of_a_pixel(dataset) / 360 * EQUATOR_METRES / math.cos(math.radians(middle))
 
 
 def _common_type(assets: Sequence[MosaicAsset]) -> str:

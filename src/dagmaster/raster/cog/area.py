@@ -215,14 +215,14 @@ class _ObservedBlocks:
 def _probes_of(source: Pixels, grid: OutputGrid, window: Window, resampling: Resampling, part: Window) -> _Probes:
     """Probes where the part of the source belongs to the window, found by reducing the part again and again."""
     mapping = _Mapping(source, grid)
-    lattice = _Lattice.of(part)
+    lattice = _AreaCells.of(part)
     for _ in range(16):
         if window == grid.window:
             break
         smaller = _part_near(mapping.forward(*lattice.centres), lattice, window, part)
         if smaller is None or smaller == part:
             break
-        part, lattice = smaller, _Lattice.of(smaller)
+        part, lattice = smaller, _AreaCells.of(smaller)
     col, row = (np.floor(axis) for axis in lattice.centres)
     out = mapping.forward(col + 0.5, row + 0.5)
     with np.errstate(invalid="ignore"):
@@ -243,18 +243,18 @@ def _probes_of(source: Pixels, grid: OutputGrid, window: Window, resampling: Res
 
 
 @dataclass(frozen=True, slots=True)
-class _Lattice:
+class _AreaCells:
     """Cells of equal size over a part of the source."""
 
     x: Floats  # edges
     y: Floats
 
     @staticmethod
-    def of(part: Window) -> "_Lattice":
+    def of(part: Window) -> "_AreaCells":
         across, down = (
             int(min(_MOST_PER_SIDE, max(4, size // _PIXELS_PER_PROBE), size)) for size in (part.width, part.height)
         )
-        return _Lattice(
+        return _AreaCells(
             np.linspace(part.col, part.col + part.width, across + 1),
             np.linspace(part.row, part.row + part.height, down + 1),
         )
@@ -301,7 +301,7 @@ class _Mapping:
             return Points(*apply_affine(~self.source.transform, lon, points.y))
 
 
-def _part_near(out: Points, lattice: _Lattice, window: Window, part: Window) -> Window | None:
+def _part_near(out: Points, lattice: _AreaCells, window: Window, part: Window) -> Window | None:
     """The part of the source around the cells that are in the window or next to it; None if it need not be smaller."""
     shape = lattice.y.size - 1, lattice.x.size - 1
     cols, rows = out.x.reshape(shape), out.y.reshape(shape)

@@ -32,6 +32,7 @@ from dagmaster.raster.source.extent import Bounds, geographic_bounds
 from dagmaster.raster.source.facts import RasterFacts
 from dagmaster.raster.source.points import Points, apply_affine, project
 from dagmaster.raster.source.window import BLOCK, Window
+from dagmaster.web_mercator import EQUATOR_METRES
 
 _SLACK = 1e-6  # of a pixel: for rounding errors of a transform
 SAME_PIXELS = 0.01  # of a pixel, by which grids may differ over their whole length
@@ -469,7 +470,7 @@ def _turn(crs: str) -> float | None:
     parsed = parse_crs(crs)
     if parsed.is_geographic:
         return 360.0
-    return 2 * math.pi * 6_378_137 if parsed == CRS.from_epsg(3857) else None
+    return EQUATOR_METRES if parsed == CRS.from_epsg(3857) else None
 
 
 def _crs(facts: RasterFacts) -> CRS:

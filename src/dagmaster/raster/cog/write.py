@@ -73,7 +73,7 @@ class CogFacts:
     valid_area: ValidArea  # compared with that of the source
     clamped: int  # values that did not fit its type and became the nearest that fits
     seconds: dict[str, float]  # by step: read_and_warp, statistics, overviews, encode, join
-    statistics: Partials  # exact, per band; of the pixels before lossy compression
+    statistics: Partials  # exact, per band; of the pixels before lossy compression; empty if not requested
     own_statistics: Partials  # of the part that counts in a mosaic
 
 
@@ -136,6 +136,7 @@ def make_cog(
     dtype: str | None = None,
     remote: bool = False,
     own: tuple[int, int] | None = None,
+    exact_statistics: bool = True,
     on_progress: Callable[[float], None] | None = None,
 ) -> CogFacts:
     """Write the window of the grid (all of it by default) as a COG.
@@ -144,6 +145,7 @@ def make_cog(
     `unset_alpha`: the band that is marked as alpha holds data.
     `dtype` converts integers; a value that does not fit becomes the nearest that fits, and is counted in `clamped`.
     `own` (width, height) is the part of the window that no following tile covers; it counts in a mosaic.
+    Without `exact_statistics`, none are computed: they can be measured in an overview of the COG.
     `on_progress` is called with the finished share, from 0 to 1; if it raises, no target is left.
     """
     with opened(source, remote=remote) as dataset:
@@ -162,6 +164,7 @@ def make_cog(
                 raster_type=raster_type,
                 resampling=resampling,
                 own=own,
+                exact_statistics=exact_statistics,
                 on_progress=on_progress,
             )
 
@@ -178,6 +181,7 @@ def write_cog(
     raster_type: RasterType,
     resampling: Resampling | None = None,
     own: tuple[int, int] | None = None,
+    exact_statistics: bool = True,
     on_progress: Callable[[float], None] | None = None,
 ) -> CogFacts:
     """As `make_cog`, for a source that is open already and may consist of more than one file (see `cog.stack`).
@@ -204,7 +208,9 @@ def write_cog(
     area = AreaCheck(source, grid, window, plan.resampling, core)
     blocks = area.blocks()
     watch = _Watch()
-    tally = Tally(plan.written_bands, bands.dtype, plan.rules, own, before_compression=profile.is_lossy)
+    tally = None
+    if exact_statistics:
+        tally = Tally(plan.written_bands, bands.dtype, plan.rules, own, before_compression=profile.is_lossy)
     with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as scratch:
         images = _Scratch(Path(scratch), plan, watch, tally)
         with images:
@@ -220,7 +226,8 @@ def write_cog(
         blocks,
         valid_area=area.valid_area(),
         seconds=watch.seconds,
-        statistics=(tally.whole(window.width, window.height), tally.own(window.width, window.height)),
+        statistics=tally.whole(window.width, window.height) if tally else (),
+        own_statistics=tally.own(window.width, window.height) if tally else (),
     )
 
 
@@ -253,7 +260,7 @@ def _fill(
 class _Scratch:
     """The images of the pyramid, each in a separate TIFF that GDAL encodes."""
 
-    def __init__(self, folder: Path, plan: _Plan, watch: _Watch, tally: Tally) -> None:
+    def __init__(self, folder: Path, plan: _Plan, watch: _Watch, tally: Tally | None) -> None:
         self._watch = watch
         shapes = sizes(plan.window.width, plan.window.height)
         self._sinks = [_Sink(folder, plan, level, shape, watch) for level, shape in enumerate(shapes)]
@@ -422,7 +429,8 @@ def _facts(
     *,
     valid_area: ValidArea,
     seconds: dict[str, float],
-    statistics: tuple[Partials, Partials],
+    statistics: Partials,
+    own_statistics: Partials,
 ) -> CogFacts:
     grid, window = plan.grid, plan.window
     validity = plan.rules.validity
@@ -453,6 +461,6 @@ def _facts(
         valid_area=valid_area,
         clamped=blocks.source.clamped,
         seconds={step: round(spent, 3) for step, spent in seconds.items()},
-        statistics=statistics[0],
-        own_statistics=statistics[1],
+        statistics=statistics,
+        own_statistics=own_statistics,
     )

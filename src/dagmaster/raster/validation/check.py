@@ -88,6 +88,8 @@ def _judge(
     sample = take_sample(dataset, facts, whole=whole)
     detected = classify(facts, sample)
     more, fixes = judge_pixels(facts, sample, requested or detected)
+    if not requested and detected is RasterType.CATEGORICAL and classify(facts) is not detected:
+        more = [*more, _treated_as_classes()]
     return _checked(facts, findings + more, detected, requested, fixes=fixes, sample=sample)
 
 
@@ -131,6 +133,15 @@ def _judge_type(facts: RasterFacts, detected: RasterType, requested: RasterType 
             "the type of its values could not be detected: they are treated as measurements",
             "pass raster_type",
         )
+
+
+def _treated_as_classes() -> Finding:
+    """Only the values of the sample say so; colours and names would be certain."""
+    return info(
+        "raster.treated-as",
+        "its values look like classes in a sample, and are resampled and coloured as such: nearest and mode",
+        "pass raster_type if they are measurements, such as raster_type=dem",
+    )
 
 
 def _is_rejected(findings: list[Finding]) -> bool:

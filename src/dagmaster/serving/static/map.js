@@ -14,7 +14,7 @@ const query = new URLSearchParams(location.search);
 const revision = Object.fromEntries(["version", "rev", "token"].filter((name) => query.has(name)).map((name) => [name, query.get(name)]));
 const view = { x: 0.5, y: 0.5, zoom: 1 };
 const images = new Map(); // by "z/x/y"
-let tilejson, facts, style, minZoom = 0, maxZoom = 24, frame = 0, selectedPoint = null;
+let tilejson, facts, style, minZoom = 0, maxZoom = 24, frame = 0, selectedPoint = null, shownAll = null;
 
 start();
 
@@ -35,8 +35,8 @@ async function start() {
   for (const id of ["tools", "links"]) find(id).hidden = false;
   addListeners();
   minZoom = Math.min(viewOfAll().zoom, tilejson.minzoom) - 1;
-  Object.assign(view, fromHash() ?? viewOfAll());
-  draw();
+  const linked = fromHash();
+  if (linked) { Object.assign(view, linked); draw(); } else showAll();
 }
 
 // --- requests -------------------------------------------------------------------------------------------------
@@ -89,6 +89,18 @@ function viewOfAll() {
   const across = (width() - 60) / ((to.x - from.x) * TILE || 1e-9), down = (height() - 90) / ((to.y - from.y) * TILE || 1e-9);
   const zoom = Math.max(0, Math.min(Math.log2(Math.min(across, down)), tilejson.maxzoom + 1));
   return { x: (from.x + to.x) / 2, y: (from.y + to.y) / 2, zoom };
+}
+
+function showAll() {
+  shownAll = viewOfAll();
+  Object.assign(view, shownAll);
+  draw();
+}
+
+// A map that shows all continues to do so, for example when a phone is turned; one that was moved stays where it is.
+function onResize() {
+  if (shownAll && ["x", "y", "zoom"].every((name) => view[name] === shownAll[name])) showAll();
+  else draw();
 }
 
 function zoomTo(zoom, left = width() / 2, top = height() / 2) {
@@ -459,7 +471,7 @@ function addListeners() {
   });
   find("in").addEventListener("click", () => zoomTo(Math.round(view.zoom) + 1));
   find("out").addEventListener("click", () => zoomTo(Math.round(view.zoom) - 1));
-  find("fit").addEventListener("click", () => { Object.assign(view, viewOfAll()); draw(); });
+  find("fit").addEventListener("click", showAll);
   find("close").addEventListener("click", clearSelection);
   find("low").addEventListener("change", applyRange);
   find("high").addEventListener("change", applyRange);
@@ -475,7 +487,7 @@ function addListeners() {
   find("copy").addEventListener("click", copyTileUrl);
   find("fold").addEventListener("click", () => fold(!find("panel").classList.contains("folded")));
   fold(matchMedia("(max-width: 560px)").matches); // on a small screen the panel would cover the map
-  addEventListener("resize", draw);
+  addEventListener("resize", onResize);
   addEventListener("hashchange", () => { Object.assign(view, fromHash() ?? {}); draw(); });
 }
 
@@ -485,8 +497,9 @@ function fold(isFolded) {
   find("fold").title = isFolded ? "Show settings" : "Hide settings";
 }
 
-// Other programs expect tiles of 256 pixels, and the newest version of the dataset.
+// Other programs expect tiles of 256 pixels, and the newest version of the dataset unless another one is shown.
 async function copyTileUrl() {
+  const { version = "latest" } = revision;
   const parameters = [...styleParameters(), ...(version === "latest" ? [] : [["version", version]])];
   const search = parameters.length ? `?${new URLSearchParams(parameters)}` : "";
   const address = new URL("tiles/WebMercatorQuad/", location.href).href + `{z}/{x}/{y}.png${search}`;

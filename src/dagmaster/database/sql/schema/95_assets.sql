@@ -22,6 +22,21 @@ SELECT CASE job_status
        END
 $$;
 
+-- Another version of the asset that was made of the same bytes. ETags differ if the bytes have another name, so this is known
+-- only when a job has computed the hash of its source.
+CREATE OR REPLACE FUNCTION dagapp.version_with_same_content(of_asset text, except_ordinal integer, hash text) RETURNS integer
+LANGUAGE sql STABLE
+AS $$
+SELECT min(other.version_ordinal)
+  FROM dagapp.asset_revisions AS other
+  JOIN dagapp.asset_versions AS version USING (asset_id, version_ordinal)
+ WHERE other.content_hash = hash
+   AND other.asset_id = of_asset
+   AND other.version_ordinal <> except_ordinal
+   AND other.revision = version.revision
+   AND version.deleted_at IS NULL
+$$;
+
 -- Record that a job started, ended or was resumed. Runs in the transaction that changes the job: it happens exactly once,
 -- whatever dies. Locks: the job (held), then the version, then the revision; reviewers lock the asset, then versions, then
 -- revisions, and never a job.
@@ -32,6 +47,7 @@ DECLARE
     state text := dagapp.processing_state_of(NEW.status);
     result jsonb := CASE jsonb_typeof(NEW.result_data) WHEN 'object' THEN NEW.result_data ELSE '{}'::jsonb END;
     place record;
+    twin integer;
 BEGIN
     UPDATE dagapp.asset_versions
        SET processing_state = state, updated_at = dagapp.clock()
@@ -57,16 +73,23 @@ BEGIN
            processed_at = CASE WHEN state IN ('completed', 'failed') THEN dagapp.clock() END,
            review_notified_at = CASE WHEN state = 'completed' THEN revision.review_notified_at END
      WHERE revision.job_id = NEW.job_id
-    RETURNING revision.version_ordinal, revision.revision INTO place;
+    RETURNING revision.version_ordinal, revision.revision, revision.content_hash INTO place;
     IF place IS NULL OR NEW.status = 'running' AND OLD.status = 'pending' THEN
         RETURN NULL;
+    END IF;
+    IF state = 'completed' THEN
+        twin := dagapp.version_with_same_content(NEW.asset_id, place.version_ordinal, place.content_hash);
+    END IF;
+    IF twin IS NOT NULL THEN
+        UPDATE dagapp.asset_revisions SET same_content_as = twin WHERE job_id = NEW.job_id;
     END IF;
     INSERT INTO dagapp.asset_events (asset_id, version_ordinal, revision, action, actor, reason, detail)
     VALUES (NEW.asset_id, place.version_ordinal, place.revision,
             CASE state WHEN 'completed' THEN 'processed' WHEN 'failed' THEN 'processing_failed' ELSE 'processing_resumed' END,
             'dagmaster',
             CASE WHEN state = 'failed' THEN coalesce(NEW.error_message, NEW.status) END,
-            jsonb_build_object('job_id', NEW.job_id, 'job_status', NEW.status));
+            jsonb_build_object('job_id', NEW.job_id, 'job_status', NEW.status)
+            || jsonb_strip_nulls(jsonb_build_object('same_content_as', twin)));
     RETURN NULL;
 END
 $$;
@@ -82,10 +105,17 @@ BEGIN
        AND version_ordinal = OLD.version_ordinal
        AND current_job_id = OLD.job_id
        AND processing_state IN ('queued', 'processing');
-    UPDATE dagapp.asset_revisions
-       SET processing_state = 'failed', error_message = 'its job was deleted', processed_at = dagapp.clock()
-     WHERE job_id = OLD.job_id
-       AND processing_state IN ('queued', 'processing');
+    WITH failed AS (
+        UPDATE dagapp.asset_revisions
+           SET processing_state = 'failed', error_message = 'its job was deleted', processed_at = dagapp.clock()
+         WHERE job_id = OLD.job_id
+           AND processing_state IN ('queued', 'processing')
+        RETURNING asset_id, version_ordinal, revision, error_message
+    )
+    INSERT INTO dagapp.asset_events (asset_id, version_ordinal, revision, action, actor, reason, detail)
+    SELECT asset_id, version_ordinal, revision, 'processing_failed', 'dagmaster', error_message,
+           jsonb_build_object('job_id', OLD.job_id, 'job_status', OLD.status)
+      FROM failed;
     RETURN NULL;
 END
 $$;

@@ -1,8 +1,8 @@
--- Callbacks: what submitters are told is recorded in the transaction in which it happens, so that it is told whatever dies,
+-- Callbacks are recorded in the transaction in which the status changes, so that they are delivered whatever dies,
 -- and once. Triggers call these functions (database/schema/guards.py).
 
 -- How far a request is, in the words for partners, and the reason if there is one: from the rows of its asset, its version and
--- its revision. What is polled and what is told in callbacks both come from here.
+-- its revision. Polling and callbacks both use it.
 CREATE OR REPLACE FUNCTION dagapp.request_status(
     asset dagapp.geospatial_assets, version dagapp.asset_versions, revision dagapp.asset_revisions
 ) RETURNS TABLE (status text, reason text)
@@ -42,16 +42,16 @@ SELECT outcome.status,
        ) AS outcome
 $$;
 
--- Tell the requests of an asset whose status has changed, by the event that changed it. Each request has its last status, so an
--- event that changes nothing for a request is not told to it. A version that is approved and published at once is both.
-CREATE OR REPLACE FUNCTION dagapp.tell_requests(about_asset text, by_event bigint) RETURNS void
+-- Record callbacks of the requests of an asset whose status has changed, by the event that changed it. Each request has its last status, so an
+-- event that changes nothing for a request causes no callback. A version that is approved and published at once is both.
+CREATE OR REPLACE FUNCTION dagapp.record_callbacks(about_asset text, by_event bigint) RETURNS void
 LANGUAGE sql
 AS $$
 WITH changed AS (
     UPDATE dagapp.asset_submissions AS submission
-       SET told_status = present.status
+       SET notified_status = present.status
       FROM (
-               SELECT s.request_id, s.told_status AS earlier_status, now.status
+               SELECT s.request_id, s.notified_status AS earlier_status, now.status
                  FROM dagapp.asset_submissions AS s
                  JOIN dagapp.geospatial_assets AS a
                    ON a.asset_id = s.asset_id
@@ -63,11 +63,11 @@ WITH changed AS (
                 WHERE s.asset_id = about_asset AND s.callback_url IS NOT NULL
            ) AS present
      WHERE submission.request_id = present.request_id
-       AND submission.told_status IS DISTINCT FROM present.status
+       AND submission.notified_status IS DISTINCT FROM present.status
     RETURNING submission.request_id, submission.platform_id, submission.callback_url, present.status, present.earlier_status
 )
 INSERT INTO dagapp.callback_events (request_id, platform_id, status, url, asset_event_id)
-SELECT changed.request_id, changed.platform_id, told.status, changed.callback_url, by_event
+SELECT changed.request_id, changed.platform_id, sent.status, changed.callback_url, by_event
   FROM changed
  CROSS JOIN LATERAL unnest(
            CASE
@@ -75,26 +75,26 @@ SELECT changed.request_id, changed.platform_id, told.status, changed.callback_ur
                WHEN changed.status = 'published' AND changed.earlier_status IN ('awaiting_review', 'partial')
                    THEN ARRAY['approved', 'published']
                ELSE ARRAY[changed.status]
-           END) WITH ORDINALITY AS told (status, place)
- ORDER BY changed.request_id, told.place
+           END) WITH ORDINALITY AS sent (status, place)
+ ORDER BY changed.request_id, sent.place
     ON CONFLICT DO NOTHING;
 $$;
 
-CREATE OR REPLACE FUNCTION dagapp.tell_event() RETURNS trigger
+CREATE OR REPLACE FUNCTION dagapp.record_event_callbacks() RETURNS trigger
 LANGUAGE plpgsql
 AS $$
 BEGIN
-    PERFORM dagapp.tell_requests(NEW.asset_id, NEW.event_id);
+    PERFORM dagapp.record_callbacks(NEW.asset_id, NEW.event_id);
     RETURN NULL;
 END
 $$;
 
--- A request for a revision that exists is told at once how far that is: nothing more may happen to it.
-CREATE OR REPLACE FUNCTION dagapp.tell_request() RETURNS trigger
+-- A request for a revision that exists gets a callback at once: nothing more may happen to it.
+CREATE OR REPLACE FUNCTION dagapp.record_request_callbacks() RETURNS trigger
 LANGUAGE plpgsql
 AS $$
 BEGIN
-    PERFORM dagapp.tell_requests(
+    PERFORM dagapp.record_callbacks(
         NEW.asset_id, (SELECT coalesce(max(event_id), 0) FROM dagapp.asset_events WHERE asset_id = NEW.asset_id)
     );
     RETURN NULL;
@@ -102,7 +102,7 @@ END
 $$;
 
 -- The end of a job that belongs to no asset. Such a job has no platform; the secret of this installation signs its callback.
-CREATE OR REPLACE FUNCTION dagapp.tell_submitter() RETURNS trigger
+CREATE OR REPLACE FUNCTION dagapp.record_job_callback() RETURNS trigger
 LANGUAGE plpgsql
 AS $$
 BEGIN

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from dagmaster.errors import InvalidWorkflow, NotFound, WorkflowProblem
-from dagmaster.operations import entry_points
+from dagmaster.library import entry_points
 from dagmaster.settings import Settings
-from dagmaster.workflows.load import WorkflowLimits, read_all, shipped
+from dagmaster.workflows.load import WorkflowLimits, read_all, read_folder, read_with_aliases, shipped
 from dagmaster.workflows.model import Workflow
 from dagmaster.workflows.nearest import did_you_mean
 
@@ -69,6 +69,19 @@ def load_library(settings: Settings, handlers: Mapping[str, Any], queues: Collec
         settings.max_inputs_bytes,
         settings.allow_private_webhooks,
     )
+
+
+def read_beside_library(path: Path, text: bytes, settings: Settings, handlers: Mapping[str, Any]) -> Workflow:
+    """The workflow in a file, or an error with all its problems. An alias may name a workflow of the library, or one in
+    the same folder."""
+    queues = settings.known_queues
+    rules: dict[str, Any] = {"limits": limits_of(settings), "handlers": handlers, "queues": queues}
+
+    def find_workflows() -> dict[str, Workflow]:
+        library = load_library(settings, handlers, queues).workflows
+        return {**read_folder(path.absolute().parent, **rules).workflows, **library}
+
+    return read_with_aliases(text, str(path), find_workflows, **rules)
 
 
 def _files_of_packages() -> tuple[list[Path], list[InvalidWorkflow]]:

@@ -2,15 +2,15 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Any, Final
 from uuid import UUID
 
 from dagmaster.callbacks.model import LONGEST_ERROR
-from dagmaster.callbacks.schedule import Attempt, Consequence
+from dagmaster.callbacks.schedule import Consequence, DeliveryAttempt
 from dagmaster.callbacks.signing import new_secret
+from dagmaster.database.callbacks.rows import CallbackLimits, ClaimedCallback, ClaimedCallbacks, NewSecret
 from dagmaster.database.connect import Connection
+from dagmaster.database.notify.notifier import CALLBACKS, Notifier
 from dagmaster.database.queries import query
 from dagmaster.database.session import Session, dicts
 from dagmaster.errors import Conflict, NotFound
@@ -19,52 +19,17 @@ STATEMENT_SECONDS: Final = 10.0
 LOCK_SECONDS: Final = 2.0
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimedCallback:
-    """A callback that this process delivers now. `number` counts all its attempts, `tries` those of the present
-    series. `now` is the time of the claim by the database's clock."""
-
-    callback_id: UUID
-    sequence: int
-    request_id: str
-    platform_id: str
-    status: str
-    url: str = field(repr=False)
-    job_id: UUID | None
-    number: int
-    tries: int
-    now: datetime
-    secrets: tuple[str, ...] = field(default=(), repr=False)
-
-
-@dataclass(frozen=True, slots=True)
-class CallbackLimits:
-    """`lease_seconds` must exceed the time that an attempt may take."""
-
-    lease_seconds: float
-    per_receiver: int
-    max_tries: int
-
-
-@dataclass(frozen=True, slots=True)
-class ClaimedCallbacks:
-    callbacks: tuple[ClaimedCallback, ...]
-    are_pending: bool  # these or others
-
-
-@dataclass(frozen=True, slots=True)
-class NewSecret:
-    """`previous_until` is when the secrets before it expire; None if there were none."""
-
-    platform_id: str
-    secret: str = field(repr=False)
-    created_at: datetime
-    previous_until: datetime | None
-
-
 class PostgresCallbacks(Session):
-    def __init__(self, dsn: str, role: str = "callbacks") -> None:
-        super().__init__(dsn, role, statement_timeout_seconds=STATEMENT_SECONDS, lock_timeout_seconds=LOCK_SECONDS)
+    """The notifier announces callbacks that were made due; without one, their sender sees them when it polls."""
+
+    def __init__(self, dsn: str, role: str = "callbacks", notifier: Notifier | None = None) -> None:
+        super().__init__(
+            dsn,
+            role,
+            notifier,
+            statement_timeout_seconds=STATEMENT_SECONDS,
+            lock_timeout_seconds=LOCK_SECONDS,
+        )
 
     async def claim(self, owner_id: UUID, limit: int, limits: CallbackLimits) -> ClaimedCallbacks:
         """Claim callbacks that are due, with the secrets that sign them. A platform without a secret gets one."""
@@ -84,7 +49,7 @@ class PostgresCallbacks(Session):
         callbacks = tuple(ClaimedCallback(**row, secrets=secrets.get(row["platform_id"], ())) for row in rows)
         return ClaimedCallbacks(callbacks, are_pending=True)
 
-    async def finish(self, callback: ClaimedCallback, attempt: Attempt, consequence: Consequence) -> bool:
+    async def finish(self, callback: ClaimedCallback, attempt: DeliveryAttempt, consequence: Consequence) -> bool:
         """Record how an attempt ended. False if the callback was claimed or repeated by someone else meanwhile."""
         values = {
             "callback_id": callback.callback_id,
@@ -98,13 +63,14 @@ class PostgresCallbacks(Session):
             return bool(await dicts(connection, "callbacks_finish", values))
 
     async def repeat(self, callback_id: UUID, actor: str) -> None:
-        """Make a callback due now, whatever became of it."""
+        """Make a callback due now, even if it was delivered or given up."""
         async with self._transaction("callbacks") as connection:
             rows = await dicts(connection, "callbacks_repeat", {"callback_id": callback_id})
             if not rows:
                 raise await _not_repeated(connection, callback_id)
             values = {**rows[0], "callback_id": callback_id, "actor": actor}
             await connection.execute(query("callbacks_note_repeat"), values)
+        self._notify(CALLBACKS)
 
     async def rotate_secret(self, platform_id: str, *, overlap_seconds: float, actor: str) -> NewSecret:
         """Give a platform a new secret. The others sign for `overlap_seconds` more."""

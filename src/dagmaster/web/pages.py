@@ -15,7 +15,7 @@ from dagmaster.errors import InvalidRequest
 T = TypeVar("T")
 _SEPARATOR = "~"
 
-Limit = Annotated[int, Query(ge=1, le=MOST_ITEMS, description="The greatest number of items to return")]
+Limit = Annotated[int, Query(ge=1, le=MOST_ITEMS, description="Maximum number of items to return")]
 LONGEST_NAME = 200
 
 

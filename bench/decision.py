@@ -1,0 +1,164 @@
+"""How much longer a request takes because it is decided for each one who may read what.
+
+Compares this tree with the last one that did not decide, commit 7add226, on the same raster: each has its own database
+in one private cluster, and its own map server. The requests are tiles, the TileJSON, and the first kilobytes of the
+file, as clients read a COG. They are sent to all servers in turn, warm, on connections that stay open:
+  before      the earlier tree
+  now         this tree without authentication
+  anonymous   this tree with authentication, without a key, for a public version
+  key         the same with a key
+Prints the median of each and the difference to the earlier tree. The difference is judged, for each kind of request.
+"""
+
+import argparse
+import asyncio
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from http import HTTPStatus
+from http.client import HTTPConnection
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import psycopg
+from morecantile import Tile
+
+from before import extract
+from dagmaster.access.caller import Scope
+from dagmaster.client.models.assets import KeyRequest
+from dagmaster.database.assets.keys import KeyChange, KeyStore
+from dagmaster.local.embedded import Cluster
+from dagmaster.operations.keys import create_key
+from dagmaster.settings import load
+from dagmaster.storage.zones import open_storage
+from tiles import make, random_tiles, serving
+
+BEFORE = "7add226"
+TARGET_MS = 1.0
+FILE = "/files/silver/silver/cogs/whole/v0/r1/whole.tif"
+_FILL_BEFORE = """
+import sys
+from pathlib import Path
+from dagmaster.settings import load
+from dagmaster.storage.zones import open_storage
+from tiles import make
+folder = Path(sys.argv[2])
+make(open_storage(load(storage_folder=folder)), sys.argv[1], int(sys.argv[3]), folder)
+"""
+
+
+class Client:
+    """One connection to a server, and the milliseconds of its requests by their kind."""
+
+    def __init__(self, url: str, headers: Mapping[str, str]) -> None:
+        self._connection = HTTPConnection(urlsplit(url).netloc, timeout=60)
+        self._headers = headers
+        self.taken: dict[str, list[float]] = {}
+
+    def get(self, kind: str, path: str, **headers: str) -> bytes:
+        begun = time.perf_counter()
+        self._connection.request("GET", path, headers={**self._headers, **headers})
+        response = self._connection.getresponse()
+        body = response.read()
+        self.taken.setdefault(kind, []).append((time.perf_counter() - begun) * 1000)
+        if response.status not in (HTTPStatus.OK, HTTPStatus.PARTIAL_CONTENT):
+            raise RuntimeError(f"{path}: {response.status} {body[:300]!r}")
+        return body
+
+    def p50(self, kind: str) -> float:
+        return statistics.median(self.taken[kind])
+
+
+def request_all(client: Client, tile: Tile) -> dict[str, bytes]:
+    path = f"/tiles/whole/tiles/WebMercatorQuad/{tile.z}/{tile.x}/{tile.y}.jpg?tilesize=256&return_mask=false"
+    return {
+        "tile": client.get("tile", path),
+        "TileJSON": client.get("TileJSON", "/tiles/whole/WebMercatorQuad/tilejson.json"),
+        "file": client.get("file", FILE, Range="bytes=0-16383"),
+    }
+
+
+def compare(clients: dict[str, Client], tiles: list[Tile], rounds: int) -> bool:
+    names = list(clients)
+    for number in range(rounds + 1):
+        if number == 1:  # the first round warms up
+            for client in clients.values():
+                client.taken.clear()
+        for place, tile in enumerate(tiles):
+            turn = place % len(names)  # each goes first equally often
+            bodies = [request_all(clients[name], tile) for name in names[turn:] + names[:turn]]
+            if len({body["tile"] for body in bodies}) != 1 or len({body["file"] for body in bodies}) != 1:
+                raise RuntimeError(f"{tile}: the servers answer differently")
+    results = [_report(clients, kind) for kind in ("tile", "TileJSON", "file")]
+    return all(results)
+
+
+def _report(clients: dict[str, Client], kind: str) -> bool:
+    before = clients["before"].p50(kind)
+    more = {name: client.p50(kind) - before for name, client in clients.items() if name != "before"}
+    text = "   ".join(f"{name} {ms:+.2f} ms" for name, ms in more.items())
+    is_met = max(more.values()) <= TARGET_MS
+    print(f"  {kind:<9} before p50 {before:6.2f} ms   {text}   (at most +{TARGET_MS:g} ms)", flush=True)
+    return is_met
+
+
+async def _new_key(dsn: str) -> str:
+    async with KeyStore(dsn) as store:
+        request = KeyRequest(name="bench", scopes=[Scope.VIEWER])
+        return (await create_key(store, request, KeyChange("bench"))).key
+
+
+@contextmanager
+def all_served(cluster: Cluster, folder: Path, size: int) -> Iterator[dict[str, Client]]:
+    with psycopg.connect(cluster.dsn_of("postgres"), autocommit=True) as connection:
+        connection.execute("CREATE DATABASE before")
+        connection.execute("CREATE DATABASE now")
+    dsn, dsn_before = cluster.dsn_of("now"), cluster.dsn_of("before")
+    tree = extract(BEFORE, folder)
+    earlier, current = folder / "before", folder / "now"
+    for each in (earlier, current):
+        each.mkdir()
+    subprocess.run(
+        [sys.executable, "-c", _FILL_BEFORE, dsn_before, earlier, str(size)],
+        env={**os.environ, "PYTHONPATH": f"{tree / 'src'}:{tree / 'bench'}"},
+        check=True,
+    )
+    make(open_storage(load(storage_folder=current)), dsn, size, current)
+    key = asyncio.run(_new_key(dsn))
+    with ExitStack() as stack:
+        before = stack.enter_context(serving(dsn_before, earlier, PYTHONPATH=str(tree / "src")))
+        now = stack.enter_context(serving(dsn, current))
+        closed = stack.enter_context(serving(dsn, current, AUTH_ENABLED="true"))
+        yield {
+            "before": Client(before.url, {}),
+            "now": Client(now.url, {}),
+            "anonymous": Client(closed.url, {}),
+            "key": Client(closed.url, {"X-API-Key": key}),
+        }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", type=int, default=2048, help="pixels of the raster's side")
+    parser.add_argument("--tiles", type=int, default=100)
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    cluster = Cluster.at(None, name=f"bench-decision-{os.getpid()}", fast=True)
+    with tempfile.TemporaryDirectory(prefix="decision-bench-") as name:
+        try:
+            cluster.start()
+            with all_served(cluster, Path(name), options.size) as clients:
+                print(f"{options.tiles} tiles, {options.rounds} rounds, before: {BEFORE}", flush=True)
+                is_met = compare(clients, random_tiles(options.tiles, options.size), options.rounds)
+        finally:
+            cluster.remove()
+    return 0 if is_met else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

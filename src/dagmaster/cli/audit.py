@@ -1,0 +1,34 @@
+"""`dagmaster audit`: who changed assets, platforms and keys."""
+
+import click
+
+from dagmaster.cli.command import Group, State, limit_option, pass_state
+from dagmaster.cli.completion import complete_platforms
+
+
+@click.group(cls=Group)
+def audit() -> None:
+    """Show who changed assets, platforms and keys."""
+
+
+@audit.command("ls")
+@click.option(
+    "--platform",
+    "platform_id",
+    metavar="PLATFORM",
+    shell_complete=complete_platforms,
+    help="Only events of this platform, its keys and its assets",
+)
+@click.option("--actor", metavar="NAME", help="Only events that this caller caused")
+@click.option("--action", metavar="ACTION", help="Only events of this kind, for example key_created")
+@click.option("--after", metavar="CURSOR", help="Continue after this event (`next` of the previous page)")
+@limit_option(1000, default=20)
+@pass_state
+def list_events(
+    state: State, *, platform_id: str | None, actor: str | None, action: str | None, after: str | None, limit: int
+) -> None:
+    """List changes with actor, time and reason, newest first. It needs the key of an administrator."""
+    from dagmaster.cli.asset_pages import print_audit
+
+    page, following = state.client.audit(limit, after, platform_id=platform_id, actor=actor, action=action)
+    state.print_page("events", page, following, lambda: print_audit(state, page))

@@ -1,0 +1,167 @@
+"""`dagmaster keys`: API keys and their scopes."""
+
+from typing import Any
+
+import click
+
+from dagmaster.access.caller import Scope
+from dagmaster.cli.command import Group, SeveralOf, State, limit_option, pass_state, several_of
+from dagmaster.cli.completion import complete_platforms
+from dagmaster.errors import InvalidRequest
+
+_MOST_KEYS = 10_000
+_expires = click.option(
+    "--expires-days", type=click.FloatRange(0, 3650, min_open=True), metavar="DAYS", help="Refused after this time"
+)
+_reason = click.option("--reason", metavar="TEXT", help="The reason; recorded with your name")
+
+
+@click.group(cls=Group)
+def keys() -> None:
+    """Create, list, rotate and revoke API keys."""
+
+
+@keys.command("create")
+@click.argument("name")
+@click.option(
+    "--scope",
+    "scopes",
+    type=SeveralOf([scope.value for scope in Scope]),
+    multiple=True,
+    callback=several_of,
+    help="What the key may do; may be repeated",
+)
+@click.option(
+    "--platform",
+    metavar="PLATFORM",
+    shell_complete=complete_platforms,
+    help="The platform whose key this is; only with the scope b2b",
+)
+@_expires
+@click.option(
+    "--admin",
+    is_flag=True,
+    help="Create a key of an administrator in the database itself (DATABASE_URL, or the platform on this machine); "
+    "for the first key, which no other key can create",
+)
+@pass_state
+def create_key(
+    state: State,
+    *,
+    name: str,
+    scopes: tuple[str, ...] | None,
+    platform: str | None,
+    expires_days: float | None,
+    admin: bool,
+) -> None:
+    """Create a key, and print it. It is shown only now: the platform stores a hash.
+
+    NAME is recorded as the actor of everything that the key changes.
+    """
+    if admin:
+        if scopes or platform:
+            raise InvalidRequest("--admin has the scope admin: --scope and --platform do not apply", code="usage")
+        _print_created(state, _create_in_database(state, name, expires_days))
+        return
+    if not scopes:
+        raise InvalidRequest("give at least one --scope", code="usage", hint=f"scopes are {', '.join(Scope)}")
+    request = {"name": name, "scopes": list(scopes), "platform_id": platform, "expires_in_days": expires_days}
+    _print_created(state, state.client.create_key(request))
+
+
+def _create_in_database(state: State, name: str, expires_days: float | None) -> dict[str, Any]:
+    import asyncio
+    import getpass
+
+    from dagmaster.client.models.assets import KeyRequest
+    from dagmaster.database.assets.keys import KeyChange, KeyStore
+    from dagmaster.operations.keys import create_key as create
+
+    request = KeyRequest(name=name, scopes=[Scope.ADMIN], expires_in_days=expires_days)
+
+    async def created() -> dict[str, Any]:
+        async with KeyStore(state.dsn) as store:
+            key = await create(store, request, KeyChange(f"database:{getpass.getuser()}"[:64]))
+            return key.model_dump(mode="json")
+
+    return asyncio.run(created())
+
+
+@keys.command("ls")
+@click.option("--all", "with_revoked", is_flag=True, help="Also list keys that were revoked")
+@click.option("--after", metavar="CURSOR", help="Continue after a page")
+@limit_option(_MOST_KEYS, default=50)
+@pass_state
+def list_keys(state: State, *, with_revoked: bool, after: str | None, limit: int) -> None:
+    """List keys, newest first: their scopes, when they expire, and when they were last used."""
+    page, following = state.client.keys(limit, after, with_revoked=with_revoked)
+    state.print_page("keys", page, following, lambda: _print_keys(state, page))
+
+
+@keys.command("rotate")
+@click.argument("key_id")
+@click.option(
+    "--overlap-hours",
+    type=click.FloatRange(0, 24 * 90),
+    default=24.0,
+    show_default=True,
+    metavar="HOURS",
+    help="The previous secret is accepted for this long",
+)
+@_expires
+@_reason
+@pass_state
+def rotate_key(
+    state: State, *, key_id: str, overlap_hours: float, expires_days: float | None, reason: str | None
+) -> None:
+    """Give a key a new secret, and print it. KEY_ID is the part after `dgm_`, as `keys ls` prints it."""
+    request = {"overlap_hours": overlap_hours, "expires_in_days": expires_days, "reason": reason}
+    answer = state.client.rotate_key(key_id, request)
+    _print_created(state, answer)
+    if not state.json and answer.get("previous_until"):
+        state.note(f"the previous secret is accepted until {answer['previous_until']}")
+
+
+@keys.command("revoke")
+@click.argument("key_id")
+@_reason
+@pass_state
+def revoke_key(state: State, *, key_id: str, reason: str | None) -> None:
+    """Refuse a key from the next request on. It cannot be restored."""
+    answer = state.client.revoke_key(key_id, {"reason": reason})
+    if state.json:
+        state.emit(answer)
+    else:
+        state.say(f"the key {answer['key_id']} ({answer['name']}) is revoked")
+
+
+def _print_created(state: State, answer: dict[str, Any]) -> None:
+    if state.json:
+        state.emit(answer)
+        return
+    state.say(answer["key"])
+    scopes = ", ".join(answer["scopes"])
+    state.note(f"this is the key {answer['name']} (id {answer['key_id']}; scopes: {scopes}); it is not shown again")
+
+
+def _print_keys(state: State, page: list[dict[str, Any]]) -> None:
+    from dagmaster.cli.printable import one_line
+    from dagmaster.cli.tables import Column, at, print_table
+    from dagmaster.client.models.assets import KeyInfo
+    from dagmaster.client.models.base import read_all
+
+    def scopes(key: KeyInfo) -> str:
+        return ", ".join(key.scopes) + (f" of {key.platform_id}" if key.platform_id else "")
+
+    def end(key: KeyInfo) -> str:
+        return "revoked" if key.revoked_at else at(key.expires_at) if key.expires_at else "–"
+
+    columns: list[Column[KeyInfo]] = [
+        Column("id", lambda key: key.key_id),
+        Column("name", lambda key: one_line(key.name)),
+        Column("scopes", scopes),
+        Column("expires (UTC)", end, drop=1),
+        Column("last used (UTC)", lambda key: at(key.last_used_at) if key.last_used_at else "never", drop=2),
+        Column("created by", lambda key: one_line(key.created_by), drop=3),
+    ]
+    print_table(state.console, columns, read_all(KeyInfo, page))

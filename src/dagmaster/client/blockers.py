@@ -1,0 +1,64 @@
+"""What blocks a job until a person acts, with the remedy. Reasons inside the job, such as a node before it, are not."""
+
+import time
+
+from dagmaster.client.json_client import JsonClient
+from dagmaster.client.models.base import read
+from dagmaster.client.models.nodes import WaitingNodes, WaitReason
+from dagmaster.errors import Unavailable
+from dagmaster.quantities import counted
+
+_POLL_SECONDS = 5.0
+_MOST_NODES = 3
+_REMEDIES = {
+    "no_orchestrator": "start one with `dagmaster orchestrator`",
+    "no_worker": "start one with `dagmaster worker --queues {queue}`",
+    "unknown_handler": "start an orchestrator and a worker that have its package, with its queue in KNOWN_QUEUES",
+    "queue_paused": "resume it with `dagmaster queues resume {queue}`",
+    "queue_limited": "raise the limit with `dagmaster queues limit {queue} N`",
+}
+
+
+class Blockers:
+    """What blocks a job. The platform is asked from time to time while the job does not change."""
+
+    def __init__(self, client: JsonClient, job_id: str) -> None:
+        self._client = client
+        self._job_id = job_id
+        self._asked_at: float | None = None
+        self._lines: list[str] = []
+
+    def read(self, *, is_quiet: bool) -> list[str]:
+        now = time.monotonic()
+        if not is_quiet:
+            self._lines = []
+        elif self._asked_at is None or now - self._asked_at > _POLL_SECONDS:
+            self._asked_at = now
+            try:
+                self._lines = blockers_of(read(WaitingNodes, self._client.waiting(self._job_id)))
+            except Unavailable:
+                self._lines = []  # the request for the job itself reports it
+        return self._lines
+
+
+def blockers_of(waiting: WaitingNodes) -> list[str]:
+    """Each reason outside the job, once, with the nodes that it concerns and its remedy."""
+    blocked: dict[str, list[str]] = {}
+    for node in waiting.nodes:
+        for line in filter(None, map(_blocker, node.reasons)):
+            blocked.setdefault(line, []).append(node.node_id)
+    return [f"{_named(nodes)}: {line}" for line, nodes in blocked.items()]
+
+
+def _named(nodes: list[str]) -> str:
+    return ", ".join(nodes[:_MOST_NODES]) + (", …" if len(nodes) > _MOST_NODES else "")
+
+
+def _blocker(reason: WaitReason) -> str | None:
+    if remedy := _REMEDIES.get(reason.code):
+        return f"{reason.detail}; {remedy.format(queue=reason.queue)}"
+    if reason.code == "orphaned":
+        return reason.detail
+    if reason.code == "queued" and reason.count:
+        return f"{counted(reason.count, 'task')} ahead of it in queue {reason.queue}"
+    return None

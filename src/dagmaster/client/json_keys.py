@@ -1,0 +1,43 @@
+"""The requests about callers and their API keys, with answers as JSON."""
+
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote
+
+from dagmaster.client.blocking import Blocking, C, blocking
+from dagmaster.client.connection import Connection
+from dagmaster.client.models.base import Json
+
+
+class AsyncKeyRequests:
+    connection: Connection
+
+    async def caller(self) -> Json:
+        """Who sends this request."""
+        return await self.connection.object("GET", "/caller")
+
+    async def keys(
+        self, limit: int, after: str | None = None, *, with_revoked: bool = False
+    ) -> tuple[list[Json], str | None]:
+        return await self.connection.page("/keys", limit, after, revoked=with_revoked)
+
+    async def create_key(self, request: Mapping[str, Any]) -> Json:
+        return await self.connection.object("POST", "/keys", body=_given(request))
+
+    async def rotate_key(self, key_id: str, request: Mapping[str, Any]) -> Json:
+        return await self.connection.object("POST", f"/keys/{quote(key_id, safe='')}/rotate", body=_given(request))
+
+    async def revoke_key(self, key_id: str, request: Mapping[str, Any]) -> Json:
+        return await self.connection.object("POST", f"/keys/{quote(key_id, safe='')}/revoke", body=_given(request))
+
+
+class KeyRequests(Blocking[C]):
+    caller = blocking(AsyncKeyRequests.caller)
+    keys = blocking(AsyncKeyRequests.keys)
+    create_key = blocking(AsyncKeyRequests.create_key)
+    rotate_key = blocking(AsyncKeyRequests.rotate_key)
+    revoke_key = blocking(AsyncKeyRequests.revoke_key)
+
+
+def _given(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}

@@ -1,0 +1,196 @@
+"""Requests and responses of the gateway. They have no job ids where partners read them."""
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+from pydantic import Field
+
+from dagmaster.client.models.assets import (
+    AssetSubmissionRequest,
+    ClearanceLevel,
+    ExposureLevel,
+    Reason,
+    RequestId,
+    SubmissionAnswer,
+    SubmissionStatus,
+)
+from dagmaster.client.models.base import ApiModel, Extensible, RequestModel
+from dagmaster.jobs.states import JobStatus, NodeStatus
+
+
+class PartnerSubmission(AssetSubmissionRequest):
+    """Data of a platform: an object of the bronze zone that the platform has put there. Without a `request_id` the
+    gateway makes one."""
+
+
+class PartnerReceipt(ApiModel):
+    """The submission is recorded. Poll `status_url`; callbacks arrive at the `callback_url` of the submission."""
+
+    request_id: str
+    status: Literal["received", "dry_run"]
+    status_url: str | None = None
+    outcome: Extensible[SubmissionAnswer] | None = None
+    asset_id: str | None = None
+    dataset_id: str | None = None
+    version_ordinal: int | None = None
+    version_label: str | None = None
+    revision: int | None = None
+    is_tiled: bool | None = None
+    estimate: dict[str, Any] | None = None
+    refusal: dict[str, Any] | None = None
+
+
+class PartnerStatus(SubmissionStatus):
+    """The status of a request, and the version that it led to."""
+
+    dataset_id: str
+    version_ordinal: int
+    revision: int
+    outcome: str
+    same_content_as: int | None = None
+
+
+class PartnerDecision(RequestModel):
+    """Decide on the version that a request led to. `clearance_level` and `reason` as the API requires them."""
+
+    request_id: RequestId
+    clearance_level: Literal["ouo", "public"] | None = None
+    reason: Reason | None = None
+
+
+class BatchSubmission(RequestModel):
+    submissions: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=100)]
+
+
+class BatchResult(ApiModel):
+    """One result for each entry, in their order: `status` is that of an HTTP response."""
+
+    status: int
+    result: dict[str, Any]
+
+
+class BatchResults(ApiModel):
+    results: list[BatchResult]
+
+
+class GatewayVersion(ApiModel):
+    version_ordinal: int
+    version_label: str
+    platform_refs: dict[str, Any] = {}
+    revision: int
+    approved_revision: int | None = None
+    approval_state: str
+    processing_state: str
+    rejection_reason: str | None = None
+    reviewed_at: datetime | None = None
+    unpublished_at: datetime | None = None
+    deleted_at: datetime | None = None
+    created_at: datetime
+    updated_at: datetime
+
+
+class GatewayAsset(ApiModel):
+    asset_id: str
+    dataset_id: str
+    platform_id: str
+    platform_refs: dict[str, Any]
+    title: str | None = None
+    clearance_state: Extensible[ClearanceLevel]
+    exposure: Extensible[ExposureLevel]
+    latest_approved_version_ordinal: int | None = None
+    deleted_at: datetime | None = None
+    created_at: datetime
+    updated_at: datetime
+    versions: list[GatewayVersion] = []
+
+
+class GatewayJob(ApiModel):
+    """A job, without its inputs and its result."""
+
+    job_id: UUID
+    workflow_id: str
+    workflow_version: str
+    status: Extensible[JobStatus]
+    priority: int = 0
+    correlation_id: str | None = None
+    submitted_by: str | None = None
+    asset_id: str | None = None
+    version_ordinal: int | None = None
+    error_message: str | None = None
+    resume_count: int = 0
+    deadline_at: datetime | None = None
+    created_at: datetime
+    updated_at: datetime
+    started_at: datetime | None = None
+    completed_at: datetime | None = None
+
+
+class GatewayNode(ApiModel):
+    node_id: str
+    parent_node_id: str | None = None
+    fan_out_index: int | None = None
+    label: str | None = None
+    status: Extensible[NodeStatus]
+    reason: str | None = None
+    attempt: int = 0
+    retry_count: int = 0
+    max_retries: int = 0
+    error_message: str | None = None
+    dispatched_at: datetime | None = None
+    started_at: datetime | None = None
+    completed_at: datetime | None = None
+
+
+class GatewayEvent(ApiModel):
+    event_id: int
+    job_id: UUID | None = None
+    sequence: int | None = None
+    node_id: str | None = None
+    event_type: str
+    event_status: str | None = None
+    attempt: int | None = None
+    created_at: datetime
+
+
+class GatewayInstance(ApiModel):
+    role: str
+    instance_id: UUID
+    software_version: str
+    started_at: datetime
+    heartbeat_at: datetime
+    silent_seconds: float
+
+
+class StatusCount(ApiModel):
+    status: str
+    jobs: int
+
+
+class OrchestratorState(ApiModel):
+    url: str
+    is_healthy: bool
+    error: str | None = None
+    checked_seconds_ago: float | None = None
+
+
+class GatewayHealth(ApiModel):
+    """`is_ready` if the database can be read: polling works without orchestrators, submissions do not."""
+
+    is_ready: bool
+    can_read: bool
+    can_forward: bool
+    version: str
+    orchestrators: list[OrchestratorState] = []
+
+
+class JobStats(ApiModel):
+    jobs: dict[str, int]
+
+
+class Lookup(ApiModel):
+    """What an id stands for: a request, jobs with this correlation id, or an asset."""
+
+    request: dict[str, Any] | None = None
+    jobs: list[GatewayJob] = []
+    asset: GatewayAsset | None = None

@@ -1,0 +1,66 @@
+"""How a job ended: its record, and what failed with the errors of the handlers."""
+
+from dagmaster.client.json_client import JsonClient
+from dagmaster.client.models.base import Json, read, read_all
+from dagmaster.client.models.jobs import JobDetail
+from dagmaster.client.models.nodes import FailedNode
+
+MOST_CHILDREN = 5  # of each fan_out
+_MOST_ERRORS = 3
+_PUBLIC = ("node_id", "status", "label", "error_message", "error", "attempt", "max_retries")
+
+
+class JobOutcome:
+    """A job, its failed nodes, and the first of the failed children. `answer` is the unparsed response."""
+
+    def __init__(self, answer: Json, failed: list[Json]) -> None:
+        self.answer = answer
+        self.detail = read(JobDetail, answer)
+        self.failed = read_all(FailedNode, failed)
+        self._failed = failed
+
+    @classmethod
+    def ask(cls, client: JsonClient, job_id: str) -> "JobOutcome":
+        answer = client.job(job_id)
+        is_completed = read(JobDetail, answer).status == "completed"
+        return cls(answer, [] if is_completed else failures(client, answer))
+
+    @property
+    def status(self) -> str:
+        return self.detail.status
+
+    @property
+    def result(self) -> object:
+        return self.answer["job"].get("result_data")
+
+    def public(self) -> Json:
+        job = self.answer["job"]
+        return {
+            "job_id": job["job_id"],
+            "workflow_id": job["workflow_id"],
+            "status": job["status"],
+            "seconds": self.answer["seconds"],
+            "result": self.result,
+            "error": job.get("error_message"),
+            "failed_nodes": [{name: node.get(name) for name in _PUBLIC} for node in self._failed],
+        }
+
+
+def failures(client: JsonClient, answer: Json) -> list[Json]:
+    """Failed nodes, and the first failed children of each fan_out; the first few with their whole error."""
+    job_id = answer["job"]["job_id"]
+    failed: list[Json] = []
+    for raw, node in zip(answer["nodes"], read(JobDetail, answer).nodes, strict=True):
+        if node.status == "failed":
+            failed.append(raw)
+        if node.children and node.children.failed:
+            children, _ = client.nodes(job_id, MOST_CHILDREN, parent=raw["node_id"], status="failed")
+            failed += children
+    # Lists contain messages only; the whole error is another request.
+    asked = [node["node_id"] for node in failed if node.get("attempt")][:_MOST_ERRORS]
+    errors = {node_id: client.node(job_id, node_id)["node"].get("error") for node_id in asked}
+    return [{**node, "error": _without_traceback(errors.get(node["node_id"]))} for node in failed]
+
+
+def _without_traceback(error: Json | None) -> Json | None:
+    return {name: value for name, value in error.items() if name != "traceback"} if error else None

@@ -1,0 +1,129 @@
+"""Assets: a partner sees those of its own platform, people of this installation see all. Changes are forwarded."""
+
+from typing import Annotated, Literal
+from urllib.parse import quote
+
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
+
+from dagmaster.access.caller import Caller, Scope
+from dagmaster.access.decision import may_preview
+from dagmaster.access.permissions import Permission
+from dagmaster.client.limits import PREFIX
+from dagmaster.client.models.gateway import GatewayAsset, PartnerStatus
+from dagmaster.client.models.pages import Page
+from dagmaster.errors import NotFound
+from dagmaster.gateway.forward import ForwardedRequest, passed_back
+from dagmaster.gateway.services import GatewayServices, Services, platform_of
+from dagmaster.web.authentication import needs
+from dagmaster.web.pages import Cursor, Limit, joined, moment_and_id, page_of
+from dagmaster.web.validation import responses
+
+router = APIRouter(prefix="/api/assets", tags=["assets"])
+
+Reader = Annotated[Caller, Depends(needs(Permission.ASSETS_READ))]
+Reviewer = Annotated[Caller, Depends(needs(Permission.ASSETS_REVIEW))]
+AssetName = Annotated[str, Path(max_length=200, description="The id of the asset, or of its dataset")]
+Ordinal = Annotated[int, Path(ge=0, le=2**31 - 1, description="The number of the version, from 0")]
+
+_REF = "ref."
+_MOST_REQUESTS = 100
+
+
+@router.get("", operation_id="gateway_assets", summary="List assets, newest first", responses=responses(429))
+async def list_assets(
+    *,
+    services: Services,
+    caller: Reader,
+    request: Request,
+    platform_id: Annotated[str | None, Query(max_length=64, description="Only assets of this platform")] = None,
+    after: Cursor = None,
+    limit: Limit = 50,
+) -> Page[GatewayAsset]:
+    """`ref.NAME=value` selects assets by their references."""
+    _require_insider(caller)
+    own = platform_of(caller)
+    if own is not None and platform_id not in (None, own):
+        return Page[GatewayAsset](items=[], next=None)
+    refs = {name.removeprefix(_REF): value for name, value in request.query_params.items() if name.startswith(_REF)}
+    rows = await services.reads.assets(own or platform_id, limit=limit + 1, after=moment_and_id(after), refs=refs)
+    return page_of(rows, limit, lambda asset: joined(asset.created_at.isoformat(), asset.asset_id))
+
+
+@router.get(
+    "/{asset_id}", operation_id="gateway_asset", summary="Get an asset with its versions", responses=responses(404, 429)
+)
+async def get_asset(services: Services, caller: Reader, asset_id: AssetName) -> GatewayAsset:
+    return await _asset(services, caller, asset_id)
+
+
+@router.get(
+    "/{asset_id}/versions/{version_ordinal}/requests",
+    operation_id="gateway_requests",
+    summary="List the requests that led to a version",
+    responses=responses(404, 429),
+)
+async def list_requests(
+    services: Services, caller: Reader, asset_id: AssetName, version_ordinal: Ordinal
+) -> list[PartnerStatus]:
+    asset = await _asset(services, caller, asset_id)
+    own = platform_of(caller)
+    return await services.reads.requests_of_version(asset.asset_id, version_ordinal, own, _MOST_REQUESTS)
+
+
+@router.post(
+    "/{asset_id}/versions/{version_ordinal}/{action}",
+    operation_id="gateway_change_version",
+    summary="Approve, reject or unpublish a version",
+    responses=responses(404, 409, 429, 504),
+)
+async def change_version(
+    *,
+    services: Services,
+    caller: Reviewer,
+    request: Request,
+    asset_id: AssetName,
+    version_ordinal: Ordinal,
+    action: Literal["approve", "reject", "unpublish"],
+) -> Response:
+    """The body is that of the same request to the orchestrator."""
+    asset = await _asset(services, caller, asset_id)
+    return await _forward(services, request, f"/assets/{asset.asset_id}/versions/{version_ordinal}/{action}")
+
+
+@router.post(
+    "/{asset_id}/{action}",
+    operation_id="gateway_change_asset",
+    summary="Clear, expose or unpublish an asset",
+    responses=responses(404, 409, 429, 504),
+)
+async def change_asset(
+    services: Services,
+    caller: Reviewer,
+    request: Request,
+    asset_id: AssetName,
+    action: Literal["clear", "expose", "unpublish"],
+) -> Response:
+    """The body is that of the same request to the orchestrator."""
+    asset = await _asset(services, caller, asset_id)
+    return await _forward(services, request, f"/assets/{quote(asset.asset_id, safe='')}/{action}")
+
+
+async def _asset(services: GatewayServices, caller: Caller, name: str) -> GatewayAsset:
+    _require_insider(caller)
+    asset = await services.reads.asset(name, platform_of(caller))
+    if asset is None:
+        raise NotFound("there is no such asset", code="asset.not-found")
+    return asset
+
+
+def _require_insider(caller: Caller) -> None:
+    """Viewers read what is published from the map server; here they would see what is not."""
+    if not caller.has(Scope.B2B) and not may_preview(caller):
+        raise NotFound("there is no such asset", code="asset.not-found", hint="the map server lists what is published")
+
+
+async def _forward(services: GatewayServices, request: Request, path: str) -> Response:
+    forwarded = ForwardedRequest(
+        request.method, f"{PREFIX}{path}", dict(request.headers), request.url.query, await request.body()
+    )
+    return passed_back(await services.forwarder.send(forwarded))

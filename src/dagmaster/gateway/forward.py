@@ -1,0 +1,177 @@
+"""Send requests on to orchestrators: to one that is healthy, with the credentials of the caller.
+
+    every few seconds: GET /livez of each address ──▶ healthy, or the reason why not
+    a request ──▶ the next healthy address ──▶ its response
+                  └── no connection ──▶ the next one; none left: 503
+                  └── connected, but no response in time: 504. It is not repeated, unless it is safe to repeat
+
+The orchestrator verifies the caller again. The gateway adds no rights.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import httpx2
+from starlette.responses import Response
+
+from dagmaster import __version__
+from dagmaster.client.models.gateway import OrchestratorState
+from dagmaster.errors import InvalidRequest, Unavailable
+from dagmaster.observe import log
+
+CHECK_SECONDS: Final = 3.0
+CONNECT_SECONDS: Final = 2.0
+RESPONSE_SECONDS: Final = 30.0
+LARGEST_RESPONSE_BYTES: Final = 32 * 1024 * 1024
+_PASSED_ON: Final = ("authorization", "x-api-key", "content-type", "accept", "if-match", "x-request-id")
+_PASSED_BACK: Final = ("content-type", "etag", "location", "retry-after", "www-authenticate", "cache-control")
+_log = log.get("gateway")
+
+
+@dataclass(slots=True)
+class Backend:
+    """One address, and what the last check said."""
+
+    url: str
+    is_healthy: bool = True  # until a check says otherwise: the first request need not wait for one
+    error: str | None = None
+    checked_at: float | None = None
+
+    def state(self) -> OrchestratorState:
+        ago = None if self.checked_at is None else round(time.monotonic() - self.checked_at, 1)
+        return OrchestratorState(url=self.url, is_healthy=self.is_healthy, error=self.error, checked_seconds_ago=ago)
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardedRequest:
+    """A request as it is sent on. It `is_repeatable` if sending it twice has the effect of sending it once."""
+
+    method: str
+    path: str
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    query: str = ""
+    body: bytes = b""
+    is_repeatable: bool = False
+
+
+class Forwarder:
+    """Use as a context: it checks the addresses in the background."""
+
+    def __init__(self, urls: Sequence[str], *, response_seconds: float = RESPONSE_SECONDS) -> None:
+        self._backends = [Backend(url.rstrip("/")) for url in urls]
+        self._next = 0
+        timeout = httpx2.Timeout(response_seconds, connect=CONNECT_SECONDS)
+        self._response_seconds = response_seconds
+        self._http = httpx2.AsyncClient(
+            timeout=timeout, trust_env=False, follow_redirects=False, headers={"User-Agent": f"dagmaster/{__version__}"}
+        )
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        task = asyncio.create_task(self._check_forever(), name="gateway-checks")
+        try:
+            yield
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+            await self._http.aclose()
+
+    def states(self) -> list[OrchestratorState]:
+        return [backend.state() for backend in self._backends]
+
+    @property
+    def can_forward(self) -> bool:
+        return any(backend.is_healthy for backend in self._backends)
+
+    async def send(self, request: ForwardedRequest) -> httpx2.Response:
+        """The response of an orchestrator, complete. Raises Unavailable if none responds."""
+        problem = "no address is configured (ORCHESTRATOR_URLS)"
+        for backend in self._candidates():
+            try:
+                return await self._send_to(backend, request)
+            except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
+                problem = self._note_failure(backend, error)  # nothing was sent
+            except (httpx2.TransportError, TimeoutError) as error:
+                problem = self._note_failure(backend, error)
+                if not request.is_repeatable:
+                    raise _lost(error) from None
+        raise Unavailable(
+            "no orchestrator can be reached, so nothing was changed",
+            code="gateway.no-orchestrator",
+            hint="try again later; reading the status still works",
+            problem=problem,
+        )
+
+    async def _send_to(self, backend: Backend, request: ForwardedRequest) -> httpx2.Response:
+        query = f"?{request.query}" if request.query else ""
+        headers = {name: value for name, value in request.headers.items() if name.lower() in _PASSED_ON}
+        async with (
+            asyncio.timeout(self._response_seconds + CONNECT_SECONDS),
+            self._http.stream(
+                request.method, f"{backend.url}{request.path}{query}", headers=headers, content=request.body or None
+            ) as stream,
+        ):
+            return await _complete(stream)
+
+    def _candidates(self) -> Iterator[Backend]:
+        """Those that are healthy, each request beginning with another one; then the others, as checks may be late."""
+        count = len(self._backends)
+        self._next += 1
+        order = [self._backends[(self._next + place) % count] for place in range(count)]
+        yield from sorted(order, key=lambda backend: not backend.is_healthy)
+
+    def _note_failure(self, backend: Backend, error: Exception) -> str:
+        backend.is_healthy = False
+        backend.error = f"{type(error).__name__}: {error}"[:200]
+        return backend.error
+
+    async def _check_forever(self) -> None:
+        while True:
+            await asyncio.gather(*(self._check(backend) for backend in self._backends))
+            await asyncio.sleep(CHECK_SECONDS)
+
+    async def _check(self, backend: Backend) -> None:
+        was_healthy = backend.is_healthy
+        try:
+            response = await self._http.get(f"{backend.url}/livez", timeout=CONNECT_SECONDS)
+            backend.is_healthy = response.status_code == 200
+            backend.error = None if backend.is_healthy else f"/livez answers {response.status_code}"
+        except httpx2.HTTPError as error:
+            self._note_failure(backend, error)
+        backend.checked_at = time.monotonic()
+        if was_healthy != backend.is_healthy:
+            _log.warning("an orchestrator changed", url=backend.url, is_healthy=backend.is_healthy, error=backend.error)
+
+
+async def _complete(stream: httpx2.Response) -> httpx2.Response:
+    chunks, size = [], 0
+    async for chunk in stream.aiter_bytes():
+        size += len(chunk)
+        if size > LARGEST_RESPONSE_BYTES:
+            raise InvalidRequest(
+                f"the response has more than {LARGEST_RESPONSE_BYTES:,} bytes",
+                code="gateway.response-too-large",
+                hint="ask for fewer items, or read it from the API of an orchestrator",
+            )
+        chunks.append(chunk)
+    headers = [(name, value) for name, value in stream.headers.multi_items() if name.lower() != "content-encoding"]
+    return httpx2.Response(stream.status_code, headers=headers, content=b"".join(chunks), request=stream.request)
+
+
+def passed_back(response: httpx2.Response) -> Response:
+    """The response of an orchestrator as the gateway sends it."""
+    headers = {name: response.headers[name] for name in _PASSED_BACK if name in response.headers}
+    return Response(response.content, status_code=response.status_code, headers=headers)
+
+
+def _lost(error: Exception) -> Unavailable:
+    return Unavailable(
+        f"an orchestrator did not respond ({type(error).__name__}); it may have carried out the request",
+        code="gateway.no-response",
+        hint="ask for the status before you repeat the request",
+    )

@@ -1,0 +1,44 @@
+"""How many requests a caller may send: a token bucket for each key, and one for each address without a key."""
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from dagmaster.errors import Unavailable
+
+MOST_CALLERS: Final = 10_000
+
+
+@dataclass(slots=True)
+class _Bucket:
+    tokens: float
+    filled_at: float
+
+
+class RateLimit:
+    """`per_second` requests in the long run, `burst` at once. The least recent callers are forgotten."""
+
+    def __init__(self, per_second: float, burst: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._per_second = per_second
+        self._burst = float(burst)
+        self._clock = clock
+        self._buckets: OrderedDict[str, _Bucket] = OrderedDict()
+
+    def take(self, caller: str) -> None:
+        """One request of this caller. Raises Unavailable (429) if it has sent too many."""
+        now = self._clock()
+        bucket = self._buckets.pop(caller, None) or _Bucket(self._burst, now)
+        bucket.tokens = min(self._burst, bucket.tokens + (now - bucket.filled_at) * self._per_second)
+        bucket.filled_at = now
+        self._buckets[caller] = bucket
+        if len(self._buckets) > MOST_CALLERS:
+            self._buckets.popitem(last=False)
+        if bucket.tokens < 1:
+            raise Unavailable(
+                f"too many requests: at most {self._per_second:g} a second, {self._burst:g} at once",
+                code="gateway.too-many-requests",
+                hint="slow down; callbacks tell you when something has changed",
+            )
+        bucket.tokens -= 1

@@ -1,0 +1,97 @@
+"""Operators: submit jobs of any workflow, one or many."""
+
+import asyncio
+from typing import Annotated
+
+import orjson
+from fastapi import APIRouter, Body, Request, Response
+
+from dagmaster import __version__
+from dagmaster.access.permissions import Permission
+from dagmaster.client.limits import PREFIX
+from dagmaster.client.models.gateway import BatchResult, BatchResults, BatchSubmission, GatewayHealth
+from dagmaster.errors import DagmasterError
+from dagmaster.gateway.forward import ForwardedRequest, passed_back
+from dagmaster.gateway.services import GatewayServices, Services
+from dagmaster.web.authentication import requires
+from dagmaster.web.problems import status_of
+from dagmaster.web.validation import responses
+
+router = APIRouter(prefix="/api/gateway", tags=["operations"])
+
+AT_ONCE = 8
+
+
+@router.post(
+    "/submit",
+    operation_id="gateway_submit",
+    summary="Submit a job",
+    status_code=202,
+    responses=responses(404, 409, 429, 504),
+    dependencies=[requires(Permission.JOBS_SUBMIT)],
+)
+async def submit(services: Services, request: Request, submission: Annotated[dict[str, object], Body()]) -> Response:
+    """The body and the query are those of `POST /api/v1/jobs` of the orchestrator."""
+    return passed_back(await services.forwarder.send(_forwarded(request, submission)))
+
+
+@router.post(
+    "/submit/batch",
+    operation_id="gateway_submit_batch",
+    summary="Submit jobs, each for itself",
+    responses=responses(429),
+    dependencies=[requires(Permission.JOBS_SUBMIT)],
+)
+async def submit_batch(services: Services, request: Request, batch: BatchSubmission) -> BatchResults:
+    """One result for each entry: an invalid one does not affect the others."""
+    gate = asyncio.Semaphore(AT_ONCE)
+
+    async def one(submission: dict[str, object]) -> BatchResult:
+        async with gate:
+            return await _result(services, _forwarded(request, submission))
+
+    return BatchResults(results=await asyncio.gather(*(one(entry) for entry in batch.submissions)))
+
+
+@router.get("/health", operation_id="gateway_health", summary="Get the health of the gateway", responses=responses())
+async def health(services: Services, _caller: Annotated[object, requires(Permission.ANYONE)]) -> GatewayHealth:
+    """Without the addresses of orchestrators, which operators see under `/api/admin/health`."""
+    state = await health_of(services)
+    return state.model_copy(update={"orchestrators": []})
+
+
+async def health_of(services: GatewayServices) -> GatewayHealth:
+    try:
+        await services.reads.platforms("local")
+        can_read = True
+    except DagmasterError:
+        can_read = False
+    can_forward = services.forwarder.can_forward
+    return GatewayHealth(
+        is_ready=can_read,
+        can_read=can_read,
+        can_forward=can_forward,
+        version=__version__,
+        orchestrators=services.forwarder.states(),
+    )
+
+
+def _forwarded(request: Request, submission: dict[str, object]) -> ForwardedRequest:
+    return ForwardedRequest(
+        "POST",
+        f"{PREFIX}/jobs",
+        {**dict(request.headers), "content-type": "application/json"},
+        query=request.url.query,
+        body=orjson.dumps(submission),
+        is_repeatable=bool(submission.get("idempotency_key")),
+    )
+
+
+async def _result(services: GatewayServices, forwarded: ForwardedRequest) -> BatchResult:
+    try:
+        response = await services.forwarder.send(forwarded)
+        return BatchResult(status=response.status_code, result=orjson.loads(response.content))
+    except DagmasterError as error:
+        return BatchResult(status=status_of(error), result={"code": error.code, "detail": error.message})
+    except orjson.JSONDecodeError:
+        return BatchResult(status=502, result={"code": "gateway.bad-response", "detail": "the response is not JSON"})

@@ -1,0 +1,168 @@
+"""Partners: submit data, ask how far it is, decide. No response mentions jobs or nodes."""
+
+from http import HTTPStatus
+from typing import Annotated, Any
+from uuid import uuid4
+
+import httpx2
+import orjson
+from fastapi import APIRouter, Depends, Path, Request, Response
+
+from dagmaster.access.caller import Caller
+from dagmaster.access.permissions import Permission
+from dagmaster.client.limits import PREFIX
+from dagmaster.client.models.gateway import PartnerDecision, PartnerReceipt, PartnerStatus, PartnerSubmission
+from dagmaster.errors import NotFound
+from dagmaster.gateway.forward import ForwardedRequest, passed_back
+from dagmaster.gateway.services import GatewayServices, Services, platform_of
+from dagmaster.web.authentication import needs
+from dagmaster.web.problems import MEDIA_TYPE
+from dagmaster.web.validation import responses
+
+router = APIRouter(prefix="/api/platform", tags=["partners"])
+
+Submitter = Annotated[Caller, Depends(needs(Permission.ASSETS_SUBMIT))]
+Reader = Annotated[Caller, Depends(needs(Permission.ASSETS_READ))]
+RequestName = Annotated[str, Path(max_length=64, description="The request id of a submission", examples=["order-7"])]
+
+_RECEIPT_FIELDS = frozenset(PartnerReceipt.model_fields) - {"request_id", "status", "status_url"}
+
+
+@router.post(
+    "/submit",
+    operation_id="platform_submit",
+    summary="Submit data of a platform",
+    status_code=202,
+    response_model=PartnerReceipt,
+    responses={
+        200: {"model": PartnerReceipt, "description": "The same exists already, or a dry run"},
+        **responses(404, 409, 429, 504),
+    },
+)
+async def submit(services: Services, caller: Submitter, request: Request, submission: PartnerSubmission) -> Response:
+    """The request is recorded before the response is sent. Send the same `request_id` again to get the same answer."""
+    _require_own(caller, submission.platform_id)
+    request_id = submission.request_id or uuid4().hex
+    body = submission.model_dump(mode="json", exclude_none=True) | {"request_id": request_id}
+    forwarded = ForwardedRequest(
+        "POST",
+        f"{PREFIX}/submit",
+        {**dict(request.headers), "content-type": "application/json"},
+        body=orjson.dumps(body),
+        is_repeatable=not submission.force,
+    )
+    response = await services.forwarder.send(forwarded)
+    if not response.is_success:
+        return _problem(response)
+    receipt = _receipt(request_id, orjson.loads(response.content))
+    headers = {} if receipt.status_url is None else {"Location": receipt.status_url}
+    return _json(receipt.model_dump(mode="json"), response.status_code, headers)
+
+
+@router.get(
+    "/status/{request_id}",
+    operation_id="platform_status",
+    summary="Get the status of a submission",
+    responses=responses(404, 429),
+)
+async def status(services: Services, caller: Reader, request_id: RequestName) -> PartnerStatus:
+    """Works without orchestrators."""
+    return await read_request(services, caller, request_id)
+
+
+@router.post(
+    "/approve",
+    operation_id="platform_approve",
+    summary="Approve the version of a request",
+    response_model=PartnerStatus,
+    responses=responses(404, 409, 429, 504),
+)
+async def approve(services: Services, caller: Reader, request: Request, decision: PartnerDecision) -> Response:
+    return await _decide(services, caller, request, decision, "approve")
+
+
+@router.post(
+    "/reject",
+    operation_id="platform_reject",
+    summary="Reject the version of a request",
+    response_model=PartnerStatus,
+    responses=responses(404, 409, 429, 504),
+)
+async def reject(services: Services, caller: Reader, request: Request, decision: PartnerDecision) -> Response:
+    return await _decide(services, caller, request, decision, "reject")
+
+
+@router.post(
+    "/unpublish",
+    operation_id="platform_unpublish",
+    summary="Stop serving the version of a request",
+    response_model=PartnerStatus,
+    responses=responses(404, 409, 429, 504),
+)
+async def unpublish(services: Services, caller: Reader, request: Request, decision: PartnerDecision) -> Response:
+    return await _decide(services, caller, request, decision, "unpublish")
+
+
+async def read_request(services: GatewayServices, caller: Caller, request_id: str) -> PartnerStatus:
+    """The request, if the caller may see it; else as if there were none."""
+    found = await services.reads.request(request_id, platform_of(caller))
+    if found is None:
+        raise NotFound("there is no such submission", code="submission.not-found")
+    return found
+
+
+async def _decide(
+    services: GatewayServices, caller: Caller, request: Request, decision: PartnerDecision, action: str
+) -> Response:
+    """The orchestrator decides whether the caller may."""
+    about = await read_request(services, caller, decision.request_id)
+    body: dict[str, Any] = {"reason": decision.reason}
+    if action == "approve":
+        body["clearance_level"] = decision.clearance_level
+    if action != "unpublish":
+        body["revision"] = about.revision
+    forwarded = ForwardedRequest(
+        "POST",
+        f"{PREFIX}/assets/{about.asset_id}/versions/{about.version_ordinal}/{action}",
+        {**dict(request.headers), "content-type": "application/json"},
+        body=orjson.dumps({name: value for name, value in body.items() if value is not None}),
+    )
+    response = await services.forwarder.send(forwarded)
+    if not response.is_success:
+        return _problem(response)
+    after = await read_request(services, caller, decision.request_id)
+    return _json(after.model_dump(mode="json"), HTTPStatus.OK)
+
+
+def _require_own(caller: Caller, platform_id: str) -> None:
+    if platform_of(caller) not in (None, platform_id):
+        raise NotFound(f"there is no platform '{platform_id}'", code="platform.not-found")
+
+
+def _receipt(request_id: str, result: dict[str, Any]) -> PartnerReceipt:
+    is_dry = bool(result.get("is_dry_run"))
+    return PartnerReceipt(
+        request_id=request_id,
+        status="dry_run" if is_dry else "received",
+        status_url=None if is_dry else f"/api/platform/status/{request_id}",
+        **{name: result.get(name) for name in _RECEIPT_FIELDS},
+    )
+
+
+def _problem(response: httpx2.Response) -> Response:
+    """A problem of an orchestrator, without what partners must not see."""
+    if response.headers.get("content-type", "").partition(";")[0] != MEDIA_TYPE:
+        return passed_back(response)
+    problem = orjson.loads(response.content)
+    facts = problem.get("facts") or {}
+    problem["facts"] = {name: value for name, value in facts.items() if "job" not in name and "node" not in name}
+    passed = passed_back(response)
+    return Response(orjson.dumps(problem), status_code=response.status_code, headers=_without_length(passed))
+
+
+def _without_length(response: Response) -> dict[str, str]:
+    return {name: value for name, value in response.headers.items() if name != "content-length"}
+
+
+def _json(content: Any, status_code: int, headers: dict[str, str] | None = None) -> Response:
+    return Response(orjson.dumps(content), status_code=status_code, media_type="application/json", headers=headers)

@@ -1,0 +1,126 @@
+"""What the gateway reads, with the database role that may only select from views."""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final, Self, TypeVar
+from uuid import UUID
+
+from psycopg.types.json import Jsonb
+
+from dagmaster.access.keys import StoredKey
+from dagmaster.client.models.assets import PlatformInfo
+from dagmaster.client.models.gateway import (
+    GatewayAsset,
+    GatewayEvent,
+    GatewayInstance,
+    GatewayJob,
+    GatewayNode,
+    GatewayVersion,
+    PartnerStatus,
+    StatusCount,
+)
+from dagmaster.database.connect import pool, translate_errors
+from dagmaster.database.reads.session import models
+from dagmaster.database.session import dicts
+
+T = TypeVar("T")
+POOL_SIZE: Final = 8
+STATEMENT_SECONDS: Final = 5.0
+
+
+class GatewayReads:
+    """Use as a context. The database need not be available at its start."""
+
+    def __init__(self, dsn: str, size: int = POOL_SIZE) -> None:
+        self._pool = pool(dsn, "gateway", 0, size, statement_timeout_seconds=STATEMENT_SECONDS)
+
+    async def __aenter__(self) -> Self:
+        await self._pool.open()
+        return self
+
+    async def __aexit__(self, *_error: object) -> None:
+        await self._pool.close()
+
+    async def key(self, key_id: str) -> StoredKey | None:
+        return await self._first("gateway_key", {"key_id": key_id}, StoredKey)
+
+    async def request(self, request_id: str, platform_id: str | None) -> PartnerStatus | None:
+        """Of this platform only; of any, without one."""
+        values = {"request_id": request_id, "platform_id": platform_id}
+        return await self._first("gateway_request", values, PartnerStatus)
+
+    async def requests_of_version(
+        self, asset_id: str, ordinal: int, platform_id: str | None, limit: int
+    ) -> list[PartnerStatus]:
+        values = {"asset_id": asset_id, "version_ordinal": ordinal, "platform_id": platform_id, "limit": limit}
+        return await self._many("gateway_requests_of_version", values, PartnerStatus)
+
+    async def assets(
+        self,
+        platform_id: str | None,
+        *,
+        limit: int,
+        after: tuple[datetime, UUID] | None = None,
+        refs: Mapping[str, str] | None = None,
+    ) -> list[GatewayAsset]:
+        values = {
+            "platform_id": platform_id,
+            "refs": Jsonb(dict(refs)) if refs else None,
+            "after_at": after[0] if after else None,
+            "after_id": after[1].hex if after else None,
+            "limit": limit,
+        }
+        return await self._many("gateway_assets", values, GatewayAsset)
+
+    async def asset(self, key: str, platform_id: str | None) -> GatewayAsset | None:
+        asset = await self._first("gateway_asset", {"key": key, "platform_id": platform_id}, GatewayAsset)
+        if asset is None:
+            return None
+        versions = await self._many("gateway_versions", {"asset_id": asset.asset_id}, GatewayVersion)
+        return asset.model_copy(update={"versions": versions})
+
+    async def platforms(self, platform_id: str | None) -> list[PlatformInfo]:
+        return await self._many("gateway_platforms", {"platform_id": platform_id}, PlatformInfo)
+
+    async def jobs(
+        self,
+        *,
+        limit: int,
+        job_id: UUID | None = None,
+        status: Sequence[str] | None = None,
+        workflow_id: str | None = None,
+        correlation_id: str | None = None,
+        after: UUID | None = None,
+    ) -> list[GatewayJob]:
+        values = {
+            "job_id": job_id,
+            "status": list(status) if status else None,
+            "workflow_id": workflow_id,
+            "correlation_id": correlation_id,
+            "after": after,
+            "limit": limit,
+        }
+        return await self._many("gateway_jobs", values, GatewayJob)
+
+    async def nodes(self, job_id: UUID, *, limit: int, after: str | None = None) -> list[GatewayNode]:
+        return await self._many("gateway_nodes", {"job_id": job_id, "after": after, "limit": limit}, GatewayNode)
+
+    async def events(self, job_id: UUID, *, limit: int, after: int = 0) -> list[GatewayEvent]:
+        return await self._many("gateway_events", {"job_id": job_id, "after": after, "limit": limit}, GatewayEvent)
+
+    async def recent_events(self, limit: int) -> list[GatewayEvent]:
+        return await self._many("gateway_recent_events", {"limit": limit}, GatewayEvent)
+
+    async def stats(self) -> list[StatusCount]:
+        return await self._many("gateway_stats", {}, StatusCount)
+
+    async def instances(self, limit: int) -> list[GatewayInstance]:
+        return await self._many("gateway_instances", {"limit": limit}, GatewayInstance)
+
+    async def _many(self, name: str, values: Mapping[str, Any], kind: type[T]) -> list[T]:
+        with translate_errors():
+            async with self._pool.connection() as connection:
+                return models(kind, await dicts(connection, name, values))
+
+    async def _first(self, name: str, values: Mapping[str, Any], kind: type[T]) -> T | None:
+        return next(iter(await self._many(name, values, kind)), None)

@@ -1,0 +1,105 @@
+"""The services that routes of the gateway use: reads, forwarding, keys and limits."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Annotated
+
+import orjson
+from fastapi import Depends, Request
+
+from dagmaster.access.caller import Caller, Scope
+from dagmaster.access.decision import may_preview
+from dagmaster.access.keys import StoredKey
+from dagmaster.client.connection import authorization
+from dagmaster.client.limits import PREFIX
+from dagmaster.errors import Unavailable
+from dagmaster.gateway.forward import ForwardedRequest, Forwarder
+from dagmaster.gateway.limits import RateLimit
+from dagmaster.gateway.reads import GatewayReads
+from dagmaster.settings import Settings
+from dagmaster.web.authentication import LOCAL_ADMIN, Authentication, authentication_of, authentication_running
+
+
+class ViewedKeys:
+    """Keys by the view of their hashes. That they were used is reported to an orchestrator, in batches."""
+
+    def __init__(self, reads: GatewayReads, forwarder: Forwarder, own_key: str | None) -> None:
+        self._reads = reads
+        self._forwarder = forwarder
+        self._own_key = own_key
+        self._used: set[str] = set()
+
+    async def find(self, key_id: str) -> StoredKey | None:
+        return await self._reads.key(key_id)
+
+    async def has_keys(self) -> bool:
+        return True  # the orchestrators say so if there is none
+
+    def note_use(self, key_id: str) -> None:
+        if self._own_key:
+            self._used.add(key_id)
+
+    async def record_uses(self) -> None:
+        """Report the uses since the last report. What cannot be reported now is reported later."""
+        used, self._used = self._used, set()
+        if not used:
+            return
+        request = ForwardedRequest(
+            "POST",
+            f"{PREFIX}/keys/uses",
+            {**authorization(self._own_key), "Content-Type": "application/json"},
+            body=orjson.dumps({"key_ids": sorted(used)[:1000]}),
+            is_repeatable=True,
+        )
+        try:
+            response = await self._forwarder.send(request)
+        except BaseException:
+            self._used |= used
+            raise
+        if response.status_code != HTTPStatus.OK:
+            raise Unavailable(f"the orchestrator answers {response.status_code}", code="gateway.key-uses")
+
+
+@dataclass
+class GatewayServices:
+    settings: Settings
+    dsn: str
+    reads: GatewayReads = field(init=False)
+    forwarder: Forwarder = field(init=False)
+    workers: Forwarder = field(init=False)
+    limit: RateLimit = field(init=False)
+    authentication: Authentication = field(init=False)
+
+    def __post_init__(self) -> None:
+        settings = self.settings
+        self.reads = GatewayReads(self.dsn)
+        self.forwarder = Forwarder(settings.orchestrator_urls, response_seconds=settings.gateway_timeout_sec)
+        self.workers = Forwarder(settings.worker_urls, response_seconds=settings.gateway_timeout_sec)
+        self.limit = RateLimit(settings.gateway_rate_per_second, settings.gateway_burst)
+        keys = ViewedKeys(self.reads, self.forwarder, settings.gateway_key)
+        self.authentication = authentication_of(settings, keys, LOCAL_ADMIN)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        async with (
+            self.reads,
+            self.forwarder.running(),
+            self.workers.running(),
+            authentication_running(self.authentication),
+        ):
+            yield
+
+
+def services_of(request: Request) -> GatewayServices:
+    services: GatewayServices = request.app.state.services
+    return services
+
+
+Services = Annotated[GatewayServices, Depends(services_of)]
+
+
+def platform_of(caller: Caller) -> str | None:
+    """The only platform that a caller may see; None for people of this installation, who see all of them."""
+    return caller.platform_id if caller.has(Scope.B2B) and not may_preview(caller) else None

@@ -1,0 +1,134 @@
+"""The upkeep of assets: purge, notifications of reviewers, retention of the history.
+
+    every JANITOR_INTERVAL_SEC
+      ──▶ adopt datasets of earlier releases
+      ──▶ mark revisions that were rejected, superseded or deleted more than PURGE_DAYS ago
+      ──▶ remove the objects of marked revisions, then their documents; recorded in the history
+      ──▶ remove the collections of deleted assets that have no revision left
+      ──▶ call REVIEW_WEBHOOK_URL with what waits for a review
+      ──▶ delete history older than AUDIT_RETENTION_DAYS
+
+It runs as a task of its own in each orchestrator's process. A marked revision can be neither approved nor run again; if
+the process dies, the next one continues with it. What is served is never marked.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, dataclass, field
+from random import Random
+from typing import Any, Final
+
+from dagmaster.database.assets.adopt import AdoptedAssets
+from dagmaster.database.maintenance.assets import DueReview, PostgresAssetUpkeep, PurgedRevision
+from dagmaster.observe import log
+from dagmaster.operations.assets.adopt import adopt_datasets
+from dagmaster.orchestrator import webhook
+from dagmaster.settings import Settings
+from dagmaster.storage import Storage, open_storage
+from dagmaster.storage.location import Edition
+
+DAY_SECONDS: Final = 86_400.0
+PURGED_AT_ONCE: Final = 20
+NOTIFIED_AT_ONCE: Final = 100
+EVENTS_AT_ONCE: Final = 1_000
+_log = log.get("asset-upkeep")
+
+Post = Callable[..., Awaitable[None]]
+
+
+@dataclass
+class AssetUpkeep:
+    settings: Settings
+    store: PostgresAssetUpkeep
+    storage: Storage
+    assets: AdoptedAssets
+    post: Post = webhook.post
+    random: Random = field(default_factory=Random)
+    purged: int = 0
+    errors: int = 0
+
+    async def run(self) -> None:
+        """Until cancelled. Instances that were started together spread out."""
+        pause = self.settings.janitor_interval_sec * self.random.random()
+        while True:
+            await asyncio.sleep(pause)
+            is_done = await self.turn()
+            pause = self.settings.janitor_interval_sec * (1.0 if is_done else 0.02)
+
+    async def close(self) -> None:
+        await self.store.close()
+        await self.assets.close()
+
+    async def turn(self) -> bool:
+        """Whether all is done until the next interval. Failures are tried again then."""
+        chores = (self.adopt, self.purge, self.remove_collections, self.notify_reviewers, self.forget_events)
+        return all([await self._safely(chore) for chore in chores])
+
+    async def _safely(self, chore: Callable[[], Awaitable[bool]]) -> bool:
+        try:
+            return await chore()
+        except Exception as error:  # one chore does not end the others
+            self.errors += 1
+            _log.warning("the upkeep of assets failed; it is tried again later", error=str(error))
+            return True
+
+    async def adopt(self) -> bool:
+        """Jobs that an earlier release began may end long after the migration."""
+        if adopted := await adopt_datasets(self.assets):
+            _log.info("datasets of an earlier release are assets now", datasets=adopted)
+        return True
+
+    async def purge(self) -> bool:
+        """Purge a bounded number of revisions. Whether none is left."""
+        if self.settings.purge_days:
+            await self.store.begin_purge(self.settings.purge_days * DAY_SECONDS, PURGED_AT_ONCE)
+        revisions = await self.store.pending_purges(PURGED_AT_ONCE)
+        for revision in revisions:
+            objects = await asyncio.to_thread(self._remove, revision)
+            if await self.store.end_purge(revision, objects):
+                self.purged += 1
+                _log.info("a revision is purged", **asdict(revision), objects=objects)
+        return len(revisions) < PURGED_AT_ONCE
+
+    async def remove_collections(self) -> bool:
+        """Remove what the catalogue keeps of assets that have no data any more. Whether none is left."""
+        left = await self.store.collections_left(PURGED_AT_ONCE)
+        for dataset_id in left:
+            if await self.store.remove_collection(dataset_id):
+                _log.info("the collection of a deleted asset is removed", dataset_id=dataset_id)
+        return len(left) < PURGED_AT_ONCE
+
+    def _remove(self, revision: PurgedRevision) -> int:
+        return self.storage.clear_edition(Edition(revision.dataset_id, revision.version_ordinal, revision.revision))
+
+    async def notify_reviewers(self) -> bool:
+        """Tell the webhook of reviewers what waits for them. It may hear of a revision twice, but never not at all."""
+        url = self.settings.review_webhook_url
+        if not url:
+            return True
+        async with self.store.notifying() as is_ours:
+            if not is_ours:
+                return True
+            due = await self.store.due_reviews(NOTIFIED_AT_ONCE)
+            waiting = [_described(review) for review in due if review.is_waiting]
+            if waiting:
+                content = {"event": "review.requested", "versions": waiting}
+                await self.post(url, content, allow_private=self.settings.allow_private_webhooks)
+            if due:
+                await self.store.reviews_notified(due)
+            return len(due) < NOTIFIED_AT_ONCE
+
+    async def forget_events(self) -> bool:
+        age = self.settings.audit_retention_days * DAY_SECONDS
+        return not age or await self.store.forget_events(age, EVENTS_AT_ONCE) < EVENTS_AT_ONCE
+
+
+def upkeep_of(settings: Settings, dsn: str) -> AssetUpkeep:
+    assets = AdoptedAssets(dsn, role="adoption", size=1)
+    return AssetUpkeep(settings, PostgresAssetUpkeep(dsn), open_storage(settings), assets)
+
+
+def _described(review: DueReview) -> dict[str, Any]:
+    fields = asdict(review)
+    del fields["is_waiting"]
+    return {**fields, "processed_at": review.processed_at and review.processed_at.isoformat()}

@@ -1,0 +1,51 @@
+"""The permissions that the routes of the map server declare.
+
+Most are for anyone: who may read a version is decided in `access`, for each request. What operators alone may see needs
+a permission if authentication is enabled; without it, the middleware decides who reaches the server.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from fastapi import Depends, FastAPI
+from fastapi.routing import APIRoute
+from starlette.requests import Request
+from starlette.routing import BaseRoute, Route
+
+from dagmaster.access.caller import Caller
+from dagmaster.access.permissions import Permission, may
+from dagmaster.web.authentication import Needs, caller_of, require, requires
+
+
+@dataclass(frozen=True)
+class _NeedsIfAuthenticated(Needs):
+    async def __call__(self, request: Request) -> Caller:
+        caller = caller_of(request)
+        if _has_authentication(request):
+            require(caller, self.permission)
+        return caller
+
+
+FOR_ANYONE: Final = requires(Permission.ANYONE)
+FOR_OPERATORS: Final = Depends(_NeedsIfAuthenticated(Permission.PLATFORM_READ))
+
+
+def is_operator(request: Request) -> bool:
+    """Whether the caller may see how the server runs."""
+    return not _has_authentication(request) or may(caller_of(request), Permission.PLATFORM_READ)
+
+
+def set_authentication(app: FastAPI, is_enabled: bool) -> None:
+    app.state.has_authentication = is_enabled
+
+
+def _has_authentication(request: Request) -> bool:
+    return bool(request.app.state.has_authentication)
+
+
+def open_plain_routes(routes: Iterable[BaseRoute]) -> None:
+    """Declare that the routes which FastAPI adds itself, such as that of the OpenAPI description, are for anyone."""
+    for route in routes:
+        if isinstance(route, Route) and not isinstance(route, APIRoute):
+            route.endpoint.permission = Permission.ANYONE  # type: ignore[attr-defined]

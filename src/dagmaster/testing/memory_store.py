@@ -1,0 +1,14 @@
+"""A zone whose objects are lost with the process, for tests."""
+
+from collections import defaultdict
+from pathlib import Path
+
+from obstore.store import MemoryStore
+
+from dagmaster.storage.location import Zone
+from dagmaster.storage.objects import ObjectStore
+
+
+def memory_store(zone: Zone, scratch_folder: Path) -> ObjectStore:
+    containers: defaultdict[str, MemoryStore] = defaultdict(MemoryStore)
+    return ObjectStore(zone, containers.__getitem__, scratch_folder)

@@ -1,0 +1,38 @@
+"""The benches of access run to their end, with few items and few requests. What they measure is not judged here."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+BEFORE = "7add226"
+
+
+def bench(name: str, *options: str) -> str:
+    """What a bench prints. It fails with 1 if a target is missed, which few requests may do."""
+    command = [sys.executable, ROOT / "bench" / name, *options]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
+    assert done.returncode in (0, 1), done.stderr
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.stdout
+
+
+def test_every_search_finds_what_it_should_with_and_without_a_filter() -> None:
+    printed = bench("access.py", "--assets", "84", "--items", "3", "--rounds", "1")
+
+    assert "252 items of 84 assets" in printed
+    assert len(re.findall(r"all +[\d.]+ ms +filtered +[\d.]+ ms", printed)) == 5
+    assert "filtered ÷ all: " in printed
+
+
+def test_the_tree_before_and_this_one_answer_the_same_requests() -> None:
+    command = ["git", "-C", ROOT, "cat-file", "-e", BEFORE]
+    if subprocess.run(command, check=False, capture_output=True).returncode:
+        pytest.skip(f"a shallow clone: it does not have {BEFORE}")
+
+    printed = bench("decision.py", "--size", "512", "--tiles", "2", "--rounds", "1")
+
+    assert [line.split()[0] for line in printed.splitlines()[1:]] == ["tile", "TileJSON", "file"]

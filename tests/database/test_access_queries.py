@@ -1,0 +1,80 @@
+"""What is read for each request of the map server, the API and the gateway is found by an index, also in tables that
+were filled a moment ago and have no statistics yet."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import ClientCursor
+from tests.conftest import fresh_database
+
+from dagmaster.database.queries import numbered
+
+pytestmark = pytest.mark.requirement("C3", "X1")
+
+ASSETS = 10_000
+ASSET = f"{7:032x}"
+VALUES: dict[str, dict[str, Any]] = {
+    "publication_of_asset": {"name": ASSET, "ordinal": None, "revision": None},
+    "publication_of_dataset": {"name": "dataset-7", "ordinal": 0, "revision": 1},
+    "find_key": {"key_id": "key-7"},
+    "served_collections": {"clearances": ["public"]},
+    "asset_submission": {"request_id": "request-7"},
+}
+# One row of each table for each asset. Every tenth is public.
+FILL = (
+    """
+    INSERT INTO dagapp.geospatial_assets (asset_id, platform_id, platform_refs, dataset_id, clearance_state, cleared_at,
+                                          made_public_at, latest_approved_version_ordinal)
+    SELECT lpad(to_hex(n), 32, '0'), 'local', '{}', 'dataset-' || n, CASE WHEN n % 10 = 0 THEN 'public' ELSE 'ouo' END,
+           now(), CASE WHEN n % 10 = 0 THEN now() END, 0
+      FROM generate_series(1, {assets}) AS n
+    """,
+    """
+    INSERT INTO dagapp.asset_versions (asset_id, version_ordinal, version_label, platform_refs, revision,
+                                       approval_state, processing_state, approved_revision)
+    SELECT asset_id, 0, '0', '{}', 1, 'approved', 'completed', 1 FROM dagapp.geospatial_assets
+    """,
+    """
+    INSERT INTO dagapp.asset_revisions (asset_id, version_ordinal, revision, parameters, source, processing_state,
+                                        outputs, reviewed_as)
+    SELECT asset_id, 0, 1, '{}', '{}', 'completed', '{}', 'approved' FROM dagapp.geospatial_assets
+    """,
+    """
+    INSERT INTO dagapp.asset_submissions (request_id, platform_id, asset_id, version_ordinal, revision, outcome,
+                                          request_hash)
+    SELECT 'request-' || n, 'local', lpad(to_hex(n), 32, '0'), 0, 1, 'new_asset', ''
+      FROM generate_series(1, {assets}) AS n
+    """,
+    """
+    INSERT INTO dagapp.api_keys (key_id, name, scopes, secret_hash)
+    SELECT 'key-' || n, 'name-' || n, '{viewer}', 'x' FROM generate_series(1, {assets}) AS n
+    """,
+)
+
+
+@pytest.fixture(scope="module")
+def filled(cluster: Any, catalog_template: str) -> Iterator[str]:
+    with fresh_database(cluster, catalog_template) as dsn:
+        with psycopg.connect(dsn) as connection:
+            for statement in FILL:
+                connection.execute(statement.replace("{assets}", str(ASSETS)))
+        yield dsn
+
+
+@pytest.mark.parametrize("plan", ["force_generic_plan", "force_custom_plan"])
+@pytest.mark.parametrize("name", VALUES)
+def test_a_decision_reads_no_table_of_assets_from_end_to_end(filled: str, name: str, plan: str) -> None:
+    text, names = numbered(name)
+
+    with psycopg.connect(filled, autocommit=True) as connection:
+        connection.execute(f"SET plan_cache_mode = {plan}")
+        connection.execute(f"PREPARE it AS {text}")
+        cursor = ClientCursor(connection)
+        asked = f"EXPLAIN (COSTS OFF) EXECUTE it ({', '.join(['%s'] * len(names))})"
+        lines = [row[0] for row in cursor.execute(asked, [VALUES[name][each] for each in names]).fetchall()]
+
+    assert [line for line in lines if re.search(r"Seq Scan on (?:geospatial_|asset_|api_keys)", line)] == []
+    assert any("Index" in line for line in lines), lines

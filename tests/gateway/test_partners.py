@@ -1,0 +1,283 @@
+"""Partners over the gateway: they submit, poll and decide, and see nothing but their own."""
+
+import asyncio
+import json
+
+import pytest
+
+from dagmaster.gateway.forward import ForwardedRequest, Forwarder
+from tests.api.serving import ok
+from tests.gateway.kit import NO_ONE, bearer, gateway, key_of
+from tests.operations.kit import Kit, opened
+
+pytestmark = pytest.mark.requirement("G1", "G3")
+
+
+@pytest.fixture
+async def kit(catalog_database, tmp_path):
+    async with opened(catalog_database, tmp_path) as opened_kit:
+        opened_kit.put("ddh/floods.tif", b"pixels")
+        opened_kit.put("geonode/other.tif", b"pixels")
+        yield opened_kit
+
+
+def submission(**changed):
+    refs = {"dataset_id": "floods", "resource_id": "r1", "version_id": "2024"}
+    return {"platform_id": "ddh", "platform_refs": refs, "source": {"blob": "ddh/floods.tif"}, **changed}
+
+
+async def test_a_partner_submits_and_polls_until_it_is_published(kit: Kit, tmp_path):
+    hub = bearer(await key_of(kit.dsn, "hub", "b2b", platform="ddh"))
+    staff = bearer(await key_of(kit.dsn, "staff", "reviewer"))
+    async with gateway(kit.dsn, tmp_path) as client:
+        answer = await client.post("/api/platform/submit", json=submission(request_id="order-1"), headers=hub)
+        receipt = answer.json()
+        again = await ok(client.post("/api/platform/submit", json=submission(request_id="order-1"), headers=hub), 202)
+        received = await ok(client.get(receipt["status_url"], headers=hub))
+        (row,) = await kit.rows("SELECT job_id FROM dagapp.dag_jobs")
+        await kit.write_documents(receipt["dataset_id"], 0, 1)
+        await kit.end_job(row["job_id"])
+        waiting = await ok(client.get(receipt["status_url"], headers=hub))
+        decision = {"request_id": "order-1", "clearance_level": "public"}
+        refused = await client.post("/api/platform/approve", json=decision, headers=hub)
+        approved = await ok(client.post("/api/platform/approve", json=decision, headers=staff))
+        asset = await ok(client.get(f"/api/assets/{receipt['asset_id']}", headers=hub))
+
+    assert answer.status_code == 202, answer.text
+    assert answer.headers["location"] == receipt["status_url"] == "/api/platform/status/order-1"
+    assert (receipt["outcome"], receipt["version_ordinal"], receipt["revision"]) == ("new_asset", 0, 1)
+    assert again == receipt
+    assert [page["status"] for page in (received, waiting, approved)] == ["received", "awaiting_review", "published"]
+    assert refused.status_code == 403  # the orchestrator verifies the caller again
+    assert asset["versions"][0]["approval_state"] == "approved"
+    seen = json.dumps([receipt, received, waiting, asset])
+    assert str(row["job_id"]) not in seen
+    assert "job" not in seen
+
+
+async def test_a_request_id_is_made_if_none_is_given_and_a_dry_run_makes_nothing(kit: Kit, tmp_path):
+    hub = bearer(await key_of(kit.dsn, "hub", "b2b", platform="ddh"))
+    async with gateway(kit.dsn, tmp_path) as client:
+        dry = await ok(client.post("/api/platform/submit", json=submission(dry_run=True), headers=hub))
+        made = await ok(client.post("/api/platform/submit", json=submission(), headers=hub), 202)
+        status = await ok(client.get(made["status_url"], headers=hub))
+        (job,) = await kit.rows("SELECT correlation_id FROM dagapp.dag_jobs")
+
+    assert (dry["status"], dry["outcome"]) == ("dry_run", "new_asset")
+    assert status["request_id"] == made["request_id"] == job["correlation_id"]
+
+
+async def test_others_requests_and_assets_do_not_exist_for_a_partner(kit: Kit, tmp_path):
+    hub = bearer(await key_of(kit.dsn, "hub", "b2b", platform="ddh"))
+    other = bearer(await key_of(kit.dsn, "other", "b2b", platform="geonode"))
+    viewer = bearer(await key_of(kit.dsn, "viewer", "viewer"))
+    async with gateway(kit.dsn, tmp_path) as client:
+        receipt = await ok(client.post("/api/platform/submit", json=submission(), headers=hub), 202)
+        asset = f"/api/assets/{receipt['asset_id']}"
+        unknown = await client.get("/api/platform/status/nothing", headers=other)
+        foreign = await client.get(receipt["status_url"], headers=other)
+        in_its_name = await client.post("/api/platform/submit", json=submission(), headers=other)
+        lists = [
+            (await ok(client.get("/api/assets", headers=who, params=params)))["items"]
+            for who, params in ((hub, {}), (other, {}), (other, {"platform_id": "ddh"}))
+        ]
+        pages = [await client.get(asset, headers=who) for who in (other, viewer)]
+        anonymous = await client.get(receipt["status_url"])
+
+    assert (foreign.status_code, in_its_name.status_code) == (404, 404)
+    same = ("status", "code", "detail", "title", "hint")
+    assert [foreign.json()[name] for name in same] == [unknown.json()[name] for name in same]
+    assert [len(items) for items in lists] == [1, 0, 0]
+    assert [page.status_code for page in pages] == [404, 404]
+    assert anonymous.status_code == 401
+
+
+async def test_a_partner_reads_only_its_own_prefix_of_bronze(kit: Kit, tmp_path):
+    hub = bearer(await key_of(kit.dsn, "hub", "b2b", platform="ddh"))
+    async with gateway(kit.dsn, tmp_path) as client:
+        answers = [
+            await client.post("/api/platform/submit", json=submission(source=source), headers=hub)
+            for source in (
+                {"blob": "geonode/other.tif"},
+                {"blob": "ddh/../geonode/other.tif"},
+                {"container": "silver", "blob": "ddh/floods.tif"},
+                {"blobs": ["ddh/floods.tif", "geonode/other.tif"]},
+                {"blob": "ddhx/floods.tif"},
+            )
+        ]
+
+    assert all(400 <= answer.status_code < 500 for answer in answers), [answer.text for answer in answers]
+    assert await kit.rows("SELECT 1 FROM dagapp.asset_submissions") == []
+
+
+async def test_polling_works_while_every_orchestrator_is_down_and_submitting_says_so(kit: Kit, tmp_path):
+    hub = bearer(await key_of(kit.dsn, "hub", "b2b", platform="ddh"))
+    async with gateway(kit.dsn, tmp_path) as client:
+        receipt = await ok(client.post("/api/platform/submit", json=submission(), headers=hub), 202)
+    async with gateway(kit.dsn, tmp_path, orchestrators=0, dead=(NO_ONE,)) as client:
+        status = await ok(client.get(receipt["status_url"], headers=hub))
+        refused = await client.post("/api/platform/submit", json=submission(), headers=hub)
+        ready = await client.get("/readyz")
+        live = await client.get("/livez")
+
+    assert status["status"] == "received"
+    assert (refused.status_code, refused.json()["code"]) == (503, "gateway.no-orchestrator")
+    assert refused.headers["retry-after"]
+    assert (ready.status_code, ready.json()["can_forward"], live.status_code) == (200, False, 200)
+
+
+async def test_a_dead_orchestrator_is_passed_over(kit: Kit, tmp_path):
+    hub = bearer(await key_of(kit.dsn, "hub", "b2b", platform="ddh"))
+    async with gateway(kit.dsn, tmp_path, orchestrators=2, dead=(NO_ONE,)) as client:
+        answers = [
+            await client.post("/api/platform/submit", json=submission(request_id="one"), headers=hub) for _ in range(6)
+        ]
+
+    assert {answer.status_code for answer in answers} == {202}
+    assert len(await kit.rows("SELECT 1 FROM dagapp.dag_jobs")) == 1
+
+
+async def test_a_request_that_was_sent_and_not_answered_is_not_repeated_unless_that_is_safe():
+    connections = 0
+
+    async def silent(reader, writer):
+        nonlocal connections
+        connections += 1
+        await reader.read(100)
+        await asyncio.sleep(30)
+        writer.close()
+
+    server = await asyncio.start_server(silent, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    forwarder = Forwarder([f"http://127.0.0.1:{port}"] * 2, response_seconds=0.3)
+    codes = []
+    for is_repeatable in (False, True):
+        before = connections
+        try:
+            await forwarder.send(ForwardedRequest("POST", "/x", body=b"{}", is_repeatable=is_repeatable))
+        except Exception as error:
+            codes.append((error.code, connections - before))
+    server.close()
+
+    assert codes == [("gateway.no-response", 1), ("gateway.no-orchestrator", 2)]
+
+
+async def test_only_operators_and_administrators_reach_jobs_admin_and_proxy(kit: Kit, tmp_path):
+    keys = {
+        name: bearer(await key_of(kit.dsn, name, name, platform="ddh" if name == "b2b" else None))
+        for name in ("b2b", "viewer", "reviewer", "author", "operator", "admin", "worker", "gateway")
+    }
+    paths = [
+        "/api/admin/health",
+        "/api/admin/config",
+        "/api/admin/active-jobs",
+        "/api/admin/recent-events",
+        "/api/admin/instances",
+        "/api/admin/workflows",
+        "/api/proxy/health",
+        "/api/proxy/orchestrator/api/v1/health",
+    ]
+    async with gateway(kit.dsn, tmp_path) as client:
+        allowed = {
+            name: {path for path in paths if (await client.get(path, headers=key)).status_code == 200}
+            for name, key in keys.items()
+        }
+        jobs = {name: (await client.get("/api/status/jobs", headers=key)).status_code for name, key in keys.items()}
+        traversals = [
+            await client.get(f"/api/proxy/orchestrator/{path}", headers=keys["admin"])
+            for path in ("%2e%2e/x", "a/%2e%2e/b", "%2f%2fevil.example", "a%5cb", "a%3fb=c", "a%0ab")
+        ]
+        elsewhere = await client.get("/api/proxy/database/x", headers=keys["admin"])
+
+    assert {name for name, seen in allowed.items() if seen} == {"operator", "admin"}
+    assert allowed["operator"] == allowed["admin"] == set(paths)
+    assert [name for name, status in jobs.items() if status == 200] == ["reviewer", "author", "operator", "admin"]
+    assert {answer.status_code for answer in traversals} <= {400, 404}
+    assert elsewhere.status_code == 422
+
+
+async def test_the_settings_are_shown_without_secrets(kit: Kit, tmp_path):
+    operator = bearer(await key_of(kit.dsn, "ops", "operator"))
+    async with gateway(kit.dsn, tmp_path, gateway_key="dgm_canary000000_secretsecretsecret") as client:
+        config = await ok(client.get("/api/admin/config", headers=operator))
+
+    assert config["gateway_key"] == "***"
+    assert "canary" not in json.dumps(config)
+    assert config["gateway_port"] == 8001
+
+
+async def test_a_batch_has_one_result_for_each_entry(kit: Kit, tmp_path):
+    operator = bearer(await key_of(kit.dsn, "ops", "operator"))
+    entries = [
+        {"workflow_id": "hello_world", "inputs": {"name": "Ada"}},
+        {"workflow_id": "nothing_like_it"},
+        {"workflow_id": "hello_world", "inputs": {"name": 7}},
+        {"workflow_id": "echo_test", "idempotency_key": "k"},
+    ]
+    async with gateway(kit.dsn, tmp_path) as client:
+        answer = await ok(client.post("/api/gateway/submit/batch", json={"submissions": entries}, headers=operator))
+        single = await ok(client.post("/api/gateway/submit", json=entries[0], headers=operator), 202)
+        job = await ok(client.get(f"/api/status/job/{single['job_id']}", headers=operator))
+        nodes = await ok(client.get(f"/api/status/job/{single['job_id']}/nodes", headers=operator))
+        events = await ok(client.get(f"/api/status/job/{single['job_id']}/events", headers=operator))
+        stats = await ok(client.get("/api/status/stats", headers=operator))
+        found = await ok(client.get("/api/status/lookup", params={"id": single["job_id"]}, headers=operator))
+
+    assert [result["status"] for result in answer["results"]] == [202, 404, 422, 202] or [
+        result["status"] for result in answer["results"]
+    ] == [202, 404, 400, 202]
+    assert (job["workflow_id"], job["submitted_by"]) == ("hello_world", "ops")
+    assert {node["node_id"] for node in nodes["items"]} >= {"start", "greet", "end"}
+    assert events["items"][0]["event_type"] == "job_created"
+    assert sum(stats["jobs"].values()) == 3
+    assert [each["job_id"] for each in found["jobs"]] == [single["job_id"]]
+
+
+async def test_a_caller_that_sends_too_many_requests_is_told_to_slow_down(kit: Kit, tmp_path):
+    hub = bearer(await key_of(kit.dsn, "hub", "b2b", platform="ddh"))
+    other = bearer(await key_of(kit.dsn, "other", "b2b", platform="geonode"))
+    limits = {"gateway_rate_per_second": 0.01, "gateway_burst": 3}
+    async with gateway(kit.dsn, tmp_path, **limits) as client:
+        statuses = [(await client.get("/api/assets", headers=hub)).status_code for _ in range(4)]
+        unaffected = await client.get("/api/assets", headers=other)
+        refused = await client.get("/api/assets", headers=hub)
+        invalid = [
+            (await client.get("/api/assets", headers=bearer("dgm_aaaaaaaaaaaa_" + "b" * 43))).status_code
+            for _ in range(5)
+        ]
+        probe = await client.get("/livez")
+
+    assert statuses == [200, 200, 200, 429]
+    assert unaffected.status_code == 200
+    assert refused.headers["retry-after"]
+    assert invalid == [401, 401, 401, 429, 429]
+    assert probe.status_code == 200
+
+
+async def test_the_use_of_keys_is_reported_with_a_key_that_can_do_nothing_else(kit: Kit, tmp_path):
+    own = await key_of(kit.dsn, "the gateway", "gateway")
+    hub = bearer(await key_of(kit.dsn, "hub", "b2b", platform="ddh"))
+    async with gateway(kit.dsn, tmp_path, gateway_key=own) as client:
+        await ok(client.get("/api/assets", headers=hub))
+        refused = [
+            (await client.get(path, headers=bearer(own))).status_code for path in ("/api/assets", "/api/status/jobs")
+        ]
+        services = client._transport.app.state.services
+        await services.authentication._keys.record_uses()
+        (row,) = await kit.rows("SELECT last_used_at FROM dagapp.api_keys WHERE name = 'hub'")
+
+    assert refused == [403, 403]
+    assert row["last_used_at"] is not None
+
+
+async def test_bodies_that_are_too_large_or_malformed_are_refused(kit: Kit, tmp_path):
+    hub = bearer(await key_of(kit.dsn, "hub", "b2b", platform="ddh"))
+    json_type = {**hub, "content-type": "application/json"}
+    async with gateway(kit.dsn, tmp_path) as client:
+        large = await client.post("/api/platform/submit", content=b"x" * 20_000_000, headers=json_type)
+        broken = await client.post("/api/platform/submit", content=b"{", headers=json_type)
+        unknown = await client.post("/api/platform/submit", json=submission(job_id="x"), headers=hub)
+        odd = await client.get("/api/platform/status/%00%ff", headers=hub)
+
+    assert (large.status_code, broken.status_code, unknown.status_code) == (413, 422, 422)
+    assert odd.status_code in (400, 404, 422)
