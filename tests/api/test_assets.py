@@ -559,7 +559,8 @@ class TestPlatforms:
         assert first.status_code == 200
         assert first.headers["etag"] not in (seen, shown.headers["etag"])
         assert (second.status_code, problem["code"]) == (412, "platform.changed")
-        assert (problem["platform"]["display_name"], f'"{problem["etag"]}"') == ("Hub", first.headers["etag"])
+        facts = problem["facts"]
+        assert (facts["platform"]["display_name"], f'"{facts["etag"]}"') == ("Hub", first.headers["etag"])
         assert sorted(answer.status_code for answer in both) == [200, 412]
         assert shown.json()["is_active"] is True
         assert (bad.status_code, bad.json()["code"]) == (400, "etag.invalid")
@@ -577,7 +578,11 @@ class TestPlatforms:
             following = await ok(
                 api.client.get(f"{V1}/audit", params={"platform_id": "ddh", "limit": 2, "after": of_ddh["next"]})
             )
-            of_keys = await ok(api.client.get(f"{V1}/audit", params={"action": "key_created", "actor": "local"}))
+            of_keys = await ok(
+                api.client.get(
+                    f"{V1}/audit", params={"action": "key_created", "actor": everything["items"][1]["actor"]}
+                )
+            )
             of_nobody = await ok(api.client.get(f"{V1}/audit", params={"actor": "nobody"}))
 
         actions = [event["action"] for event in everything["items"]]

@@ -258,7 +258,7 @@ async def test_the_schema_is_inspected_deployed_and_rebuilt(database):
     assert tables["tables"]["dag_jobs"] == 1
     assert ddl.headers["content-type"].startswith("text/plain")
     assert "CREATE TABLE dagapp.dag_jobs" in ddl.text
-    assert migrated == {"changes": [], "pending": [], "is_current": True, "done_by_another": False}
+    assert migrated == {"changes": [], "pending": [], "is_current": True, "done_by_another": False, "warnings": []}
     assert (unsure.status_code, unsure.json()["code"]) == (403, "bootstrap.not-confirmed")
     assert kept.status_code == 200
     assert rebuilt["is_current"]

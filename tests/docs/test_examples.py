@@ -20,7 +20,8 @@ from tests.docs.pages import Block, blocks
 WORKFLOWS = blocks("yaml workflow")
 REFUSED = blocks("yaml refused")
 # The guide of the Python client needs a platform; test_python_client_guide runs it.
-EXAMPLES = [block for block in blocks("python") if block.page != "docs/guides/python-client.md"]
+CLIENTS = ("docs/guides/python-client.md", "docs/guides/integrate-a-platform.md")  # run by tests of their own
+EXAMPLES = [block for block in blocks("python") if block.page not in CLIENTS]
 
 
 @pytest.mark.parametrize("block", WORKFLOWS, ids=str)

@@ -270,6 +270,7 @@ async def test_the_hash_of_the_source_is_in_the_asset_and_names_the_version_with
     copy = hub.folder / "bronze" / "bronze" / "renamed.tif"
     copy.write_bytes((copy.parent / file).read_bytes())
     first = await hub.review("dem", file, label="2023")
+    await hub.publisher.approve(first)
     second = await hub.review("dem", "renamed.tif", label="2024")
 
     asset = await hub.publisher.store.asset(first.asset_id)

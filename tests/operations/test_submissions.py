@@ -5,8 +5,15 @@ import asyncio
 import pytest
 
 from dagmaster.access.caller import Caller, Scope
-from dagmaster.client.models.assets import AssetSubmissionRequest, PlatformRequest, SourceReference
+from dagmaster.assets.states import Clearance
+from dagmaster.client.models.assets import (
+    AssetSubmissionRequest,
+    AssetSubmissionResult,
+    PlatformRequest,
+    SourceReference,
+)
 from dagmaster.errors import Conflict, DagmasterError, InvalidRequest, NotAllowed, NotFound
+from dagmaster.operations.assets.approve import approve
 from dagmaster.operations.assets.platforms import add_platform, set_platform
 from dagmaster.operations.assets.submit import submit_asset
 from tests.operations.kit import ADA, BOB, Kit
@@ -88,13 +95,16 @@ async def test_identical_content_as_a_new_version_is_allowed_and_reported(kit: K
 
 
 async def test_the_same_bytes_under_another_name_are_reported_when_they_have_been_read(kit: Kit):
-    first = await kit.submit(version_label="2023", blob="2023.tif")
-    await kit.end_job(first.job_id, content_hash="ab" * 32)
+    async def published(label: str, content_hash: str, content: bytes = b"pixels") -> AssetSubmissionResult:
+        submitted = await kit.submit(version_label=label, blob=f"{label}.tif", content=content)
+        await kit.write_documents("dem", submitted.version_ordinal, 1)
+        await kit.end_job(submitted.job_id, content_hash=content_hash)
+        await approve(kit.store, "dem", submitted.version_ordinal, caller=BOB, clearance=Clearance.OUO)
+        return submitted
 
-    second = await kit.submit(version_label="2024", blob="2024.tif")
-    await kit.end_job(second.job_id, content_hash="ab" * 32)
-    third = await kit.submit(version_label="2025", blob="2025.tif", content=b"others")
-    await kit.end_job(third.job_id, content_hash="cd" * 32)
+    await published("2023", "ab" * 32)
+    second = await published("2024", "ab" * 32)
+    await published("2025", "cd" * 32, b"others")
 
     assert second.same_content_as is None, "the objects have different ETags"
     asset = await kit.store.asset("dem")
@@ -234,7 +244,7 @@ async def test_a_partner_submits_for_its_own_platform_only(kit: Kit):
         await kit.submit(caller=partner)
     assert refused.value.code == "platform.not-own"
 
-    submitted = await kit.submit("floods", platform_id="ddh", platform_refs=DDH, caller=partner)
+    submitted = await kit.submit("floods", blob="ddh/floods.tif", platform_id="ddh", platform_refs=DDH, caller=partner)
     (event,) = await kit.store.history(submitted.asset_id, limit=5)
     assert event.actor == "hub"
 

@@ -118,7 +118,7 @@ def test_what_the_release_before_processed_stays_on_the_map_and_is_processed_aga
 
     migrated = call("db", "migrate", **settings)
     statuses = served(empty_database, tmp_path / "storage")
-    again = call("process", str(file), "--dataset", "valley", "--tier", "archive", **settings)
+    again = call("process", str(file), "--dataset", "valley", "--tier", "archive", "--start", **settings)
 
     assert migrated.returncode == 0, migrated.stderr
     assert "adopted dataset valley" in migrated.stdout

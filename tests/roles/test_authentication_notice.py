@@ -8,6 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from dagmaster.cli.up import _announce
+from dagmaster.observe import log
 from dagmaster.roles import serving
 from dagmaster.roles.orchestrator import orchestrator_role
 from dagmaster.settings import Settings
@@ -16,6 +17,12 @@ pytestmark = pytest.mark.requirement("X1")
 
 DISABLED = "authentication is disabled: only this machine can reach the platform, and every caller is an administrator"
 Notice = tuple[str, str]
+
+
+@pytest.fixture(autouse=True)
+def _logs_information() -> None:
+    """Another test may have chosen a higher level."""
+    log.configure("info", "text")
 
 
 def notices(lines: list[Any]) -> list[Notice]:

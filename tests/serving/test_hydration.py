@@ -137,20 +137,24 @@ def test_selected_fields_are_those_that_pgstac_selects(searched, fields):
 
 
 def test_a_large_page_is_served_fast_also_to_several_clients(searched):
-    """In the bench it takes 0.6 s alone, and pgSTAC's own hydration takes 5 s; the limit is for a busy machine."""
-    client, _, _ = searched
+    """In `bench/search.py` it takes 0.7 s alone, and pgSTAC's own hydration 4.8 s. Other work on the machine slows both
+    down, so the limit is a part of the latter."""
+    client, dsn, _ = searched
 
     def search(_: int) -> tuple[int, int, float]:
         begun = time.perf_counter()
         response = client.get("/stac/search?collections=naip&limit=1000")
         return response.status_code, len(response.json()["features"]), time.perf_counter() - begun
 
+    begun = time.perf_counter()
+    in_database(dsn, collections=["naip"], limit=MANY)
+    hydrated_by_pgstac = time.perf_counter() - begun
     search(0)
     alone = min(search(0)[2] for _ in range(3))
     with ThreadPoolExecutor(6) as pool:
         together = list(pool.map(search, range(6)))
 
-    assert alone < 2.5
+    assert alone < hydrated_by_pgstac / 3
     assert [result[:2] for result in together] == [(200, MANY)] * 6
 
 

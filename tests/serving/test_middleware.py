@@ -122,7 +122,9 @@ def test_pages_have_their_parts(client, name):
     assert client.get(f"/pages/..%2f{name}").status_code == 404
 
 
-@pytest.mark.parametrize("path", ["/", "/tiles/plain/map", "/tiles/plain/WebMercatorQuad/map.html", "/stac/api.html"])
+@pytest.mark.parametrize(
+    "path", ["/?f=html", "/tiles/plain/map", "/tiles/plain/WebMercatorQuad/map.html", "/stac/api.html"]
+)
 def test_pages_load_nothing_from_elsewhere(client, path):
     answer = client.get(path)
 

@@ -245,6 +245,7 @@ _MODELS: dict[str, dict[str, Any]] = {
     "JobRequest": {"inputs": {"name": "Ada"}, "submitted_at": None, "message_id": None},
     "LinkRequest": {"revision": 2, "expires_in_hours": 24.0},
     "KeyInfo": _KEY,
+    "KeyUses": {"key_ids": [_KEY["key_id"]]},
     "KeyRequest": {"name": "nightly-import", "scopes": ["author"], "expires_in_days": 365.0},
     "KeyRotation": {"overlap_hours": 24.0, "reason": "every year"},
     "LogLine": {"level": "info", "text": "greeting name=Ada"},

@@ -3,19 +3,22 @@
 The landing page names no dataset: it links to lists, which contain what the caller may see.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
+from pydantic import JsonValue
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from dagmaster.access.permissions import Permission
 from dagmaster.dataset_urls import STAC, TILES
+from dagmaster.errors import InvalidRequest
 from dagmaster.serving import pages
 from dagmaster.web.authentication import requires
 
 _OGC = "http://www.opengis.net/def/rel/ogc/1.0"
 _JSON = "application/json"
+_FORMATS: list[JsonValue] = ["json", "html"]
 
 router = APIRouter(tags=["tiles"])
 
@@ -29,9 +32,13 @@ router = APIRouter(tags=["tiles"])
 )
 async def get_landing_page(
     request: Request,
-    f: Annotated[Literal["json", "html"] | None, Query(description="The format, instead of `Accept`")] = None,
+    f: Annotated[
+        str | None, Query(description="The format, instead of `Accept`", json_schema_extra={"enum": _FORMATS})
+    ] = None,
 ) -> Response:
     """Links to the description of the API, the datasets, the grids and the catalogue."""
+    if f is not None and f not in _FORMATS:  # OGC API requires 400
+        raise InvalidRequest("the format does not exist", code="request.no-format", hint="use f=json or f=html")
     is_page = f == "html" if f else pages.prefers_html(request)
     response = pages.page("index.html") if is_page else JSONResponse(landing_page(request))
     response.headers["Vary"] = "Accept"

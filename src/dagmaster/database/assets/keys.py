@@ -76,9 +76,13 @@ class KeyStore:
         return models(KeyInfo, await self._dicts("keys_page", values))
 
     async def create(self, key: NewKey, change: KeyChange) -> KeyInfo:
-        async with self._connected() as connection, connection.transaction():
-            await connection.execute(query("lock_keys"))
-            return await _create(connection, key, change)
+        async with self._connected() as connection:
+            async with connection.transaction():
+                await connection.execute(query("lock_keys"))
+                created = await _create(connection, key, change)
+                faults.reach("first_key.before-commit")
+            faults.reach("first_key.after-commit")
+            return created
 
     async def create_first(self, key: NewKey, change: KeyChange) -> KeyInfo | None:
         """Create the key if there was never one. Of processes that start together, one creates it."""
