@@ -131,6 +131,8 @@ CALLED = _around(
     "change_platform",
     "prepare_catalogue",
     "first_key",
+    "asset_upkeep",
+    "adopt_dataset",
 )
 # Swept in test_callbacks.py.
 CALLBACKS = [*_points("callback."), *_around("callbacks")]

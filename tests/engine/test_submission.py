@@ -133,5 +133,5 @@ async def test_a_message_that_sets_a_reserved_input_becomes_a_dead_letter(databa
             pass
 
         assert [letter["reason"] for letter in letters] == ["InvalidSubmission"]
-        assert "'place' is a reserved input" in letters[0]["description"]
+        assert "are set by the platform: 'place'" in letters[0]["description"]
         assert await running.rows("SELECT 1 FROM dagapp.dag_jobs") == []

@@ -137,8 +137,8 @@ def test_selected_fields_are_those_that_pgstac_selects(searched, fields):
 
 
 def test_a_large_page_is_served_fast_also_to_several_clients(searched):
-    """In `bench/search.py` it takes 0.7 s alone, and pgSTAC's own hydration 4.8 s. Other work on the machine slows both
-    down, so the limit is a part of the latter."""
+    """In `bench/search.py` it takes 0.5 to 0.8 s alone, and pgSTAC's own hydration 4.8 to 7.8 s. Other work on
+    the machine slows both down, so the limit is a part of the latter."""
     client, dsn, _ = searched
 
     def search(_: int) -> tuple[int, int, float]:
