@@ -7,7 +7,8 @@ file, as clients read a COG. They are sent to all servers in turn, warm, on conn
   now         this tree without authentication
   anonymous   this tree with authentication, without a key, for a public version
   key         the same with a key
-Prints the median of each and the difference to the earlier tree. The difference is judged, for each kind of request.
+Prints the median of each and the difference to the earlier tree. The difference is judged, for each kind of request. It
+includes everything that has changed in the server since then, so the queries of the decision are also timed alone.
 """
 
 import argparse
@@ -32,6 +33,7 @@ from before import extract
 from dagmaster.access.caller import Scope
 from dagmaster.client.models.assets import KeyRequest
 from dagmaster.database.assets.keys import KeyChange, KeyStore
+from dagmaster.database.catalog.datasets import CatalogReader
 from dagmaster.local.embedded import Cluster
 from dagmaster.operations.keys import create_key
 from dagmaster.settings import load
@@ -107,6 +109,20 @@ def _report(clients: dict[str, Client], kind: str) -> bool:
     return is_met
 
 
+async def _print_queries(dsn: str, key: str, count: int = 500) -> None:
+    """The medians of what the decision asks the database for: the version, and the key if there is one."""
+    async with CatalogReader(dsn) as catalog, KeyStore(dsn) as keys:
+        key_id = key.split("_")[1]
+        for name, ask in (("version", lambda: catalog.publication("whole")), ("key", lambda: keys.find(key_id))):
+            taken = []
+            for _ in range(count):
+                begun = time.perf_counter()
+                if await ask() is None:
+                    raise RuntimeError(f"the {name} is not found")
+                taken.append((time.perf_counter() - begun) * 1000)
+            print(f"  the query for the {name} alone: p50 {statistics.median(taken):.2f} ms", flush=True)
+
+
 async def _new_key(dsn: str) -> str:
     async with KeyStore(dsn) as store:
         request = KeyRequest(name="bench", scopes=[Scope.VIEWER])
@@ -130,6 +146,7 @@ def all_served(cluster: Cluster, folder: Path, size: int) -> Iterator[dict[str, 
     )
     make(open_storage(load(storage_folder=current)), dsn, size, current)
     key = asyncio.run(_new_key(dsn))
+    asyncio.run(_print_queries(dsn, key))
     with ExitStack() as stack:
         before = stack.enter_context(serving(dsn_before, earlier, PYTHONPATH=str(tree / "src")))
         now = stack.enter_context(serving(dsn, current))

@@ -66,6 +66,7 @@ class Stage:
     def __init__(self, folder: Path, settings: dict[str, Any], *, has_catalog: bool, has_audit: bool) -> None:
         self.folder = folder
         self.cluster = Cluster.at(None if os.geteuid() == 0 else folder, name=f"chaos-{os.getpid()}")
+        self.cluster.asks_passwords = False  # processes connect through proxies, which know none
         self.proxy = Proxy(self.cluster.socket_folder)
         self.cast = Cast(self.cluster.dsn, folder, settings, self.proxy)
         self._has_catalog = has_catalog

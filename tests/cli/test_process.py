@@ -202,7 +202,7 @@ def test_a_new_version_waits_for_the_decision_on_the_one_before(on_maps, scene):
 
     assert (refused.code, rejected.code) == (4, 0)
     assert "error: version 0 is unresolved (pending_review)\nhint: decide on it first" in refused.err
-    assert "it was rejected: shifted; decide with:" in again.err
+    assert "this is revision 2 of version 0 of ordered" in again.err
     assert (accepted.json["outcome"], accepted.json["version_ordinal"]) == ("new_version", 1)
 
 

@@ -58,7 +58,7 @@ def test_up_runs_jobs_and_leaves_nothing_running(folder):
         mode = stat.S_IMODE(published.stat().st_mode)
         code, _, err = platform.end(signal.SIGINT)
 
-    assert len(platform.facts["children"]) == 3
+    assert len(platform.facts["children"]) == 4
     assert reported <= everything
     assert json.loads(done.stdout)["result"] == {"message": "Hello, Ada!"}
     assert mode == 0o600

@@ -126,7 +126,7 @@ def test_the_schema_is_deployed_and_inspected(dagmaster, monkeypatch, empty_data
 
     assert before["deployed"] is False
     assert deployed.code == 0
-    assert migrated == {"changes": [], "pending": [], "is_current": True, "done_by_another": False}
+    assert migrated == {"changes": [], "pending": [], "is_current": True, "done_by_another": False, "warnings": []}
     assert after["is_current"] is True
     assert (before["catalog"], after["catalog"]) == (None, software_version())
     assert "up to date" in text

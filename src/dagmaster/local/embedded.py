@@ -54,13 +54,15 @@ _STOP_SIGNALS = {"smart": signal.SIGTERM, "fast": signal.SIGINT, "immediate": si
 
 @dataclass(slots=True)
 class Cluster:
-    """One data folder and, while started, its server. `fast` gives up durability: for tests."""
+    """One data folder and, while started, its server. `fast` gives up durability, and only gateways need a password:
+    for tests. So does `asks_passwords=False` for the passwords alone."""
 
     folder: Path
     socket_folder: Path
     user: pwd.struct_passwd
     fast: bool = False
     start_timeout_seconds: float = 60.0
+    asks_passwords: bool = True
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
     @classmethod
@@ -102,8 +104,12 @@ class Cluster:
         return self.dsn_of(DATABASE)
 
     def dsn_of(self, database: str) -> str:
-        passfile = "" if self.fast else f"&passfile={quote(str(self._passwords))}"
+        passfile = "" if self._is_open else f"&passfile={quote(str(self._passwords))}"
         return f"postgresql://{SUPERUSER}@/{database}?host={self.socket_folder}{passfile}"
+
+    @property
+    def _is_open(self) -> bool:
+        return self.fast or not self.asks_passwords
 
     @property
     def _passwords(self) -> Path:
@@ -274,14 +280,14 @@ class Cluster:
     def _write_hba(self) -> None:
         """Without a password of the superuser, as in a new folder, it is not asked for one until it has one. In tests
         only roles of gateways are: a connection with a password takes some milliseconds more."""
-        needs_passwords = self._passwords.exists() and not self.fast
+        needs_passwords = self._passwords.exists() and not self._is_open
         rules = ["local all all scram-sha-256"] if needs_passwords else [f"local all +{GROUP} scram-sha-256"]
         rules += [] if needs_passwords else ["local all all trust"]
         self._write_private(self._hba, "\n".join([*rules, ""]))
 
     def _ensure_password(self) -> None:
         """Give the superuser a password, once. If this process dies in between, the next one gives it another."""
-        if self.fast or self._passwords.exists():
+        if self._is_open or self._passwords.exists():
             return
         password = secrets.token_urlsafe(32)
         with self._superuser() as connection:
