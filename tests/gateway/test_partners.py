@@ -49,6 +49,7 @@ async def test_a_partner_submits_and_polls_until_it_is_published(kit: Kit, tmp_p
     assert again == receipt
     assert [page["status"] for page in (received, waiting, approved)] == ["received", "awaiting_review", "published"]
     assert refused.status_code == 403  # the orchestrator verifies the caller again
+    assert refused.json()["instance"] == "/api/platform/approve"
     assert asset["versions"][0]["approval_state"] == "approved"
     seen = json.dumps([receipt, received, waiting, asset])
     assert str(row["job_id"]) not in seen
@@ -159,7 +160,7 @@ async def test_a_request_that_was_sent_and_not_answered_is_not_repeated_unless_t
             codes.append((error.code, connections - before))
     server.close()
 
-    assert codes == [("gateway.no-response", 1), ("gateway.no-orchestrator", 2)]
+    assert codes == [("gateway.no-response", 1), ("gateway.no-response", 2)]  # either may have been carried out
 
 
 async def test_only_operators_and_administrators_reach_jobs_admin_and_proxy(kit: Kit, tmp_path):

@@ -90,21 +90,27 @@ class Forwarder:
 
     async def send(self, request: ForwardedRequest) -> httpx2.Response:
         """The response of an orchestrator, complete. Raises Unavailable if none responds."""
-        problem = "no address is configured (ORCHESTRATOR_URLS)"
+        was_sent = False
         for backend in self._candidates():
             try:
                 return await self._send_to(backend, request)
             except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
-                problem = self._note_failure(backend, error)  # nothing was sent
+                self._note_failure(backend, error)  # nothing was sent
             except (httpx2.TransportError, TimeoutError) as error:
-                problem = self._note_failure(backend, error)
+                self._note_failure(backend, error)
+                was_sent = True
                 if not request.is_repeatable:
-                    raise _lost(error) from None
+                    break
+        if was_sent:
+            raise Unavailable(
+                "an orchestrator did not respond; it may have carried out the request",
+                code="gateway.no-response",
+                hint="ask for the status before you repeat the request; with the same request id it is safe to repeat",
+            )
         raise Unavailable(
             "no orchestrator can be reached, so nothing was changed",
             code="gateway.no-orchestrator",
             hint="try again later; reading the status still works",
-            problem=problem,
         )
 
     async def _send_to(self, backend: Backend, request: ForwardedRequest) -> httpx2.Response:
@@ -125,10 +131,9 @@ class Forwarder:
         order = [self._backends[(self._next + place) % count] for place in range(count)]
         yield from sorted(order, key=lambda backend: not backend.is_healthy)
 
-    def _note_failure(self, backend: Backend, error: Exception) -> str:
+    def _note_failure(self, backend: Backend, error: Exception) -> None:
         backend.is_healthy = False
         backend.error = f"{type(error).__name__}: {error}"[:200]
-        return backend.error
 
     async def _check_forever(self) -> None:
         while True:
@@ -167,11 +172,3 @@ def passed_back(response: httpx2.Response) -> Response:
     """The response of an orchestrator as the gateway sends it."""
     headers = {name: response.headers[name] for name in _PASSED_BACK if name in response.headers}
     return Response(response.content, status_code=response.status_code, headers=headers)
-
-
-def _lost(error: Exception) -> Unavailable:
-    return Unavailable(
-        f"an orchestrator did not respond ({type(error).__name__}); it may have carried out the request",
-        code="gateway.no-response",
-        hint="ask for the status before you repeat the request",
-    )
