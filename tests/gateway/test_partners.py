@@ -56,6 +56,19 @@ async def test_a_partner_submits_and_polls_until_it_is_published(kit: Kit, tmp_p
     assert "job" not in seen
 
 
+async def test_the_reason_of_an_invalid_file_names_no_node(kit: Kit, tmp_path):
+    hub = bearer(await key_of(kit.dsn, "hub", "b2b", platform="ddh"))
+    async with gateway(kit.dsn, tmp_path) as client:
+        receipt = await ok(client.post("/api/platform/submit", json=submission(), headers=hub), 202)
+        (row,) = await kit.rows("SELECT job_id FROM dagapp.dag_jobs")
+        await kit.end_job(row["job_id"], "failed")
+        message = "node 'validate' failed: 'floods.tif' is a text file"
+        await kit.execute("UPDATE dagapp.asset_revisions SET error_message = %s, is_unfit = true", message)
+        status = await ok(client.get(receipt["status_url"], headers=hub))
+
+    assert (status["status"], status["reason"]) == ("invalid", "'floods.tif' is a text file")
+
+
 async def test_a_request_id_is_made_if_none_is_given_and_a_dry_run_makes_nothing(kit: Kit, tmp_path):
     hub = bearer(await key_of(kit.dsn, "hub", "b2b", platform="ddh"))
     async with gateway(kit.dsn, tmp_path) as client:

@@ -11,7 +11,8 @@ AS $$
 SELECT outcome.status,
        CASE
            WHEN outcome.is_deleted THEN 'deleted'
-           WHEN outcome.status IN ('failed', 'invalid') THEN revision.error_message
+           -- Partners know no nodes.
+           WHEN outcome.status IN ('failed', 'invalid') THEN regexp_replace(revision.error_message, '^node ''[^'']*'' failed: ', '')
            WHEN outcome.status = 'rejected' THEN version.rejection_reason
            WHEN outcome.status <> 'unpublished' OR version.unpublished_at IS NOT NULL AND revision.reviewed_as = 'approved' THEN NULL
            WHEN revision.reviewed_as = 'approved' THEN 'superseded by revision ' || version.approved_revision
