@@ -24,7 +24,7 @@ TRANSACTIONS: Final = (
     "change_asset",
     "change_platform",
     "prepare_catalogue",
-    "first_key",
+    "create_key",
     "asset_upkeep",
     "adopt_dataset",
     "callbacks",

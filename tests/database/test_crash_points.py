@@ -106,7 +106,7 @@ OF_ASSETS = (
     "change_asset",
     "change_platform",
     "prepare_catalogue",
-    "first_key",
+    "create_key",
     "asset_upkeep",
     "adopt_dataset",
 )

@@ -130,7 +130,7 @@ CALLED = _around(
     "change_asset",
     "change_platform",
     "prepare_catalogue",
-    "first_key",
+    "create_key",
     "asset_upkeep",
     "adopt_dataset",
 )

@@ -71,7 +71,7 @@ async def _process(kit: Kit) -> None:
 
 # The life of an asset: the call, the transactions in which it may die, and whether a repetition is accepted.
 LIFE: list[tuple[str, Call, tuple[str, ...]]] = [
-    ("the first key is created", _first_key, ("first_key",)),
+    ("the first key is created", _first_key, ("create_key",)),
     (
         "a platform is added",
         lambda kit: add_platform(
@@ -133,7 +133,7 @@ def test_a_process_that_dies_while_it_changes_an_asset_has_changed_all_or_nothin
 def test_the_life_of_an_asset_passes_all_transactions_on_assets() -> None:
     passed = {name for _, _, transactions in LIFE for name in transactions}
 
-    assert passed == {"submit_asset", "change_asset", "change_platform", "prepare_catalogue", "first_key"}
+    assert passed == {"submit_asset", "change_asset", "change_platform", "prepare_catalogue", "create_key"}
 
 
 def _run(call: Call, dsn: str, folder: Path, point: str | None = None, *, is_repeated: bool = False) -> int:

@@ -80,8 +80,8 @@ class KeyStore:
             async with connection.transaction():
                 await connection.execute(query("lock_keys"))
                 created = await _create(connection, key, change)
-                faults.reach("first_key.before-commit")
-            faults.reach("first_key.after-commit")
+                faults.reach("create_key.before-commit")
+            faults.reach("create_key.after-commit")
             return created
 
     async def create_first(self, key: NewKey, change: KeyChange) -> KeyInfo | None:
@@ -91,8 +91,8 @@ class KeyStore:
                 await connection.execute(query("lock_keys"))
                 (row,) = await dicts(connection, "has_keys", {})
                 created = None if row["has_keys"] else await _create(connection, key, change)
-                faults.reach("first_key.before-commit")
-            faults.reach("first_key.after-commit")
+                faults.reach("create_key.before-commit")
+            faults.reach("create_key.after-commit")
             return created
 
     async def has_keys(self) -> bool:
