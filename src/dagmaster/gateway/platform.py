@@ -1,7 +1,7 @@
 """Partners: submit data, ask how far it is, decide. No response mentions jobs or nodes."""
 
 from http import HTTPStatus
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from uuid import uuid4
 
 import httpx2
@@ -71,48 +71,19 @@ async def status(services: Services, caller: Reader, request_id: RequestName) ->
 
 
 @router.post(
-    "/approve",
-    operation_id="platform_approve",
-    summary="Approve the version of a request",
+    "/{action}",
+    operation_id="platform_decide",
+    summary="Approve, reject or unpublish the version of a request",
     response_model=PartnerStatus,
     responses=responses(404, 409, 429, 504),
 )
-async def approve(services: Services, caller: Reader, request: Request, decision: PartnerDecision) -> Response:
-    return await _decide(services, caller, request, decision, "approve")
-
-
-@router.post(
-    "/reject",
-    operation_id="platform_reject",
-    summary="Reject the version of a request",
-    response_model=PartnerStatus,
-    responses=responses(404, 409, 429, 504),
-)
-async def reject(services: Services, caller: Reader, request: Request, decision: PartnerDecision) -> Response:
-    return await _decide(services, caller, request, decision, "reject")
-
-
-@router.post(
-    "/unpublish",
-    operation_id="platform_unpublish",
-    summary="Stop serving the version of a request",
-    response_model=PartnerStatus,
-    responses=responses(404, 409, 429, 504),
-)
-async def unpublish(services: Services, caller: Reader, request: Request, decision: PartnerDecision) -> Response:
-    return await _decide(services, caller, request, decision, "unpublish")
-
-
-async def read_request(services: GatewayServices, caller: Caller, request_id: str) -> PartnerStatus:
-    """The request, if the caller may see it; else as if there were none."""
-    found = await services.reads.request(request_id, platform_of(caller))
-    if found is None:
-        raise NotFound("there is no such submission", code="submission.not-found")
-    return found
-
-
-async def _decide(
-    services: GatewayServices, caller: Caller, request: Request, decision: PartnerDecision, action: str
+async def decide(
+    *,
+    services: Services,
+    caller: Reader,
+    request: Request,
+    action: Literal["approve", "reject", "unpublish"],
+    decision: PartnerDecision,
 ) -> Response:
     """The orchestrator decides whether the caller may."""
     about = await read_request(services, caller, decision.request_id)
@@ -132,6 +103,14 @@ async def _decide(
         return _problem(response, request)
     after = await read_request(services, caller, decision.request_id)
     return _json(after.model_dump(mode="json"), HTTPStatus.OK)
+
+
+async def read_request(services: GatewayServices, caller: Caller, request_id: str) -> PartnerStatus:
+    """The request, if the caller may see it; else as if there were none."""
+    request = await services.reads.request(request_id, platform_of(caller))
+    if request is None:
+        raise NotFound("there is no such submission", code="submission.not-found")
+    return request
 
 
 def _require_own(caller: Caller, platform_id: str) -> None:
