@@ -113,6 +113,13 @@ def readable_clearances(caller: Caller) -> frozenset[Clearance]:
     return frozenset({Clearance.PUBLIC})
 
 
+def may_decide(caller: Caller, platform_id: str, *, b2b_may_approve: bool) -> bool:
+    """Whether a caller may approve, reject and unpublish versions of a platform's assets: reviewers, operators and
+    administrators may; a b2b key may if it belongs to this platform and the platform's row allows it."""
+    is_own = caller.has(Scope.B2B) and caller.platform_id == platform_id
+    return caller.has(*STAFF) or (is_own and b2b_may_approve)
+
+
 def may_preview(caller: Caller) -> bool:
     """Whether the caller may read what is not published."""
     return caller.has(*STAFF)

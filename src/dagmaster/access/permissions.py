@@ -23,6 +23,7 @@ class Permission(StrEnum):
     ASSETS_READ = "assets:read"  # which versions exist, and their history
     ASSETS_SUBMIT = "assets:submit"
     ASSETS_REVIEW = "assets:review"  # approve, reject, clear, expose, unpublish
+    ASSETS_DECIDE = "assets:decide"  # approve, reject, unpublish a version; `decision.may_decide` limits b2b keys
     ASSETS_DELETE = "assets:delete"
     PLATFORMS_WRITE = "platforms:write"
     KEYS_WRITE = "keys:write"
@@ -32,14 +33,16 @@ class Permission(StrEnum):
 
 _P = Permission
 _READS = frozenset({_P.JOBS_READ, _P.WORKFLOWS_READ, _P.PLATFORM_READ, _P.ASSETS_READ})
+_REVIEWS = frozenset({_P.ASSETS_REVIEW, _P.ASSETS_DECIDE})
 
 ALLOWED: Mapping[Scope, frozenset[Permission]] = {
-    Scope.B2B: frozenset({_P.ASSETS_SUBMIT, _P.ASSETS_READ}),
+    Scope.B2B: frozenset({_P.ASSETS_SUBMIT, _P.ASSETS_READ, _P.ASSETS_DECIDE}),
     Scope.VIEWER: frozenset({_P.ASSETS_READ}),
-    Scope.REVIEWER: frozenset({_P.ASSETS_READ, _P.ASSETS_REVIEW, _P.JOBS_READ, _P.WORKFLOWS_READ}),
+    Scope.REVIEWER: _REVIEWS | {_P.ASSETS_READ, _P.JOBS_READ, _P.WORKFLOWS_READ},
     Scope.AUTHOR: _READS | {_P.JOBS_SUBMIT, _P.WORKFLOWS_WRITE},
     Scope.OPERATOR: _READS
-    | {_P.JOBS_SUBMIT, _P.JOBS_OPERATE, _P.QUEUES_OPERATE, _P.ASSETS_SUBMIT, _P.ASSETS_REVIEW, _P.ASSETS_DELETE},
+    | _REVIEWS
+    | {_P.JOBS_SUBMIT, _P.JOBS_OPERATE, _P.QUEUES_OPERATE, _P.ASSETS_SUBMIT, _P.ASSETS_DELETE},
     Scope.WORKER: frozenset({_P.TASKS_REPORT}),
     Scope.GATEWAY: frozenset({_P.KEYS_REPORT}),
     Scope.ADMIN: frozenset(Permission),

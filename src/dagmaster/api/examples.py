@@ -261,7 +261,12 @@ _MODELS: dict[str, dict[str, Any]] = {
     "PublicNode": {"children": None},
     "OrchestratorSummary": {"heartbeat_age_seconds": 2.4, "is_alive": True, "job_count": 12},
     "OwnedJob": {"status": "running"},
-    "PlatformChange": {"display_name": "Data hub", "is_active": True, "reason": "renamed"},
+    "PlatformChange": {
+        "display_name": "Data hub",
+        "is_active": True,
+        "b2b_may_approve": False,
+        "reason": "renamed",
+    },
     "PlatformInfo": {
         "display_name": "Data Distribution Hub",
         "required_refs": ["dataset_id", "resource_id", "version_id"],

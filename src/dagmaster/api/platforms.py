@@ -72,14 +72,16 @@ async def change_platform(
     change: PlatformChange,
     if_match: IfMatch = None,
 ) -> PlatformInfo:
-    """Change its name, or allow or forbid submissions. What was submitted stays as it is. With `If-Match`, the change
-    is refused if the platform has changed since; the problem has its present state."""
+    """Change its name, allow or forbid submissions, or let its b2b keys approve, reject and unpublish versions of its
+    own assets. What was submitted stays as it is. With `If-Match`, the change is refused if the platform has changed
+    since; the problem has its present state."""
     changed = await operations.set_platform(
         services.assets,
         platform_id,
         caller=caller,
         display_name=change.display_name,
         is_active=change.is_active,
+        b2b_may_approve=change.b2b_may_approve,
         reason=change.reason,
         if_match=if_match,
     )

@@ -14,6 +14,7 @@ from dagmaster.addresses import Addresses
 from dagmaster.api.assets import AssetName, Ordinal, etag_of, with_etag
 from dagmaster.api.problems import responses
 from dagmaster.api.services import Services
+from dagmaster.api.visibility import visible_part, without_events
 from dagmaster.assets.states import Clearance, Exposure
 from dagmaster.client.models.assets import (
     ApproveRequest,
@@ -37,6 +38,7 @@ from dagmaster.web.authentication import needs
 router = APIRouter(prefix="/assets", tags=["assets"])
 
 Reviewer = Annotated[Caller, Depends(needs(Permission.ASSETS_REVIEW))]
+Decider = Annotated[Caller, Depends(needs(Permission.ASSETS_DECIDE))]
 Remover = Annotated[Caller, Depends(needs(Permission.ASSETS_DELETE))]
 IfMatch = Annotated[
     str | None, Header(alias="If-Match", max_length=200, description="The ETag of the asset that the caller has seen")
@@ -46,9 +48,10 @@ Why = Annotated[str | None, Query(max_length=2000, min_length=1, description="Th
 _CHANGE: dict[int | str, dict[str, Any]] = {**with_etag(), **responses(404, 409, 412)}
 
 
-def _changed(response: Response, asset: AssetInfo) -> AssetInfo:
+def _changed(response: Response, asset: AssetInfo, caller: Caller | None = None) -> AssetInfo:
+    """The asset after the change; with a caller that may be a partner, what it may see of it."""
     response.headers["ETag"] = etag_of(asset)
-    return asset
+    return asset if caller is None else visible_part(caller, asset)
 
 
 @router.post(
@@ -60,7 +63,7 @@ def _changed(response: Response, asset: AssetInfo) -> AssetInfo:
 async def approve_version(
     *,
     services: Services,
-    caller: Reviewer,
+    caller: Decider,
     response: Response,
     asset_id: AssetName,
     version_ordinal: Ordinal,
@@ -68,20 +71,22 @@ async def approve_version(
     if_match: IfMatch = None,
 ) -> AssetInfo:
     """The newest revision is published; from the next request on it is served to those who may see it. The first
-    approval of an asset needs a `clearance_level`."""
+    approval of an asset needs a `clearance_level`. A b2b key may approve, reject and unpublish versions of its own
+    platform, if the platform's row allows it."""
     request = request or ApproveRequest()
-    asset = await approve(
-        services.assets,
-        asset_id,
-        version_ordinal,
-        caller=caller,
-        clearance=Clearance(request.clearance_level) if request.clearance_level else None,
-        revision=request.revision,
-        reason=request.reason,
-        needs_second_person=services.settings.approval_by_second_person,
-        if_match=if_match,
-    )
-    return _changed(response, asset)
+    with without_events(caller):
+        asset = await approve(
+            services.assets,
+            asset_id,
+            version_ordinal,
+            caller=caller,
+            clearance=Clearance(request.clearance_level) if request.clearance_level else None,
+            revision=request.revision,
+            reason=request.reason,
+            needs_second_person=services.settings.approval_by_second_person,
+            if_match=if_match,
+        )
+    return _changed(response, asset, caller)
 
 
 @router.post(
@@ -93,7 +98,7 @@ async def approve_version(
 async def reject_version(
     *,
     services: Services,
-    caller: Reviewer,
+    caller: Decider,
     response: Response,
     asset_id: AssetName,
     version_ordinal: Ordinal,
@@ -101,16 +106,17 @@ async def reject_version(
     if_match: IfMatch = None,
 ) -> AssetInfo:
     """The newest revision is not published. An older revision that is approved stays served."""
-    asset = await reject(
-        services.assets,
-        asset_id,
-        version_ordinal,
-        caller=caller,
-        reason=request.reason,
-        revision=request.revision,
-        if_match=if_match,
-    )
-    return _changed(response, asset)
+    with without_events(caller):
+        asset = await reject(
+            services.assets,
+            asset_id,
+            version_ordinal,
+            caller=caller,
+            reason=request.reason,
+            revision=request.revision,
+            if_match=if_match,
+        )
+    return _changed(response, asset, caller)
 
 
 @router.post(
@@ -122,7 +128,7 @@ async def reject_version(
 async def unpublish_version(
     *,
     services: Services,
-    caller: Reviewer,
+    caller: Decider,
     response: Response,
     asset_id: AssetName,
     version_ordinal: Ordinal,
@@ -131,8 +137,11 @@ async def unpublish_version(
 ) -> AssetInfo:
     """It is no longer served. Its data stays, and approving it publishes it again."""
     reason = request.reason if request else None
-    asset = await unpublish(services.assets, asset_id, version_ordinal, caller=caller, reason=reason, if_match=if_match)
-    return _changed(response, asset)
+    with without_events(caller):
+        asset = await unpublish(
+            services.assets, asset_id, version_ordinal, caller=caller, reason=reason, if_match=if_match
+        )
+    return _changed(response, asset, caller)
 
 
 @router.delete(

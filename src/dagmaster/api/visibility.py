@@ -10,6 +10,9 @@
 What a caller may not see does not exist for it.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from dagmaster.access.caller import Caller, Scope
 from dagmaster.access.decision import Publication, may_preview, read_access, readable_clearances
 from dagmaster.assets.states import Clearance, Exposure
@@ -21,7 +24,7 @@ from dagmaster.client.models.assets import (
     VersionInfo,
 )
 from dagmaster.database.assets.reads import VisibleAssets, no_such_asset, no_such_platform
-from dagmaster.errors import NotFound
+from dagmaster.errors import Conflict, NotFound
 
 _PEOPLE = ("cleared_by", "made_public_by", "deleted_by", "created_by")
 
@@ -69,6 +72,17 @@ def visible_part(caller: Caller, asset: AssetInfo) -> AssetInfo:
         raise no_such_asset(asset.dataset_id)
     shown = {"versions": versions, "version_count": len(versions), "to_review": 0, **dict.fromkeys(_PEOPLE)}
     return asset.model_copy(update=shown)
+
+
+@contextmanager
+def without_events(caller: Caller) -> Iterator[None]:
+    """A refusal because the asset has changed lists its events, except for partners: they have jobs and people."""
+    try:
+        yield
+    except Conflict as error:
+        if not may_preview(caller):
+            error.facts.pop("events", None)
+        raise
 
 
 def publication_of(asset: AssetInfo, version: VersionInfo) -> Publication:

@@ -22,7 +22,9 @@ _NOW = {"created_at": "dagapp.clock()", "updated_at": "dagapp.clock()"}
 
 
 class Platform(Record):
-    """An external system that submits data. A new one is a row. See `identity.RegisteredPlatform` for its rules."""
+    """An external system that submits data. A new one is a row. See `identity.RegisteredPlatform` for its rules.
+
+    `b2b_may_approve`: its b2b keys may approve, reject and unpublish versions of its own assets."""
 
     table: ClassVar[Table] = Table(
         "platforms", key=("platform_id",), defaults={**_NOW, "optional_refs": "'{}'::text[]"}
@@ -34,6 +36,7 @@ class Platform(Record):
     optional_refs: list[str] = []
     version_ref: str | None = None
     is_active: bool = True
+    b2b_may_approve: bool = False
     created_at: datetime
     updated_at: datetime
 

@@ -178,3 +178,4 @@ def print_platform(state: "State", answer: "Json") -> None:
     identity = [name for name in platform.required_refs if name != platform.version_ref]
     state.say(f"identity   {', '.join(identity)}")
     state.say(f"version    {platform.version_ref or 'the label that is submitted'}")
+    state.say(f"approval   by {'its own keys and reviewers' if platform.b2b_may_approve else 'reviewers'}")

@@ -9,7 +9,7 @@ from dagmaster.errors import InvalidRequest
 
 @click.group(cls=Group)
 def platforms() -> None:
-    """List the systems that submit data, and add one."""
+    """List the systems that submit data, add one, and change it."""
 
 
 @platforms.command("ls")
@@ -53,6 +53,9 @@ def show_platform(state: State, platform: str) -> None:
 @click.option(
     "--version-ref", metavar="REF", help="The reference that names the version; the others identify the asset"
 )
+@click.option(
+    "--b2b-may-approve", is_flag=True, help="Its keys may approve, reject and unpublish versions of its own assets"
+)
 @pass_state
 def add_platform(
     state: State,
@@ -62,6 +65,7 @@ def add_platform(
     required: tuple[str, ...],
     optional: tuple[str, ...],
     version_ref: str | None,
+    b2b_may_approve: bool,
 ) -> None:
     """Add a platform. Its id and the references that identify an asset cannot be changed later.
 
@@ -76,6 +80,7 @@ def add_platform(
         "required_refs": required_refs,
         "optional_refs": _names(optional),
         "version_ref": version_ref,
+        "b2b_may_approve": b2b_may_approve,
     }
     answer = state.client.add_platform(request)
     if state.json:
@@ -87,6 +92,43 @@ def add_platform(
         f"try a submission with: dagmaster assets submit --platform {platform} "
         f"{' '.join(f'--ref {name}=…' for name in required_refs)} --blob BLOB --dry-run"
     )
+
+
+@platforms.command("set")
+@click.argument("platform", shell_complete=complete_platforms)
+@click.option("--name", "display_name", metavar="TEXT", help="Name for people")
+@click.option("--active/--inactive", "is_active", default=None, help="Whether it may submit")
+@click.option(
+    "--b2b-may-approve/--no-b2b-may-approve",
+    default=None,
+    help="Whether its keys may approve, reject and unpublish versions of its own assets",
+)
+@click.option("--reason", metavar="TEXT", help="Why, for the audit log")
+@pass_state
+def set_platform(
+    state: State,
+    *,
+    platform: str,
+    display_name: str | None,
+    is_active: bool | None,
+    b2b_may_approve: bool | None,
+    reason: str | None,
+) -> None:
+    """Change a platform. What is not given stays as it is."""
+    from dagmaster.cli.asset_pages import print_platform
+
+    given = {
+        "display_name": display_name,
+        "is_active": is_active,
+        "b2b_may_approve": b2b_may_approve,
+        "reason": reason,
+    }
+    changes = {name: value for name, value in given.items() if value is not None}
+    answer = state.client.change_platform(platform, changes)
+    if state.json:
+        state.emit(answer)
+    else:
+        print_platform(state, answer)
 
 
 def _names(texts: tuple[str, ...]) -> list[str]:

@@ -182,14 +182,17 @@ class AsyncAssets(PagedClient):
         *,
         optional_refs: Sequence[str] = (),
         version_ref: str | None = None,
+        b2b_may_approve: bool = False,
     ) -> PlatformInfo:
-        """Let another external system submit data. `version_ref` is the reference that names the version."""
+        """Let another external system submit data. `version_ref` is the reference that names the version. With
+        `b2b_may_approve`, its keys may approve, reject and unpublish versions of its own assets."""
         request = {
             "platform_id": platform_id,
             "display_name": display_name,
             "required_refs": list(required_refs),
             "optional_refs": list(optional_refs),
             "version_ref": version_ref,
+            "b2b_may_approve": b2b_may_approve,
         }
         return parse(PlatformInfo, await self.json.add_platform(_given(request)))
 
@@ -199,11 +202,18 @@ class AsyncAssets(PagedClient):
         *,
         display_name: str | None = None,
         is_active: bool | None = None,
+        b2b_may_approve: bool | None = None,
         reason: str | None = None,
         etag: str | None = None,
     ) -> PlatformInfo:
-        """Change the name of a platform, or allow or forbid its submissions. What is not given stays as it is."""
-        changes = {"display_name": display_name, "is_active": is_active, "reason": reason}
+        """Change the name of a platform, allow or forbid its submissions, or let its keys approve. What is not given
+        stays as it is."""
+        changes = {
+            "display_name": display_name,
+            "is_active": is_active,
+            "b2b_may_approve": b2b_may_approve,
+            "reason": reason,
+        }
         return parse(PlatformInfo, await self.json.change_platform(platform_id, _given(changes), etag=etag))
 
     async def audit(

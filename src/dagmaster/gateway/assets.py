@@ -22,6 +22,7 @@ router = APIRouter(prefix="/api/assets", tags=["assets"])
 
 Reader = Annotated[Caller, Depends(needs(Permission.ASSETS_READ))]
 Reviewer = Annotated[Caller, Depends(needs(Permission.ASSETS_REVIEW))]
+Decider = Annotated[Caller, Depends(needs(Permission.ASSETS_DECIDE))]
 AssetName = Annotated[str, Path(max_length=200, description="The id of the asset, or of its dataset")]
 Ordinal = Annotated[int, Path(ge=0, le=2**31 - 1, description="The number of the version, from 0")]
 
@@ -79,7 +80,7 @@ async def list_requests(
 async def change_version(
     *,
     services: Services,
-    caller: Reviewer,
+    caller: Decider,
     request: Request,
     asset_id: AssetName,
     version_ordinal: Ordinal,

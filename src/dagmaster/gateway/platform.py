@@ -23,6 +23,7 @@ router = APIRouter(prefix="/api/platform", tags=["partners"])
 
 Submitter = Annotated[Caller, Depends(needs(Permission.ASSETS_SUBMIT))]
 Reader = Annotated[Caller, Depends(needs(Permission.ASSETS_READ))]
+Decider = Annotated[Caller, Depends(needs(Permission.ASSETS_DECIDE))]
 RequestName = Annotated[str, Path(max_length=64, description="The request id of a submission", examples=["order-7"])]
 
 _RECEIPT_FIELDS = frozenset(PartnerReceipt.model_fields) - {"request_id", "status", "status_url"}
@@ -80,12 +81,12 @@ async def status(services: Services, caller: Reader, request_id: RequestName) ->
 async def decide(
     *,
     services: Services,
-    caller: Reader,
+    caller: Decider,
     request: Request,
     action: Literal["approve", "reject", "unpublish"],
     decision: PartnerDecision,
 ) -> Response:
-    """The orchestrator decides whether the caller may."""
+    """The orchestrator decides whether the caller may: keys of a platform may if the platform's row allows it."""
     about = await read_request(services, caller, decision.request_id)
     body: dict[str, Any] = {"reason": decision.reason}
     if action == "approve":

@@ -20,7 +20,16 @@ from dagmaster.local.embedded import ROOT_HOME, Cluster, identity_of
 from dagmaster.settings import Settings
 
 # What a platform puts into its data folder. Everything else in the folder belongs to the user, and is kept.
-_OWN_NAMES = ("platform.json", "platform.lock", "postgres", "previews", "storage", "preview.png", ".dagmaster-demo")
+_OWN_NAMES = (
+    "platform.json",
+    "platform.lock",
+    "gateway.key",
+    "postgres",
+    "previews",
+    "storage",
+    "preview.png",
+    ".dagmaster-demo",
+)
 _DEFAULT = "default"
 
 

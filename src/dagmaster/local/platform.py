@@ -199,6 +199,8 @@ class LocalPlatform:
         writing = ("DATABASE_", "POSTGRES_", "PG")
         environment = {name: value for name, value in self._environment().items() if not name.startswith(writing)}
         environment |= {"GATEWAY_DATABASE_URL": dsn, "ORCHESTRATOR_URLS": self.api_url}
+        if self.settings.auth_enabled and not self.settings.gateway_key:
+            environment |= {"GATEWAY_KEY": _gateway_key(self.dsn, self.folder)}
         self.children.append(ChildProcess("gateway", 1, environment, gateway))
         self.children[-1].start()
 
@@ -333,6 +335,13 @@ def _first_key(dsn: str) -> str | None:
             return key.key if key else None
 
     return asyncio.run(created())
+
+
+def _gateway_key(dsn: str, folder: Path) -> str:
+    """With it the gateway reports which keys were used."""
+    from dagmaster.local.gateway_key import renewed_gateway_key
+
+    return renewed_gateway_key(dsn, folder)
 
 
 def ensure_catalog(dsn: str, say: Say, *, is_wanted: bool) -> None:

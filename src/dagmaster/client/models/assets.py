@@ -206,6 +206,7 @@ class PlatformInfo(ApiModel):
     optional_refs: list[str] = []
     version_ref: str | None = None
     is_active: bool = True
+    b2b_may_approve: bool = False
     created_at: datetime
     updated_at: datetime
 
@@ -216,11 +217,14 @@ class PlatformInfo(ApiModel):
 
 
 class PlatformRequest(RequestModel):
+    """`b2b_may_approve`: keys of the platform may approve, reject and unpublish versions of its own assets."""
+
     platform_id: PlatformName
     display_name: Annotated[str, Field(min_length=1, max_length=200)]
     required_refs: Annotated[list[str], Field(min_length=1, max_length=20)]
     optional_refs: Annotated[list[str], Field(max_length=20)] = []
     version_ref: str | None = None
+    b2b_may_approve: bool = False
 
 
 class PlatformChange(RequestModel):
@@ -228,6 +232,7 @@ class PlatformChange(RequestModel):
 
     display_name: Annotated[str, Field(min_length=1, max_length=200)] | None = None
     is_active: bool | None = None
+    b2b_may_approve: bool | None = None
     reason: Reason | None = None
 
 

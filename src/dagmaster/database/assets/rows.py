@@ -28,6 +28,7 @@ class LoadedAsset:
     dataset_id: str
     state: AssetState
     jobs: Mapping[int, UUID | None] = field(default_factory=dict)  # of the newest revisions, by ordinal
+    b2b_may_approve: bool = False  # of its platform
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,7 @@ async def load(connection: Connection, row: Mapping[str, Any]) -> LoadedAsset:
         row["dataset_id"],
         state,
         {version["version_ordinal"]: version["current_job_id"] for version in rows},
+        row["b2b_may_approve"],
     )
 
 

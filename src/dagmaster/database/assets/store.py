@@ -23,6 +23,7 @@ from dagmaster.errors import Conflict, InvalidRequest
 SHOWN_EVENTS = 50  # since the state that a stale request names
 
 Rule = Callable[[LoadedAsset], AssetChange]
+Admit = Callable[[LoadedAsset], None]
 Publish = Callable[[Connection, str, Sequence[Edition], Sequence[Edition]], Awaitable[None]]
 
 
@@ -36,15 +37,17 @@ class AssetStore(AssetSubmissions):
         decision: Decision,
         *,
         publish: Publish,
+        admit: Admit = lambda _asset: None,
         versions: Sequence[int] | None = None,
         if_match: str | None = None,
     ) -> AssetInfo:
-        """Apply a rule to an asset. `versions` are those that it may change (None: all). `publish` is called with the
-        connection, the dataset id, and the editions that the catalogue held and shall hold, if they differ. `if_match`
-        is the ETag that the caller has seen."""
+        """Apply a rule to an asset. `admit` raises if the caller may not; it comes first. `versions` are those that the
+        rule may change (None: all). `publish` is called with the connection, the dataset id, and the editions that the
+        catalogue held and shall hold, if they differ. `if_match` is the ETag that the caller has seen."""
 
         async def act(connection: Connection) -> AssetInfo:
             asset = await self._lock(connection, key, versions)
+            admit(asset)
             await _require_unchanged(connection, asset.asset_id, if_match)
             change = rule(asset)
             await rows.write_change(connection, asset, change, decision)

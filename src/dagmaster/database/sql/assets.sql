@@ -113,28 +113,29 @@ SELECT e.event_id, e.action, e.actor, e.reason, e.asset_id, a.dataset_id, e.vers
 
 -- name: asset_platforms
 -- The platforms; with an id, that one.
-SELECT platform_id, display_name, required_refs, optional_refs, version_ref, is_active, created_at, updated_at
+SELECT platform_id, display_name, required_refs, optional_refs, version_ref, is_active, b2b_may_approve, created_at, updated_at
   FROM dagapp.platforms
  WHERE %(platform_id)s::text IS NULL OR platform_id = %(platform_id)s
  ORDER BY platform_id;
 
 -- name: asset_platform_add
 -- Register a platform.
-INSERT INTO dagapp.platforms (platform_id, display_name, required_refs, optional_refs, version_ref)
-VALUES (%(platform_id)s, %(display_name)s, %(required_refs)s, %(optional_refs)s, %(version_ref)s)
+INSERT INTO dagapp.platforms (platform_id, display_name, required_refs, optional_refs, version_ref, b2b_may_approve)
+VALUES (%(platform_id)s, %(display_name)s, %(required_refs)s, %(optional_refs)s, %(version_ref)s, %(b2b_may_approve)s)
     ON CONFLICT (platform_id) DO NOTHING
-RETURNING platform_id, display_name, required_refs, optional_refs, version_ref, is_active, created_at, updated_at;
+RETURNING platform_id, display_name, required_refs, optional_refs, version_ref, is_active, b2b_may_approve, created_at, updated_at;
 
 -- name: asset_platform_set
--- Change the name of a platform, or whether it may submit, if it is still as the caller has seen it. What identifies its
--- assets stays.
+-- Change the name of a platform, whether it may submit, or whether its keys may approve, if it is still as the caller has seen it.
+-- What identifies its assets stays.
 UPDATE dagapp.platforms
    SET display_name = coalesce(%(display_name)s, display_name),
        is_active = coalesce(%(is_active)s::boolean, is_active),
+       b2b_may_approve = coalesce(%(b2b_may_approve)s::boolean, b2b_may_approve),
        updated_at = dagapp.clock()
  WHERE platform_id = %(platform_id)s
    AND (%(seen)s::bigint IS NULL OR (extract(epoch FROM updated_at) * 1000000)::bigint = %(seen)s)
-RETURNING platform_id, display_name, required_refs, optional_refs, version_ref, is_active, created_at, updated_at;
+RETURNING platform_id, display_name, required_refs, optional_refs, version_ref, is_active, b2b_may_approve, created_at, updated_at;
 
 -- name: asset_submission
 -- A request, and how far the revision is that it led to.
@@ -152,16 +153,20 @@ SELECT s.request_id, s.platform_id, s.asset_id, s.version_ordinal, s.revision, s
 
 -- name: asset_find
 -- An asset by its id or its dataset id, without a lock.
-SELECT asset_id, dataset_id, platform_id, clearance_state, exposure, deleted_at IS NOT NULL AS is_deleted
-  FROM dagapp.geospatial_assets
- WHERE asset_id = %(key)s OR dataset_id = %(key)s;
+SELECT a.asset_id, a.dataset_id, a.platform_id, a.clearance_state, a.exposure, a.deleted_at IS NOT NULL AS is_deleted,
+       p.b2b_may_approve
+  FROM dagapp.geospatial_assets AS a
+  JOIN dagapp.platforms AS p USING (platform_id)
+ WHERE a.asset_id = %(key)s OR a.dataset_id = %(key)s;
 
 -- name: asset_lock
 -- Become the only one who changes an asset, until the end of the transaction.
-SELECT asset_id, dataset_id, platform_id, clearance_state, exposure, deleted_at IS NOT NULL AS is_deleted
-  FROM dagapp.geospatial_assets
- WHERE asset_id = %(key)s OR dataset_id = %(key)s
-   FOR UPDATE;
+SELECT a.asset_id, a.dataset_id, a.platform_id, a.clearance_state, a.exposure, a.deleted_at IS NOT NULL AS is_deleted,
+       p.b2b_may_approve
+  FROM dagapp.geospatial_assets AS a
+  JOIN dagapp.platforms AS p USING (platform_id)
+ WHERE a.asset_id = %(key)s OR a.dataset_id = %(key)s
+   FOR UPDATE OF a;
 
 -- name: asset_lock_versions
 -- Lock some versions of an asset (null: all) against the end of their jobs.

@@ -36,4 +36,6 @@ async def approve(
 
     detail = {"clearance": clearance.value} if clearance else {}
     decision = Decision("approved", caller.name, reason, ordinal, detail)
-    return await change_asset(store, key, act, decision, versions=[ordinal], revision=revision, if_match=if_match)
+    return await change_asset(
+        store, key, act, decision, decider=caller, versions=[ordinal], revision=revision, if_match=if_match
+    )

@@ -1,17 +1,20 @@
 """The common part of a reviewer's actions: prepare the catalogue, then change the asset and the catalogue in one
-transaction."""
+transaction. A b2b key may decide on versions of its own platform, if the platform's row allows it."""
 
 from collections.abc import Callable, Sequence
 
+from dagmaster.access.caller import Caller
+from dagmaster.access.decision import STAFF, may_decide
 from dagmaster.addresses import Addresses
 from dagmaster.assets.rules import AssetChange, Edition
 from dagmaster.assets.states import AssetState
 from dagmaster.client.models.assets import AssetInfo
+from dagmaster.database.assets.reads import no_such_asset
 from dagmaster.database.assets.rows import Decision, LoadedAsset
 from dagmaster.database.assets.store import AssetStore
 from dagmaster.database.catalog.publish import CollectionWriter
 from dagmaster.database.connect import Connection
-from dagmaster.errors import Conflict, DagmasterError
+from dagmaster.errors import Conflict, DagmasterError, NotAllowed
 from dagmaster.stac.versions import joined
 
 Act = Callable[[AssetState], AssetChange]
@@ -23,21 +26,27 @@ async def change_asset(
     act: Act,
     decision: Decision,
     *,
+    decider: Caller | None = None,
     versions: Sequence[int] | None = None,
     revision: int | None = None,
     if_match: str | None = None,
 ) -> AssetInfo:
-    """`act` is a rule; `versions` are those that it may change (None: all). With `revision`, that one must be the
-    newest of the version that is decided on."""
+    """`act` is a rule; `versions` are those that it may change (None: all). With `decider`, that caller must be allowed
+    to decide on this asset. With `revision`, that one must be the newest of the version that is decided on."""
+
+    def admit(asset: LoadedAsset) -> None:
+        if decider is not None:
+            _require_decider(decider, asset, key)
 
     def rule(asset: LoadedAsset) -> AssetChange:
+        admit(asset)
         _require_revision(asset.state, decision.ordinal, revision)
         change = act(asset.state)
         _require_kept(asset, change)
         return change
 
     await _prepare(store, key, rule)
-    return await store.change(key, rule, decision, publish=publish, versions=versions, if_match=if_match)
+    return await store.change(key, rule, decision, publish=publish, admit=admit, versions=versions, if_match=if_match)
 
 
 async def publish(connection: Connection, dataset_id: str, held: Sequence[Edition], wanted: Sequence[Edition]) -> None:
@@ -60,6 +69,21 @@ async def _prepare(store: AssetStore, key: str, rule: Callable[[LoadedAsset], As
         return
     if added := [edition for edition in wanted if edition not in held]:
         await store.prepare(writer_of(asset.dataset_id), added)
+
+
+def _require_decider(caller: Caller, asset: LoadedAsset, key: str) -> None:
+    """For a b2b key there are only the assets of its own platform."""
+    platform_id = asset.state.platform_id
+    if may_decide(caller, platform_id, b2b_may_approve=asset.b2b_may_approve):
+        return
+    if caller.platform_id != platform_id and not caller.has(*STAFF):
+        raise no_such_asset(key)
+    raise NotAllowed(
+        f"keys of the platform '{platform_id}' may not approve, reject or unpublish",
+        code="platform.may-not-approve",
+        hint=f"a reviewer decides; an administrator can allow it: dagmaster platforms set {platform_id} "
+        "--b2b-may-approve",
+    )
 
 
 def _require_revision(asset: AssetState, ordinal: int | None, revision: int | None) -> None:

@@ -20,15 +20,20 @@ async def set_platform(
     caller: Caller,
     display_name: str | None = None,
     is_active: bool | None = None,
+    b2b_may_approve: bool | None = None,
     reason: str | None = None,
     if_match: str | None = None,
 ) -> PlatformInfo:
-    """Change the name of a platform, or allow or forbid its submissions. Its references never change: they identify
-    its assets."""
-    changes = {"display_name": display_name, "is_active": is_active}
+    """Change the name of a platform, allow or forbid its submissions, or let its b2b keys decide on its own assets. Its
+    references never change: they identify its assets."""
+    changes = {"display_name": display_name, "is_active": is_active, "b2b_may_approve": b2b_may_approve}
     detail = {name: value for name, value in changes.items() if value is not None}
     if not detail:
-        raise InvalidRequest("the request changes nothing", code="platform.unchanged", hint="give a name or a state")
+        raise InvalidRequest(
+            "the request changes nothing",
+            code="platform.unchanged",
+            hint="give a name, a state, or whether its keys may approve",
+        )
     decision = Decision("platform_changed", caller.name, reason, detail=detail)
     return await store.set_platform({"platform_id": platform_id, **changes}, decision, if_match=if_match)
 

@@ -24,6 +24,7 @@ async def reject(
         key,
         lambda asset: rules.reject(asset, ordinal, reason=reason),
         decision,
+        decider=caller,
         versions=[ordinal],
         revision=revision,
         if_match=if_match,

@@ -21,5 +21,11 @@ async def unpublish(
     versions = None if ordinal is None else [ordinal]
     decision = Decision("unpublished", caller.name, reason, ordinal)
     return await change_asset(
-        store, key, lambda asset: rules.unpublish(asset, ordinal), decision, versions=versions, if_match=if_match
+        store,
+        key,
+        lambda asset: rules.unpublish(asset, ordinal),
+        decision,
+        decider=caller,
+        versions=versions,
+        if_match=if_match,
     )
