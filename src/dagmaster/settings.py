@@ -259,6 +259,14 @@ class Settings(BaseSettings):
         "users must not be able to change it",
     )
 
+    session_hours: float = Field(
+        12.0,
+        gt=0,
+        le=720,
+        description="A browser that has signed in is signed out after this many hours at the latest; earlier with the "
+        "key or the token with which it signed in",
+    )
+
     api_enabled: bool = Field(True, description="The process of an orchestrator also serves the API")
     api_host: str = Field(
         "127.0.0.1", description="Address on which the API listens; non-loopback addresses need AUTH_ENABLED"

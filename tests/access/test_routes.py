@@ -19,7 +19,7 @@ from dagmaster.web.authentication import permission_of, routes_of
 pytestmark = pytest.mark.requirement("X1")
 
 NOWHERE = "postgresql://nobody@127.0.0.1:1/none"
-# What anyone may send to the API: probes, its description, and the question who one is.
+# What anyone may send to the API: probes, its description, the question who one is, and to sign in and out.
 OPEN = {
     "/",
     "/docs",
@@ -30,6 +30,7 @@ OPEN = {
     "/livez",
     "/readyz",
     "/api/v1/caller",
+    "/api/v1/session",
 }
 
 
@@ -58,7 +59,8 @@ def test_routes_that_change_something_do_not_get_by_with_a_permission_to_read():
         if route.methods - {"GET", "HEAD", "OPTIONS"} and permission_of(route) in {*reading, Permission.ANYONE}
     }
 
-    assert changing == {"/api/v1/workflows/validate"}  # it stores nothing
+    # Validating stores nothing; whoever signs in sends a key.
+    assert changing == {"/api/v1/workflows/validate", "/api/v1/session"}
 
 
 def test_every_route_of_the_gateway_declares_its_permission():

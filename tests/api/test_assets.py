@@ -13,6 +13,7 @@ from starlette.datastructures import Headers
 
 from dagmaster.access.caller import ANONYMOUS, Caller, Scope
 from dagmaster.assets.identity import asset_id_of
+from dagmaster.web.authentication import Identity
 from tests.api.serving import V1, app_of, client_of, everything, ok
 from tests.operations.kit import Kit, opened
 
@@ -43,8 +44,8 @@ CALLERS = {
 class NamedCallers:
     """The caller is the one that the header X-Caller names."""
 
-    async def caller(self, headers: Headers) -> Caller:
-        return CALLERS[headers.get("x-caller", "admin")]
+    async def identify(self, _scope: Any, headers: Headers) -> Identity:
+        return Identity(CALLERS[headers.get("x-caller", "admin")])
 
 
 @dataclass

@@ -44,10 +44,11 @@ _WRITES = (
 # callbacks, with the end of a job.
 _APART = ("asset_", "catalog_", "documents_", "callbacks_", "retention_callbacks")
 _KEYS = frozenset({"create_key", "rotate_key", "revoke_key", "record_key_uses", "add_first_signing_key"})
+_SESSIONS = frozenset({"start_session", "end_session", "forget_sessions"})
 WRITING = frozenset(
     name
     for name, text in all_queries().items()
-    if any(word in text for word in _WRITES) and not name.startswith(_APART) and name not in _KEYS
+    if any(word in text for word in _WRITES) and not name.startswith(_APART) and name not in _KEYS | _SESSIONS
 )
 _BLOCKED = """
     SELECT a.wait_event_type = 'Lock' AND cardinality(pg_blocking_pids(a.pid)) > 0

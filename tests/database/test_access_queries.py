@@ -20,6 +20,7 @@ VALUES: dict[str, dict[str, Any]] = {
     "publication_of_asset": {"name": ASSET, "ordinal": None, "revision": None},
     "publication_of_dataset": {"name": "dataset-7", "ordinal": 0, "revision": 1},
     "find_key": {"key_id": "key-7"},
+    "find_session": {"session_id": "session-7"},
     "served_collections": {"clearances": ["public"]},
     "asset_submission": {"request_id": "request-7"},
 }
@@ -51,6 +52,11 @@ FILL = (
     """
     INSERT INTO dagapp.api_keys (key_id, name, scopes, secret_hash)
     SELECT 'key-' || n, 'name-' || n, '{viewer}', 'x' FROM generate_series(1, {assets}) AS n
+    """,
+    """
+    INSERT INTO dagapp.web_sessions (session_id, secret_hash, key_id, key_hash, name, scopes, expires_at)
+    SELECT 'session-' || n, 'x', 'key-' || n, 'x', 'name-' || n, '{viewer}', now() + interval '1 hour'
+      FROM generate_series(1, {assets}) AS n
     """,
 )
 

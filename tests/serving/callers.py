@@ -1,11 +1,14 @@
 """Every kind of caller, who names itself in the header of a key."""
 
+from typing import Any
+
 from fastapi import FastAPI
 from starlette.datastructures import Headers
 
 from dagmaster.access.caller import ANONYMOUS, Caller, Scope
 from dagmaster.errors import NotAuthenticated
 from dagmaster.serving.middleware import MapMiddleware
+from dagmaster.web.authentication import Identity
 
 CALLERS = {
     "anonymous": ANONYMOUS,
@@ -23,11 +26,11 @@ CALLERS = {
 class ByName:
     """The key of a caller is its name."""
 
-    async def caller(self, headers: Headers) -> Caller:
+    async def identify(self, _scope: Any, headers: Headers) -> Identity:
         name = headers.get("x-api-key", "anonymous")
         if name not in CALLERS:
             raise NotAuthenticated("this key is not valid", code="auth.invalid-key")
-        return CALLERS[name]
+        return Identity(CALLERS[name])
 
 
 def let_in_by_name(app: FastAPI) -> FastAPI:

@@ -1,6 +1,6 @@
 """A route gets its caller, or the request is refused: without credentials, with bad ones, or without the permission."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import pytest
 from fastapi import Depends
@@ -10,7 +10,7 @@ from starlette.routing import Route
 from dagmaster.access.caller import ANONYMOUS, Caller, Scope
 from dagmaster.access.permissions import Permission
 from dagmaster.errors import NotAuthenticated, Unavailable
-from dagmaster.web.authentication import needs, permission_of
+from dagmaster.web.authentication import Identity, needs, permission_of
 from tests.web.problems import check
 
 pytestmark = pytest.mark.requirement("X1")
@@ -26,13 +26,13 @@ CALLERS = {
 class ByName:
     """The credentials of a caller are its name."""
 
-    async def caller(self, headers: Headers) -> Caller:
+    async def identify(self, _scope: Any, headers: Headers) -> Identity:
         name = headers.get("authorization", "")
         if name == "away":
             raise Unavailable("the issuer does not answer", code="auth.issuer-unavailable")
         if name not in CALLERS:
             raise NotAuthenticated("this key is not valid", code="auth.invalid-key")
-        return CALLERS[name]
+        return Identity(CALLERS[name])
 
 
 @pytest.fixture

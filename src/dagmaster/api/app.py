@@ -4,7 +4,7 @@ create_app(settings, dsn, library, handlers)
   ├── middleware: request id, host and origin, caller, size of bodies
   ├── / /docs /openapi.json /livez /readyz /metrics
   └── /api/v1: jobs workflows submit status assets platforms callbacks bootstrap dead-letters janitor orchestrators
-               workers queues stats caller keys health
+               workers queues stats caller keys session health
 """
 
 from collections.abc import AsyncIterator, Mapping
@@ -38,6 +38,7 @@ from dagmaster.api import (
     problems,
     queues,
     reviews,
+    sessions,
     stats,
     stream,
     submissions,
@@ -149,6 +150,7 @@ def _versioned() -> APIRouter:
         stats,
         callers,
         keys,
+        sessions,
         health,
     ):
         router.include_router(module.router)

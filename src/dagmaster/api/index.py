@@ -16,7 +16,9 @@ from starlette.responses import FileResponse, HTMLResponse, JSONResponse, Redire
 
 from dagmaster.access.permissions import Permission
 from dagmaster.client.limits import PREFIX
+from dagmaster.web.accept import prefers_html
 from dagmaster.web.authentication import requires
+from dagmaster.web.page_headers import UI
 
 router = APIRouter(include_in_schema=False, dependencies=[requires(Permission.ANYONE)])
 
@@ -49,8 +51,10 @@ _TRY_SCRIPT = """SwaggerUIBundle({
 
 
 @router.get("/")
-async def go_to_docs() -> RedirectResponse:
-    return RedirectResponse("docs")
+async def go_to_pages(request: Request) -> RedirectResponse:
+    """Browsers go to the web UI, other clients to the list of routes."""
+    is_browser = prefers_html(request)
+    return RedirectResponse(f"{UI[1:]}/" if is_browser else "docs", headers={"Vary": "Accept"})
 
 
 @router.get("/openapi.json")

@@ -3,9 +3,14 @@
 from dagmaster import listen
 from dagmaster.api.problems import PROBLEMS
 from dagmaster.web.middleware import RequestMiddleware
+from dagmaster.web.page_headers import is_of_ui
 
 
 class ApiMiddleware(RequestMiddleware):
     endpoint = listen.API
     problems = PROBLEMS
     hint_when_too_large = "put large data into storage and pass a reference"
+
+    def needs_caller(self, path: str) -> bool:
+        """Pages of the web UI contain no data."""
+        return not is_of_ui(path)

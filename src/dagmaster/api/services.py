@@ -21,8 +21,11 @@ from dagmaster.orchestrator.loop import Orchestrator
 from dagmaster.settings import Settings
 from dagmaster.storage.zones import Storage, open_storage
 from dagmaster.web.authentication import LOCAL_ADMIN, Authentication, authentication_of, authentication_running
+from dagmaster.web.limits import RateLimit
 
 LEDGERS = 3
+# Failed attempts to sign in, for each address. A key cannot be guessed; this keeps the load small.
+SIGN_INS_PER_SECOND, SIGN_INS_AT_ONCE = 0.2, 10
 
 
 class Ledgers:
@@ -64,10 +67,17 @@ class ApiServices:
     follower: Follower = field(init=False)
     keys: KeyStore = field(init=False)
     authentication: Authentication = field(init=False)
+    sign_in_limit: RateLimit = field(init=False)
 
     def __post_init__(self) -> None:
+        self.sign_in_limit = RateLimit(
+            SIGN_INS_PER_SECOND,
+            SIGN_INS_AT_ONCE,
+            code="auth.too-many-attempts",
+            hint="wait some seconds before the next attempt",
+        )
         self.keys = KeyStore(self.dsn, "api-keys")
-        self.authentication = authentication_of(self.settings, self.keys, LOCAL_ADMIN)
+        self.authentication = authentication_of(self.settings, self.keys, LOCAL_ADMIN, self.keys.sessions)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

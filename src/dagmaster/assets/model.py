@@ -301,6 +301,35 @@ class ApiKey(Record):
     created_by: Actor | None = None
 
 
+class WebSession(Record):
+    """A browser whose user has signed in, with a key or, without `key_id`, at an OIDC issuer. The secret is not stored:
+    `secret_hash` is its SHA-256. `key_hash` is that of the key's secret: the session ends when the secret does. Name,
+    scopes and platform of a session by key are those of the key at each request."""
+
+    table: ClassVar[Table] = Table(
+        "web_sessions",
+        key=("session_id",),
+        foreign_keys=(ForeignKey(("key_id",), "api_keys", ("key_id",), "CASCADE"),),
+        indexes=(
+            Index("web_sessions_by_key", ("key_id",), where="key_id IS NOT NULL"),
+            Index("web_sessions_by_expiry", ("expires_at",)),
+        ),
+        defaults={"created_at": "dagapp.clock()"},
+    )
+    private: ClassVar[frozenset[str]] = frozenset({"secret_hash", "key_hash"})
+
+    session_id: Annotated[str, Field(min_length=1, max_length=32)]
+    secret_hash: str
+    key_id: str | None = None
+    key_hash: str | None = None
+    name: Actor
+    scopes: list[str]
+    platform_id: str | None = None
+    created_at: datetime
+    expires_at: datetime
+    ended_at: datetime | None = None
+
+
 class SigningKey(Record):
     """The secret of signed links. All servers of a database share it."""
 
@@ -321,5 +350,6 @@ RECORDS: tuple[type[Record], ...] = (
     StacDocument,
     AssetEvent,
     ApiKey,
+    WebSession,
     SigningKey,
 )

@@ -25,6 +25,7 @@ from dagmaster.observe.redaction import redact
 from dagmaster.records import SCHEMA
 
 Connection = psycopg.AsyncConnection[Any]
+ConnectionPool = AsyncConnectionPool[Connection]
 
 # What times are read as that Python cannot hold; a day from its limits, so that they exist in every time zone.
 EARLIEST, LATEST = datetime(1, 1, 2, tzinfo=UTC), datetime(9999, 12, 30, tzinfo=UTC)
@@ -83,7 +84,7 @@ def pool(
     statement_timeout_seconds: float = 15,
     lock_timeout_seconds: float = 3,
     idle_in_transaction_seconds: float = 10,
-) -> AsyncConnectionPool[Connection]:
+) -> ConnectionPool:
     """A pool of such connections, not yet opened. They are in autocommit mode: transactions are explicit."""
     timeouts = (statement_timeout_seconds, lock_timeout_seconds, idle_in_transaction_seconds)
     return AsyncConnectionPool(

@@ -21,12 +21,12 @@ from dagmaster.client.limits import MAX_BODY_BYTES
 from dagmaster.client.models.operations import ProcessLiveness
 from dagmaster.errors import DagmasterError
 from dagmaster.gateway import admin, assets, operations, platform, status
-from dagmaster.gateway.limits import RateLimit
 from dagmaster.gateway.operations import health_of
 from dagmaster.gateway.services import GatewayServices, Services
 from dagmaster.settings import Settings
 from dagmaster.web.authentication import CALLER, requires
 from dagmaster.web.description import describe_permissions, describe_problems
+from dagmaster.web.limits import RateLimit
 from dagmaster.web.middleware import RequestMiddleware
 from dagmaster.web.validation import PROBLEMS, register, responses
 

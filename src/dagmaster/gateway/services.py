@@ -16,10 +16,10 @@ from dagmaster.client.connection import authorization
 from dagmaster.client.limits import PREFIX
 from dagmaster.errors import Unavailable
 from dagmaster.gateway.forward import ForwardedRequest, Forwarder
-from dagmaster.gateway.limits import RateLimit
 from dagmaster.gateway.reads import GatewayReads
 from dagmaster.settings import Settings
 from dagmaster.web.authentication import LOCAL_ADMIN, Authentication, authentication_of, authentication_running
+from dagmaster.web.limits import RateLimit
 
 
 class ViewedKeys:
@@ -77,7 +77,12 @@ class GatewayServices:
         self.reads = GatewayReads(self.dsn)
         self.forwarder = Forwarder(settings.orchestrator_urls, response_seconds=settings.gateway_timeout_sec)
         self.workers = Forwarder(settings.worker_urls, response_seconds=settings.gateway_timeout_sec)
-        self.limit = RateLimit(settings.gateway_rate_per_second, settings.gateway_burst)
+        self.limit = RateLimit(
+            settings.gateway_rate_per_second,
+            settings.gateway_burst,
+            code="gateway.too-many-requests",
+            hint="slow down; callbacks tell you when something has changed",
+        )
         keys = ViewedKeys(self.reads, self.forwarder, settings.gateway_key)
         self.authentication = authentication_of(settings, keys, LOCAL_ADMIN)
 

@@ -1,9 +1,9 @@
 """Remove secrets from text and from values before they are logged, stored or shown.
 
 A secret is recognised by its name (`password=…`, `"api_key": "…"`, `Authorization: …`), by its position
-(`://user:…@host`), or by its own form (a JWT, a PEM, or a key of dagmaster: `dgm_ID_…`). Its value ends with its quotes
-or brackets, or at white space if it has none. In doubt, more is hidden. Each character is examined a bounded number of
-times, whatever the text.
+(`://user:…@host`), or by its own form (a JWT, a PEM, or a key or session of dagmaster: `dgm_ID_…`, `dgs_ID_…`). Its
+value ends with its quotes or brackets, or at white space if it has none. In doubt, more is hidden. Each character is
+examined a bounded number of times, whatever the text.
 """
 
 import re
@@ -57,6 +57,7 @@ _SUSPECTS = {
         "bearer": r"(?P<bearer>(?<![a-z])bearer[ \t]++)",
         "eyj": r"(?P<jwt>(?<![\w-])eyJ[\w-]{8,}+\.[\w-]++(?:\.[\w-]*+)?)",
         "dgm_": r"(?P<key>dgm_[a-z0-9]{1,64}+_)",
+        "dgs_": r"(?P<key>dgs_[a-z0-9]{1,64}+_)",
         "-----begin": r"(?P<pem>-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----)",
     }.items()
 }

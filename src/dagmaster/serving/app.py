@@ -43,6 +43,7 @@ from dagmaster.serving.shared_tasks import SharedTasks
 from dagmaster.serving.sources import SourceResolver
 from dagmaster.settings import Settings
 from dagmaster.storage.zones import Storage, open_storage
+from dagmaster.web.accept import prefers_html
 from dagmaster.web.authentication import LOCAL_ADMIN, LOCAL_VIEWER, authentication_of, authentication_running
 from dagmaster.web.metrics import RequestMetrics
 
@@ -76,7 +77,7 @@ def create_app(settings: Settings, dsn: str, *, storage: Storage | None = None) 
 
     everyone = _everyone(settings)
     keys = KeyStore(dsn, "serving-keys")
-    authentication = authentication_of(settings, keys, everyone)
+    authentication = authentication_of(settings, keys, everyone, keys.sessions)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -185,7 +186,7 @@ class _CatalogueRoot:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if pages.prefers_html(Request(scope)):
+        if prefers_html(Request(scope)):
             is_folder = scope["path"].endswith("/")  # links on the page are relative
             response = pages.page("stac.html") if is_folder else RedirectResponse(f".{stac.PREFIX}/")
             response.headers["Vary"] = "Accept"

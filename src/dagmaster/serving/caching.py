@@ -22,7 +22,7 @@ FOR_EVER = "public, max-age=31536000, immutable"
 # Of responses that say nothing else: they may depend on the caller.
 BY_DEFAULT = "private, no-cache"
 # Where a request has its credentials.
-CREDENTIALS = "Authorization, X-API-Key"
+CREDENTIALS = "Authorization, X-API-Key, Cookie"
 _KEY = "dagmaster.caching"
 _ANY = "*"
 

@@ -14,6 +14,7 @@ from dagmaster.access.permissions import Permission
 from dagmaster.dataset_urls import STAC, TILES
 from dagmaster.errors import InvalidRequest
 from dagmaster.serving import pages
+from dagmaster.web.accept import prefers_html
 from dagmaster.web.authentication import requires
 
 _OGC = "http://www.opengis.net/def/rel/ogc/1.0"
@@ -39,7 +40,7 @@ async def get_landing_page(
     """Links to the description of the API, the datasets, the grids and the catalogue."""
     if f is not None and f not in _FORMATS:  # OGC API requires 400
         raise InvalidRequest("the format does not exist", code="request.no-format", hint="use f=json or f=html")
-    is_page = f == "html" if f else pages.prefers_html(request)
+    is_page = f == "html" if f else prefers_html(request)
     response = pages.page("index.html") if is_page else JSONResponse(landing_page(request))
     response.headers["Vary"] = "Accept"
     return response

@@ -15,7 +15,8 @@ from dagmaster.serving.caching import BY_DEFAULT, CREDENTIALS, cache_headers, is
 from dagmaster.serving.problems import PROBLEMS
 from dagmaster.web.authentication import Authentication
 from dagmaster.web.metrics import RequestMetrics
-from dagmaster.web.middleware import RequestMiddleware, name_of
+from dagmaster.web.middleware import RequestMiddleware
+from dagmaster.web.origins import name_of
 
 # A search may contain a polygon with many vertices.
 MAX_BODY_BYTES = 1_048_576

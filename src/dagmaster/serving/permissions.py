@@ -15,7 +15,7 @@ from starlette.routing import BaseRoute, Route
 
 from dagmaster.access.caller import Caller
 from dagmaster.access.permissions import Permission, may
-from dagmaster.web.authentication import Needs, caller_of, require, requires
+from dagmaster.web.authentication import Needs, caller_of, require, require_signed_in, requires
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,7 @@ class _NeedsIfAuthenticated(Needs):
     async def __call__(self, request: Request) -> Caller:
         caller = caller_of(request)
         if _has_authentication(request):
+            require_signed_in(request, self.permission)
             require(caller, self.permission)
         return caller
 

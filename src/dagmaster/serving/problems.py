@@ -21,7 +21,8 @@ from starlette.responses import Response
 
 from dagmaster.errors import DagmasterError, NotFound
 from dagmaster.observe import log
-from dagmaster.serving.pages import missing_page, prefers_html
+from dagmaster.serving.pages import missing_page
+from dagmaster.web.accept import prefers_html
 from dagmaster.web.problems import Problems, request_id_of
 
 PROBLEMS = Problems(is_discreet=True, longest_text=1000, headers={"Cache-Control": "no-store"})

@@ -1,17 +1,21 @@
 """Who sends a request, and whether the caller may send it.
 
-    RequestMiddleware ──▶ Authentication.caller(headers) ──▶ the request's state
+    RequestMiddleware ──▶ Authentication.identify(scope, headers) ──▶ the request's state
     route ──▶ Depends(needs(Permission.…)) ──▶ the caller, or 401 (no credentials) or 403 (a permission is missing)
 
 Every route of every app declares the permission that it needs; `permission_of` reads it from the route. What a caller
 may read of an asset is not decided here but by `access.decision.read_access`, for each version.
+
+Credentials are a key or a token in a header or, in a browser, the cookie of a session. A browser adds the cookie to any
+request, whichever page causes it: so a request with a cookie that may change something also needs the session's CSRF
+token, and must come from a page of the same origin. Requests with headers need neither.
 """
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from fastapi import Depends
 from fastapi.dependencies.models import Dependant
@@ -19,18 +23,27 @@ from fastapi.routing import iter_route_contexts
 from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.routing import BaseRoute
+from starlette.types import Scope as RequestScope
 
 from dagmaster.access.caller import ANONYMOUS, Caller, Scope
 from dagmaster.access.keys import PREFIX, KeyText, StoredKey, parse_key
 from dagmaster.access.permissions import ALLOWED, Permission, may
+from dagmaster.access.sessions import SessionText, StoredSession, parse_session
+from dagmaster.client.limits import PREFIX as API_PREFIX
 from dagmaster.errors import DagmasterError, NotAllowed, NotAuthenticated
 from dagmaster.observe import log
 from dagmaster.settings import Settings
+from dagmaster.web.cookies import has_session_cookie, session_in
+from dagmaster.web.origins import SAFE_METHODS, is_of_same_origin
 
 if TYPE_CHECKING:
     from dagmaster.web.tokens import TokenVerifier
 
 CALLER = "caller"
+IDENTITY = "identity"
+CSRF_HEADER = "X-CSRF-Token"
+# Signing in again needs no CSRF token: the page may not have it. The route checks the origin.
+SIGN_IN = ("POST", f"{API_PREFIX}/session")
 LOCAL_ADMIN = Caller("local", frozenset({Scope.ADMIN}))
 LOCAL_VIEWER = Caller("local", frozenset({Scope.VIEWER}))
 _RECORD_USES_SECONDS = 5.0
@@ -49,9 +62,38 @@ class KeyLookup(Protocol):
     async def record_uses(self) -> None: ...
 
 
+class SessionLookup(Protocol):
+    """Where sessions are found."""
+
+    async def find(self, session_id: str) -> StoredSession | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ActiveSession:
+    """The session of a request."""
+
+    text: SessionText
+    stored: StoredSession
+
+    @property
+    def method(self) -> Literal["key", "oidc"]:
+        return "oidc" if self.stored.key_id is None else "key"
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """The caller of a request, and how it was found. With `has_ended_session` the caller is anonymous: the browser has
+    the cookie of a session that has ended."""
+
+    caller: Caller
+    session: ActiveSession | None = None
+    has_ended_session: bool = False
+
+
 class Authentication(Protocol):
-    async def caller(self, headers: Headers) -> Caller:
-        """The caller of a request. Credentials that are not valid are an error; a request without any is anonymous."""
+    async def identify(self, scope: RequestScope, headers: Headers) -> Identity:
+        """The caller of a request. Credentials in headers that are not valid are an error; a request without any is
+        anonymous."""
         ...
 
 
@@ -61,29 +103,34 @@ class NoAuthentication:
 
     everyone: Caller
 
-    async def caller(self, _headers: Headers) -> Caller:
-        return self.everyone
+    async def identify(self, _scope: RequestScope, _headers: Headers) -> Identity:
+        return Identity(self.everyone)
 
 
 class CredentialAuthentication:
-    """Callers have an API key or an OIDC token; without either they are anonymous. Keys are looked up with each
-    request, so that a change takes effect at once. Use it as a context: it records when keys are used."""
+    """Callers have an API key, an OIDC token or a session; without any they are anonymous. Keys and sessions are looked
+    up with each request, so that a change takes effect at once. Use it as a context: it records when keys are used."""
 
-    def __init__(self, keys: KeyLookup, tokens: "TokenVerifier | None" = None) -> None:
+    def __init__(
+        self, keys: KeyLookup, tokens: "TokenVerifier | None" = None, sessions: SessionLookup | None = None
+    ) -> None:
         self._keys = keys
         self._tokens = tokens
+        self._sessions = sessions
 
-    async def caller(self, headers: Headers) -> Caller:
+    async def identify(self, scope: RequestScope, headers: Headers) -> Identity:
         text = credentials_in(headers)
         if text is None:
-            return ANONYMOUS
+            return await self._identity_by_session(scope, headers)
         if text.startswith(PREFIX):
-            return await self._caller_of_key(text)
+            stored = await self.key(text)
+            return Identity(Caller(stored.name, known_scopes(stored.scopes), stored.platform_id))
         if self._tokens is None:
             raise NotAuthenticated("this is not a key", code="auth.invalid-key", hint="keys begin with dgm_")
-        return await self._tokens.caller(text)
+        return Identity(await self._tokens.caller(text))
 
-    async def _caller_of_key(self, text: str) -> Caller:
+    async def key(self, text: str) -> StoredKey:
+        """The key with this text, if it is accepted now."""
         key = parse_key(text)
         stored = await self._keys.find(key.key_id) if key else None
         if key is None or stored is None or not _is_secret_of(key, stored):
@@ -97,7 +144,21 @@ class CredentialAuthentication:
                 "this key has expired", code="auth.expired", hint="ask an administrator to rotate it"
             )
         self._keys.note_use(stored.key_id)
-        return Caller(stored.name, _known_scopes(stored.scopes), stored.platform_id)
+        return stored
+
+    async def _identity_by_session(self, scope: RequestScope, headers: Headers) -> Identity:
+        if self._sessions is None or not has_session_cookie(headers):
+            return Identity(ANONYMOUS)
+        text = parse_session(session_in(scope, headers) or "")
+        stored = await self._sessions.find(text.session_id) if text else None
+        if text is None or stored is None or not stored.is_valid or not text.has_hash(stored.secret_hash):
+            return Identity(ANONYMOUS, has_ended_session=True)
+        if scope["method"] not in SAFE_METHODS and (scope["method"], scope["path"]) != SIGN_IN:
+            _require_own_page(text, headers)
+        if stored.key_id:
+            self._keys.note_use(stored.key_id)
+        caller = Caller(stored.name, known_scopes(stored.scopes), stored.platform_id)
+        return Identity(caller, ActiveSession(text, stored))
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -139,7 +200,23 @@ def _is_secret_of(key: KeyText, stored: StoredKey) -> bool:
     return is_current or is_previous
 
 
-def _known_scopes(names: list[str]) -> frozenset[Scope]:
+def _require_own_page(text: SessionText, headers: Headers) -> None:
+    """Refuse a request that another page than one of ours may have caused."""
+    if not is_of_same_origin(headers):
+        raise NotAllowed(
+            "a request with the cookie of a session must come from a page of the same origin",
+            code="request.foreign-origin",
+            hint="programs send a key in the header X-API-Key",
+        )
+    if not text.has_csrf_token(headers.get(CSRF_HEADER, "")):
+        raise NotAllowed(
+            f"a request with the cookie of a session needs its CSRF token in the header {CSRF_HEADER}",
+            code="session.csrf",
+            hint="GET /api/v1/session has the token; programs send a key in the header X-API-Key",
+        )
+
+
+def known_scopes(names: list[str]) -> frozenset[Scope]:
     """Scopes of a later version are ignored."""
     return frozenset(Scope(name) for name in names if name in set(Scope))
 
@@ -166,20 +243,27 @@ async def authentication_running(authentication: Authentication) -> AsyncIterato
         yield
 
 
-def authentication_of(settings: Settings, keys: KeyLookup, everyone: Caller) -> Authentication:
-    """`everyone` is the caller of all requests if authentication is disabled."""
+def authentication_of(
+    settings: Settings, keys: KeyLookup, everyone: Caller, sessions: SessionLookup | None = None
+) -> Authentication:
+    """`everyone` is the caller of all requests if authentication is disabled. Cookies need `sessions`."""
     if not settings.auth_enabled:
         return NoAuthentication(everyone)
     if settings.oidc_issuer is None:
-        return CredentialAuthentication(keys)
+        return CredentialAuthentication(keys, sessions=sessions)
     from dagmaster.web.tokens import TokenVerifier  # imports the library for tokens
 
-    return CredentialAuthentication(keys, TokenVerifier.of(settings, settings.oidc_issuer))
+    return CredentialAuthentication(keys, TokenVerifier.of(settings, settings.oidc_issuer), sessions)
 
 
 def caller_of(request: Request) -> Caller:
     caller: Caller = request.scope.get("state", {}).get(CALLER, ANONYMOUS)
     return caller
+
+
+def identity_of(request: Request) -> Identity:
+    identity: Identity = request.scope.get("state", {}).get(IDENTITY, Identity(ANONYMOUS))
+    return identity
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,8 +274,15 @@ class Needs:
 
     async def __call__(self, request: Request) -> Caller:
         caller = caller_of(request)
+        require_signed_in(request, self.permission)
         require(caller, self.permission)
         return caller
+
+
+def require_signed_in(request: Request, permission: Permission) -> None:
+    """Say that a session has ended, instead of asking for a key."""
+    if identity_of(request).has_ended_session and permission is not Permission.ANYONE:
+        raise NotAuthenticated("the session has ended", code="auth.session-ended", hint="sign in again")
 
 
 def require(caller: Caller, permission: Permission) -> None:

@@ -13,7 +13,6 @@ import re
 import time
 from collections.abc import Iterable
 from typing import ClassVar
-from urllib.parse import urlsplit
 from uuid import uuid4
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -23,8 +22,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from dagmaster.errors import DagmasterError, InvalidRequest
 from dagmaster.listen import Endpoint, is_loopback
 from dagmaster.observe import log
-from dagmaster.web.authentication import CALLER, Authentication
+from dagmaster.web.authentication import CALLER, IDENTITY, Authentication
 from dagmaster.web.metrics import RequestMetrics
+from dagmaster.web.origins import is_of_other_site, name_of
 from dagmaster.web.problems import Problems
 
 REQUEST_ID = "X-Request-ID"
@@ -90,10 +90,13 @@ class RequestMiddleware:
 
     async def _authenticate(self, scope: Scope, headers: Headers) -> DagmasterError | None:
         """Keep the caller in the scope. Credentials that are not valid are refused on every route."""
+        if not self.needs_caller(scope["path"]):
+            return None
         try:
-            scope["state"][CALLER] = await self._authentication.caller(headers)
+            identity = await self._authentication.identify(scope, headers)
         except DagmasterError as error:
             return error
+        scope["state"] |= {CALLER: identity.caller, IDENTITY: identity}
         return None
 
     def refusal(self, scope: Scope, headers: Headers) -> InvalidRequest | None:
@@ -115,6 +118,10 @@ class RequestMiddleware:
                 code="request.foreign-origin",
             )
         return None
+
+    def needs_caller(self, _path: str) -> bool:
+        """Whether requests for a path are authenticated. Others are answered while the database is down, too."""
+        return True
 
     def enter(self, scope: Scope) -> None:
         """Change the scope of a request that was not refused."""
@@ -179,35 +186,6 @@ class _Exchange:
             "seconds": round(self.seconds, 4),
             "request_id": self.request_id,
         }
-
-
-def is_of_other_site(scope: Scope, headers: Headers, *, with_images: bool = False) -> bool:
-    """Whether a page of another site sends the request. It may still link to a page (it cannot read it), and with
-    `with_images` it may show images (it cannot read their pixels)."""
-    origin = headers.get("origin")
-    if origin is not None:
-        return _netloc_of(origin) != headers.get("host", "")
-    if headers.get("sec-fetch-site") != "cross-site":
-        return False
-    mode, destination = headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest")
-    is_link = mode == "navigate" and destination == "document"
-    is_image = with_images and mode == "no-cors" and destination == "image"
-    return scope["method"] not in {"GET", "HEAD"} or not (is_link or is_image)
-
-
-def _netloc_of(url: str) -> str:
-    try:
-        return urlsplit(url).netloc
-    except ValueError:
-        return ""
-
-
-def name_of(host: str) -> str:
-    """The host name of a `Host` header, without the port."""
-    try:
-        return urlsplit(f"//{host}").hostname or ""
-    except ValueError:
-        return ""
 
 
 def _request_id(headers: Headers) -> str:

@@ -66,6 +66,7 @@ STATUSES_BY_CODE: Mapping[str, HTTPStatus] = {
     "gateway.no-response": HTTPStatus.GATEWAY_TIMEOUT,
     "gateway.response-too-large": HTTPStatus.BAD_GATEWAY,
     "serving.too-many-requests": HTTPStatus.TOO_MANY_REQUESTS,
+    "auth.too-many-attempts": HTTPStatus.TOO_MANY_REQUESTS,
     "request.too-large": HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
 }
 _RETRIED = (HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS)

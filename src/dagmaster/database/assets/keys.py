@@ -15,6 +15,7 @@ import psycopg
 from dagmaster import faults
 from dagmaster.access.keys import StoredKey
 from dagmaster.client.models.assets import KeyInfo
+from dagmaster.database.assets.sessions import SessionStore
 from dagmaster.database.connect import Connection, pool, translate_errors
 from dagmaster.database.queries import query
 from dagmaster.database.reads.session import models
@@ -55,6 +56,7 @@ class KeyStore:
     def __init__(self, dsn: str, role: str = "keys", size: int = _POOL_SIZE) -> None:
         self._pool = pool(dsn, role, 0, size)
         self._uses = _Uses()
+        self.sessions = SessionStore(self._pool)
 
     async def __aenter__(self) -> Self:
         await self._pool.open()

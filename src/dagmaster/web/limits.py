@@ -18,9 +18,20 @@ class _Bucket:
 
 
 class RateLimit:
-    """`per_second` requests in the long run, `burst` at once. The least recent callers are forgotten."""
+    """`per_second` requests in the long run, `burst` at once. The least recent callers are forgotten. `code` and `hint`
+    are those of the error for a caller that has sent too many."""
 
-    def __init__(self, per_second: float, burst: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        per_second: float,
+        burst: int,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        code: str,
+        hint: str,
+    ) -> None:
+        self._code = code
+        self._hint = hint
         self._per_second = per_second
         self._burst = float(burst)
         self._clock = clock
@@ -38,7 +49,12 @@ class RateLimit:
         if bucket.tokens < 1:
             raise Unavailable(
                 f"too many requests: at most {self._per_second:g} a second, {self._burst:g} at once",
-                code="gateway.too-many-requests",
-                hint="slow down; callbacks tell you when something has changed",
+                code=self._code,
+                hint=self._hint,
             )
         bucket.tokens -= 1
+
+    def give_back(self, caller: str) -> None:
+        """Do not count the last request of this caller."""
+        if bucket := self._buckets.get(caller):
+            bucket.tokens = min(self._burst, bucket.tokens + 1)

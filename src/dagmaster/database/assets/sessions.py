@@ -1,0 +1,68 @@
+"""Sessions of browsers in the database. Signing out, and a change of the key, take effect with the next request in
+every process: sessions are not cached."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from dagmaster.access.sessions import SessionText, StoredSession
+from dagmaster.database.connect import Connection, ConnectionPool, translate_errors
+from dagmaster.database.queries import query
+from dagmaster.database.reads.session import models
+from dagmaster.database.session import dicts
+
+_FORGOTTEN_AT_ONCE = 100
+
+
+@dataclass(frozen=True, slots=True)
+class SignIn:
+    """Who signs in. `key_hash` is that of the key's secret; `until` the end of the token of a sign-in without a key."""
+
+    name: str
+    scopes: tuple[str, ...]
+    platform_id: str | None = None
+    key_id: str | None = None
+    key_hash: str | None = field(default=None, repr=False)
+    until: datetime | None = None
+
+
+class SessionStore:
+    """Uses the connections of a KeyStore, whose context it needs."""
+
+    def __init__(self, connections: ConnectionPool) -> None:
+        self._pool = connections
+
+    async def find(self, session_id: str) -> StoredSession | None:
+        async with self._connected() as connection:
+            rows = await dicts(connection, "find_session", {"session_id": session_id})
+        return next(iter(models(StoredSession, rows)), None)
+
+    async def start(self, text: SessionText, person: SignIn, *, lasts_seconds: float, request_id: str | None) -> None:
+        """Also deletes some of the sessions that ended long ago."""
+        values = {
+            "session_id": text.session_id,
+            "secret_hash": text.hash,
+            "key_id": person.key_id,
+            "key_hash": person.key_hash,
+            "name": person.name,
+            "scopes": list(person.scopes),
+            "platform_id": person.platform_id,
+            "until": person.until,
+            "lasts_seconds": lasts_seconds,
+            "request_id": request_id,
+        }
+        async with self._connected() as connection:
+            await dicts(connection, "start_session", values)
+            await connection.execute(query("forget_sessions"), {"limit": _FORGOTTEN_AT_ONCE})
+
+    async def end(self, session_id: str, *, request_id: str | None) -> bool:
+        """False if the session had ended before."""
+        async with self._connected() as connection:
+            return bool(await dicts(connection, "end_session", {"session_id": session_id, "request_id": request_id}))
+
+    @asynccontextmanager
+    async def _connected(self) -> AsyncIterator[Connection]:
+        with translate_errors():
+            async with self._pool.connection() as connection:
+                yield connection

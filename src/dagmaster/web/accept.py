@@ -1,0 +1,25 @@
+"""Which kind of content a client wants: a page, or data."""
+
+from starlette.requests import Request
+
+
+def prefers_html(request: Request) -> bool:
+    """Whether the client is a browser that shows a page. JSON is the default, also for `*/*` and if both are equal."""
+    if request.method not in {"GET", "HEAD"}:
+        return False
+    weights = {"html": 0.0, "json": 0.0}
+    for part in request.headers.get("accept", "").split(","):
+        media_type, _, parameters = part.partition(";")
+        kind = media_type.strip().lower().removeprefix("application/").removeprefix("text/")
+        kind = {"xhtml+xml": "html", "geo+json": "json", "schema+json": "json", "problem+json": "json"}.get(kind, kind)
+        if kind in weights:
+            weights[kind] = max(weights[kind], _weight(parameters))
+    return weights["html"] > weights["json"]
+
+
+def _weight(parameters: str) -> float:
+    name, _, value = parameters.strip().partition("=")
+    try:
+        return float(value) if name.strip().lower() == "q" else 1.0
+    except ValueError:
+        return 0.0
