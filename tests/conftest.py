@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psycopg
@@ -17,15 +18,23 @@ import pytest
 from dagmaster.database.catalog.pgstac import deploy_catalog
 from dagmaster.database.schema.deploy import deploy
 from dagmaster.local.embedded import Cluster
+from tests.budgets import Stopwatch
 
 # A package of its own, whose tests run where it is installed.
 collect_ignore = ["example_package"]
+MEMORY = Path("/dev/shm")
 TEMPLATE = "dagmaster_template"
 CATALOG_TEMPLATE = "dagmaster_catalog_template"
 _numbers = itertools.count(1)
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    if not config.getoption("--slow"):
+        config.pluginmanager.register(Stopwatch())
+    _allow_interrupts()
+
+
+def _allow_interrupts() -> None:
     """A shell starts background jobs with SIGINT ignored, and what they start inherits that:
     Ctrl-C could not be tested."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -67,6 +76,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     _remove_leftovers_of_killed_runs()
     data_folder = None if os.geteuid() == 0 else tmp_path_factory.mktemp("cluster")
     cluster = Cluster.at(data_folder, name=f"test-{os.getpid()}", fast=True)
+    if _has_memory_for_files():
+        cluster = replace(cluster, folder=MEMORY / f"dagmaster-test-{os.getpid()}")
     try:
         cluster.start()
         yield cluster
@@ -86,6 +97,13 @@ def template_database(cluster: Cluster) -> str:
 @pytest.fixture
 def database(cluster: Cluster, template_database: str) -> Iterator[str]:
     """The address of a freshly deployed database, dropped after the test."""
+    with fresh_database(cluster, template_database) as dsn:
+        yield dsn
+
+
+@pytest.fixture(scope="module")
+def shared_database(cluster: Cluster, template_database: str) -> Iterator[str]:
+    """A database for all those tests of a module that leave nothing behind."""
     with fresh_database(cluster, template_database) as dsn:
         yield dsn
 
@@ -125,13 +143,28 @@ def fresh_database(cluster: Cluster, template: str) -> Iterator[str]:
             connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
 
+def _has_memory_for_files() -> bool:
+    """Whether a cluster may be in memory. There a database is cloned in half the time, whatever else the disk does."""
+    return MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 4e9 and _available_bytes() > 4e9
+
+
+def _available_bytes() -> int:
+    facts = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    return int(facts["MemAvailable"].split()[0]) * 1024
+
+
 def administrator(cluster: Cluster) -> psycopg.Connection:
     return psycopg.connect(cluster.dsn_of("postgres"), autocommit=True)
 
 
 def _remove_leftovers_of_killed_runs() -> None:
     """A run ended by SIGKILL takes its server along but leaves its files."""
-    places = (("/var/lib/dagmaster", "test-*"), ("/run", "dagmaster-test-*"), ("/tmp", "dagmaster-*test-*"))
+    places = (
+        ("/var/lib/dagmaster", "test-*"),
+        ("/run", "dagmaster-test-*"),
+        ("/tmp", "dagmaster-*test-*"),
+        (MEMORY, "dagmaster-test-*"),
+    )
     for folder in (leftover for place, pattern in places for leftover in Path(place).glob(pattern)):
         pid = folder.name.rpartition("-")[2]
         if pid.isdigit() and not Path(f"/proc/{pid}").exists():

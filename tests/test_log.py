@@ -370,7 +370,7 @@ def test_hostile_text_costs_no_more_than_its_length(unit):
     half = unit * (MB // 2 // len(unit))
 
     for text in (f"{half}password={half}", f"{unit}{' ' * MB}x", f"{unit}{BACKSLASH * MB}x"):
-        assert min(cpu_seconds(text), cpu_seconds(text)) < 1.0
+        assert cpu_seconds(text) < 1.0 or cpu_seconds(text) < 1.0  # the first time may be that of another process
 
 
 def cpu_seconds(text: str) -> float:

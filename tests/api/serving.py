@@ -10,9 +10,9 @@ from httpx2 import ASGITransport, AsyncClient
 from dagmaster.api.app import create_app
 from dagmaster.api.server import ApiServer
 from dagmaster.handlers.registry import installed
-from dagmaster.library.workflows import load_library
 from dagmaster.listen import bind
 from tests.engine.harness import Engine, fast_settings
+from tests.workflow_library import library_of
 
 V1 = "/api/v1"
 
@@ -21,7 +21,7 @@ def app_of(dsn: str, running: Engine | None = None, *, heartbeat_seconds: float 
     """The app on a database; with an engine, knowing what that knows."""
     chosen = fast_settings(**settings)
     registry = running.registry if running else installed()
-    catalog = running.library if running else load_library(chosen, registry, chosen.known_queues)
+    catalog = running.library if running else library_of(chosen, registry)
     orchestrator = running.orchestrators[0] if running and running.orchestrators else None
     return create_app(chosen, dsn, catalog, registry, orchestrator=orchestrator, heartbeat_seconds=heartbeat_seconds)
 

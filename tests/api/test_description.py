@@ -20,12 +20,12 @@ from dagmaster.api.server import ApiServer
 from dagmaster.client.models.assets import KeyRequest
 from dagmaster.database.assets.keys import KeyChange, KeyStore
 from dagmaster.handlers.registry import installed
-from dagmaster.library.workflows import load_library
 from dagmaster.listen import bind
 from dagmaster.observe import log
 from dagmaster.operations.keys import create_key
 from tests.engine.harness import engine, fast_settings, until
 from tests.operations.kit import opened
+from tests.workflow_library import library_of
 
 pytestmark = pytest.mark.requirement("O1")
 
@@ -41,7 +41,7 @@ CHECKS = (
 
 def _app(dsn: str) -> Any:
     chosen, registry = fast_settings(), installed()
-    return create_app(chosen, dsn, load_library(chosen, registry, chosen.known_queues), registry)
+    return create_app(chosen, dsn, library_of(chosen, registry), registry)
 
 
 DESCRIPTION: dict[str, Any] = _app("postgresql://nowhere/nothing").openapi()

@@ -19,6 +19,8 @@ from chaos.proxy import (
 )
 from dagmaster.local.embedded import Cluster
 
+pytestmark = pytest.mark.alone
+
 
 def message(kind: bytes, body: bytes) -> bytes:
     return kind + (len(body) + 4).to_bytes(4, "big") + body

@@ -7,6 +7,8 @@ import pytest
 
 from chaos.run import Options, perform
 
+pytestmark = pytest.mark.alone
+
 KINDS = ("kill orchestrator", "kill worker", "reset at commit", "freeze orchestrator", "cut")
 
 

@@ -207,6 +207,7 @@ def test_the_rights_that_it_names_are_the_ones_that_are_needed(dagmaster, free_p
     assert levels(after["instances"]) == [WARNING, WARNING]
 
 
+@pytest.mark.alone
 def test_a_notification_that_is_lost_on_the_way_is_noticed(cluster, database):
     """As a pooler loses it that gives each transaction another connection."""
     assert server.notify_seconds(database) < 1

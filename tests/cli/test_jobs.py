@@ -194,6 +194,7 @@ def test_watching_in_json_ends_with_the_outcome(on_platform):
     assert outcome["result"] == {"count": 10}
 
 
+@pytest.mark.alone
 @pytest.mark.requirement("M3")
 @pytest.mark.parametrize("how", ["--wait", "--watch"])
 def test_ctrl_c_detaches_and_the_job_continues(platform, on_platform, sleepy, how):

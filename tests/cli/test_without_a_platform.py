@@ -231,6 +231,7 @@ def imported(*arguments: str, heavy: set[str], **variables: str) -> set[str]:
     return set(done.stderr.splitlines()[-1].split())
 
 
+@pytest.mark.alone
 @pytest.mark.requirement("M3")
 def test_help_is_fast_and_imports_nothing_heavy():
     begun = time.monotonic()

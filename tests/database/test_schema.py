@@ -34,8 +34,8 @@ GUARDED = pytest.mark.parametrize("cycle", guards.GUARDED_TABLES, ids=lambda cyc
 
 @pytest.mark.requirement("D1")
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.table.name)
-def test_the_database_has_the_columns_of_every_record(database, record):
-    with psycopg.connect(database) as connection:
+def test_the_database_has_the_columns_of_every_record(shared_database, record):
+    with psycopg.connect(shared_database) as connection:
         columns = connection.execute(f"SELECT * FROM dagapp.{record.table.name}").description
 
     assert tuple(column.name for column in columns or ()) == tuple(record.model_fields)

@@ -54,7 +54,7 @@ def receiver_url() -> Iterator[str]:
             pass
 
     server = HTTPServer(("127.0.0.1", 0), Receiver)
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     yield f"http://127.0.0.1:{server.server_port}/done"
     server.shutdown()

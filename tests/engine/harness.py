@@ -28,7 +28,7 @@ from dagmaster.handlers.registry import Registration, Registry, installed
 from dagmaster.jobs.model import Submission
 from dagmaster.jobs.plan import Planner
 from dagmaster.jobs.rendering import AT_ONCE_SECONDS, RenderLimits
-from dagmaster.library.workflows import WorkflowLibrary, load_library
+from dagmaster.library.workflows import WorkflowLibrary
 from dagmaster.observe import log
 from dagmaster.operations.submit import submit
 from dagmaster.orchestrator.loop import Orchestrator
@@ -38,6 +38,7 @@ from dagmaster.transports.postgres import PostgresTransport, topics_of
 from dagmaster.worker.loop import Worker
 from dagmaster.workflows.load import WorkflowLimits, read
 from dagmaster.workflows.model import Workflow
+from tests.workflow_library import library_of
 
 FAST = {
     "orchestrator_poll_interval": 0.2,
@@ -106,7 +107,7 @@ class Engine:
         self.has_notifiers = has_notifiers
         self.settings = settings or fast_settings()
         self.registry = Registry([*installed().values(), *TEST_HANDLERS, *handlers])
-        self.library: WorkflowLibrary = load_library(self.settings, self.registry, self.settings.known_queues)
+        self.library: WorkflowLibrary = library_of(self.settings, self.registry)
         self.notifier = PostgresNotifier(dsn)
         self.ledger = PostgresLedger(dsn, "test", self.notifier)
         self.orchestrators: list[Orchestrator] = []

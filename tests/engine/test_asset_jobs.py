@@ -20,7 +20,6 @@ from dagmaster.database.maintenance.retention import PostgresRetention
 from dagmaster.database.notify.notifier import JOBS
 from dagmaster.errors import HandlerFailed
 from dagmaster.handlers.registry import Registration, Registry, installed
-from dagmaster.library.workflows import load_library
 from dagmaster.operations import cancel, rerun
 from dagmaster.settings import Settings
 from dagmaster.storage import Zone, open_storage
@@ -28,6 +27,7 @@ from tests.engine.harness import TEST_HANDLERS, Engine, engine
 from tests.engine.processes import CRASHED, ENDS, Fleet, Process, fleet
 from tests.engine.test_retention import DAY, in_days
 from tests.published import Publisher
+from tests.workflow_library import library_of
 
 pytestmark = pytest.mark.requirement("A2", "E5")
 
@@ -78,7 +78,7 @@ async def publishing(dsn: str, folder: Path, *handlers: Registration) -> AsyncIt
     storage = open_storage(settings)
     storage.put(storage.location("some.tif", zone=Zone.BRONZE), b"pixels")
     registry = Registry([*installed().values(), *handlers])
-    library = load_library(settings, registry, settings.known_queues)
+    library = library_of(settings, registry)
     async with AssetStore(dsn) as store:
         yield Publisher(store, library, storage)
 

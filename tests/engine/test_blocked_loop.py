@@ -4,7 +4,7 @@ import pytest
 
 from tests.engine.processes import fleet
 
-pytestmark = pytest.mark.requirement("E10")
+pytestmark = [pytest.mark.requirement("E10"), pytest.mark.alone]
 
 WORK = """
     workflow_id: blocking

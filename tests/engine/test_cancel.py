@@ -67,6 +67,7 @@ async def running_task(running, job_id):
     return (await until(is_started))[0]
 
 
+@pytest.mark.alone
 @pytest.mark.requirement("E14")
 async def test_a_running_handler_is_notified_within_a_second_and_waiting_nodes_never_start(database):
     async with engine(database, handlers=HANDLERS) as running:

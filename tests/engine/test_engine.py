@@ -464,6 +464,7 @@ async def test_a_report_whose_answer_was_lost_counts_once(database):
 SELDOM = {"orchestrator_poll_interval": 30.0, "worker_poll_interval": 30.0}
 
 
+@pytest.mark.alone
 @pytest.mark.requirement("E8")
 @pytest.mark.parametrize("workflow_id", ["hello_world", "retry_test", "fan_out_test"])
 async def test_a_job_is_woken_through_every_step_without_polling(database, workflow_id):
@@ -616,6 +617,7 @@ def _failing(blame, retry):
         """)
 
 
+@pytest.mark.alone
 @pytest.mark.requirement("E12")
 async def test_a_handlers_failure_is_retried_as_often_as_the_yaml_says(database):
     retry = "{max_attempts: 2, backoff: exponential, initial_delay_seconds: 0.2, max_delay_seconds: 0.3}"

@@ -13,7 +13,7 @@ import pytest
 
 from tests.engine.processes import Fleet, Process, fleet
 
-pytestmark = pytest.mark.requirement("E27")
+pytestmark = [pytest.mark.requirement("E27"), pytest.mark.alone]
 
 SIZE_MB = 48
 FULL_SECONDS = 2.0

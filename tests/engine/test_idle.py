@@ -9,6 +9,8 @@ from dagmaster.database.notify.postgres import PostgresNotifier
 from dagmaster.errors import Unavailable
 from tests.engine.harness import engine, open_gate, workflow
 
+pytestmark = pytest.mark.alone
+
 HOLD = """
     workflow_id: hold
     nodes:

@@ -28,6 +28,8 @@ from dagmaster.local.embedded import Cluster
 from tests.engine.harness import engine
 from tests.engine.processes import Fleet, Process, fleet, is_alive
 
+pytestmark = pytest.mark.alone
+
 ONE_TASK = """
     workflow_id: one_task
     name: One task

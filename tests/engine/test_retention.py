@@ -254,6 +254,7 @@ async def test_a_month_of_events_goes_when_it_has_no_job(database):
     await retention.close()
 
 
+@pytest.mark.alone
 async def test_under_load_nothing_that_lives_is_touched(database, later):
     """Jobs end and go at once, while others run, fail, and are submitted under the same definitions."""
     done = asyncio.Event()

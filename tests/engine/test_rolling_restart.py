@@ -10,7 +10,7 @@ import pytest
 
 from tests.engine.processes import Fleet, fleet
 
-pytestmark = pytest.mark.requirement("E22")
+pytestmark = [pytest.mark.requirement("E22"), pytest.mark.alone]
 
 GRACE_SECONDS = 2.0
 HAND_OVER_SECONDS = 2.0

@@ -12,7 +12,7 @@ from dagmaster.database.notify import postgres as module
 from dagmaster.database.notify.postgres import PostgresNotifier, channel_of
 from tests.engine.harness import engine
 
-pytestmark = pytest.mark.requirement("E8")
+pytestmark = [pytest.mark.requirement("E8"), pytest.mark.alone]
 
 
 class SilencingProxy:

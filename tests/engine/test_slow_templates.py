@@ -8,6 +8,8 @@ import pytest
 from dagmaster.handlers.registry import Registration
 from tests.engine.harness import engine, until, workflow
 
+pytestmark = pytest.mark.alone
+
 COUNT = 15_000
 HEAD = """
     workflow_id: slow_%s

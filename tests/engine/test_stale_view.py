@@ -6,7 +6,7 @@ import pytest
 
 from tests.engine.harness import engine
 
-pytestmark = pytest.mark.requirement("E7")
+pytestmark = [pytest.mark.requirement("E7"), pytest.mark.alone]
 
 
 async def test_a_view_behind_the_events_is_read_again_and_loses_no_result(database):

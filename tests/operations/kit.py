@@ -17,11 +17,12 @@ from dagmaster.assets.states import Clearance
 from dagmaster.client.models.assets import AssetSubmissionRequest, AssetSubmissionResult, SourceReference
 from dagmaster.database.assets.store import AssetStore
 from dagmaster.handlers.registry import installed
-from dagmaster.library.workflows import WorkflowLibrary, load_library
+from dagmaster.library.workflows import WorkflowLibrary
 from dagmaster.operations.assets.approve import approve
 from dagmaster.operations.assets.submit import submit_asset
 from dagmaster.settings import Settings
 from dagmaster.storage import Storage, Zone, open_storage
+from tests.workflow_library import library_of
 
 ADA = Caller("ada", frozenset({Scope.OPERATOR}))
 BOB = Caller("bob", frozenset({Scope.REVIEWER}))
@@ -120,7 +121,7 @@ class Kit:
 @asynccontextmanager
 async def opened(dsn: str, folder: Path) -> AsyncIterator[Kit]:
     storage = open_storage(Settings(storage_folder=folder))
-    library = load_library(Settings(), installed(), Settings().known_queues)
+    library = library_of(Settings(), installed())
     async with AssetStore(dsn) as store:
         yield Kit(dsn, store, storage, library)
 

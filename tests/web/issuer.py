@@ -88,7 +88,7 @@ def issuer() -> Iterator[Issuer]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     made = Issuer(server.server_address[1])
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     try:
         yield made
