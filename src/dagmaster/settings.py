@@ -28,6 +28,7 @@ _LONGEST_SHOWN = 60
 SCOPES = ("viewer", "reviewer", "author", "operator", "worker", "gateway", "admin")
 SERVERS = ("api", "gateway", "serving")
 _ROLE = re.compile(rf"[^=,]+=(?:{'|'.join(SCOPES)}|b2b:[a-z0-9][a-z0-9_-]*)")
+_SHARE = re.compile(r"(?:\*|[A-Za-z0-9][A-Za-z0-9_.-]{0,63})=(?:100(?:\.0{1,2})?|[0-9]{1,2}(?:\.[0-9]{1,2})?)")
 _ROOT_HOME = Path("/var/lib/dagmaster")
 
 # At most a day: with a longer interval or timeout, a failure would hardly ever be noticed.
@@ -327,6 +328,25 @@ class Settings(BaseSettings):
     worker_urls: Annotated[tuple[str, ...], NoDecode] = Field(
         (), description="URLs of workers' health endpoints, separated by commas, which operators reach via the gateway"
     )
+    legacy_url: str | None = Field(
+        None,
+        max_length=512,
+        description="http(s)://… of the old system; requests of the old API that are not served here are forwarded to "
+        "it. If it is not set, all are served here",
+    )
+    legacy_key: str | None = Field(
+        None, repr=False, description="Function key of the old system, sent to it as x-functions-key; never logged"
+    )
+    legacy_shares: Annotated[tuple[str, ...], NoDecode] = Field(
+        (),
+        description="Percentages of submissions to the old API that are forwarded to the old system, by job type, such "
+        "as `process_large_raster=25,raster_validate=0,*=100`; `*` is every other job type. A job type without a "
+        "percentage runs here",
+    )
+    legacy_read_only: bool = Field(
+        False, description="Nothing that changes the old system is forwarded to it; it is still asked for unknown jobs"
+    )
+    legacy_timeout_sec: Seconds = Field(30.0, description="An answer of the old system is awaited for this long")
     serving_host: str = Field(
         "127.0.0.1",
         description="Address on which the map server listens; non-loopback addresses need AUTH_ENABLED",
@@ -440,7 +460,7 @@ class Settings(BaseSettings):
         urls = [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
         return tuple(cls._begins_links(url) for url in urls) if isinstance(urls, list) else urls
 
-    @field_validator("public_url", "callback_result_url")
+    @field_validator("public_url", "callback_result_url", "legacy_url")
     @classmethod
     def _begins_links(cls, value: str | None) -> str | None:
         if value is None:
@@ -467,6 +487,16 @@ class Settings(BaseSettings):
                 raise ValueError("not pairs ROLE=SCOPE")
         return value
 
+    @field_validator("legacy_shares")
+    @classmethod
+    def _percentages(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for pair in value:
+            if not _SHARE.fullmatch(pair):
+                raise ValueError("not pairs JOB_TYPE=PERCENT")
+        if len({pair.partition("=")[0] for pair in value}) < len(value):
+            raise ValueError("a job type is named twice")
+        return value
+
     @field_validator("trusted_proxies")
     @classmethod
     def _networks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
@@ -474,7 +504,9 @@ class Settings(BaseSettings):
             ip_network(network, strict=False)
         return value
 
-    @field_validator("stac_href_prefixes", "trusted_proxies", "oidc_audience", "oidc_roles", mode="before")
+    @field_validator(
+        "stac_href_prefixes", "trusted_proxies", "oidc_audience", "oidc_roles", "legacy_shares", mode="before"
+    )
     @classmethod
     def _prefixes(cls, value: object) -> object:
         return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value

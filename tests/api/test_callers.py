@@ -45,7 +45,7 @@ ROUTES = sorted(
     (method, route.path, permission_of(route))
     for route in routes_of(APP.routes)
     for method in route.methods - {"HEAD"}
-    if route.path.startswith("/api/v1")
+    if route.path.startswith("/api/")
 )
 
 

@@ -3,6 +3,7 @@
 create_app(settings, dsn, library, handlers)
   ├── middleware: request id, host and origin, caller, size of bodies
   ├── / /docs /openapi.json /livez /readyz /metrics
+  ├── /api/jobs /api/dbadmin: the old API
   └── /api/v1: jobs workflows submit status assets platforms callbacks bootstrap dead-letters janitor orchestrators
                workers queues stats caller keys session health
 """
@@ -45,6 +46,8 @@ from dagmaster.api import (
     waiting,
     workflows,
 )
+from dagmaster.api.legacy import routes as legacy
+from dagmaster.api.legacy.problems import OldProblems
 from dagmaster.api.middleware import ApiMiddleware
 from dagmaster.api.services import ApiServices
 from dagmaster.client.limits import MAX_BODY_BYTES, PREFIX
@@ -68,6 +71,7 @@ _TAGS = [
     {"name": "operations", "description": "Running instances, the janitor, and statistics of the platform"},
     {"name": "callers", "description": "Who sends requests: API keys and their scopes"},
     {"name": "bootstrap", "description": "The database schema"},
+    {"name": "old API", "description": "The API of the old system, for clients that still use it"},
     {"name": "health", "description": "For probes and operators"},
 ]
 _DESCRIPTION = """Jobs, workflows, assets and operations of a dagmaster platform.
@@ -109,6 +113,7 @@ def create_app(
     app.state.services = services
     problems.register(app)
     app.include_router(_versioned())
+    app.include_router(legacy.router)
     app.include_router(health.probes)
     app.include_router(index.router)
     app.include_router(metrics.router)
@@ -122,6 +127,7 @@ def create_app(
         authentication=services.authentication,
         refuses_other_sites=not settings.auth_enabled,
     )
+    app.add_middleware(OldProblems)
     return app
 
 

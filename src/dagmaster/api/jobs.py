@@ -152,7 +152,7 @@ async def get_job(services: Services, job_id: JobId) -> JobDetail:
         graph = await services.reads.graph(job.definition_hash)
     except NotFound as error:
         return await _without_nodes(services, job, error)
-    job, snapshot = await _of_one_moment(services, job, graph.order)
+    job, snapshot = await of_one_moment(services, job, graph.order)
     nodes = [summary_of(graph, node, snapshot.now) for node in snapshot.nodes]
     failed = [node for node in nodes if node.status is NodeStatus.FAILED or node.failed_count]
     return JobDetail(
@@ -170,7 +170,7 @@ async def get_job(services: Services, job_id: JobId) -> JobDetail:
 
 async def _without_nodes(services: ApiServices, job: Job, error: NotFound) -> JobDetail:
     """A job whose definition cannot be read."""
-    job, snapshot = await _of_one_moment(services, job, [])
+    job, snapshot = await of_one_moment(services, job, [])
     return JobDetail(
         job=PublicJob.model_validate(job.model_dump()),
         is_over=snapshot.is_over,
@@ -181,7 +181,7 @@ async def _without_nodes(services: ApiServices, job: Job, error: NotFound) -> Jo
     )
 
 
-async def _of_one_moment(services: ApiServices, job: Job, node_ids: Sequence[str]) -> tuple[Job, Snapshot]:
+async def of_one_moment(services: ApiServices, job: Job, node_ids: Sequence[str]) -> tuple[Job, Snapshot]:
     """The job and its nodes. The job may end or be resumed between two reads: they are repeated until both agree."""
     snapshot = await services.reads.watch_job(job.job_id, node_ids)
     for _ in range(_MOST_READS):
@@ -200,14 +200,19 @@ async def _trouble(services: ApiServices, job: Job) -> str | None:
 
 
 def _outcomes(job: Job, graph: Graph, snapshot: Snapshot) -> Outcomes:
+    return outcomes(view_of_snapshot(job, graph, snapshot))
+
+
+def view_of_snapshot(job: Job, graph: Graph, snapshot: Snapshot) -> JobView:
     missing = NodeView(NodeStatus.FAILED, error_message="its row is missing")
     nodes = dict.fromkeys(graph.order, missing) | {node.node_id: _view_of(node) for node in snapshot.nodes}
-    return outcomes(JobView(job.job_id, graph, job.input_params, job.status, nodes=nodes))
+    return JobView(job.job_id, graph, job.input_params, job.status, nodes=nodes)
 
 
 def _view_of(node: NodeSummary) -> NodeView:
     return NodeView(
         status=node.status,
+        attempt=node.attempt,
         reason=node.reason,
         error_message=node.error_message,
         total=node.total or 0,

@@ -10,6 +10,8 @@ from typing import Annotated, Any
 from fastapi import Depends, Request
 
 from dagmaster.api.follower import Follower
+from dagmaster.api.legacy.forward import OldSystem
+from dagmaster.api.legacy.sharing import Shares
 from dagmaster.database.assets.keys import KeyStore
 from dagmaster.database.assets.store import AssetStore
 from dagmaster.database.ledger.postgres import PostgresLedger
@@ -68,8 +70,11 @@ class ApiServices:
     keys: KeyStore = field(init=False)
     authentication: Authentication = field(init=False)
     sign_in_limit: RateLimit = field(init=False)
+    old_system: OldSystem | None = field(init=False, default=None)
+    shares: Shares = field(init=False)
 
     def __post_init__(self) -> None:
+        self.shares = Shares.read(self.settings.legacy_shares)
         self.sign_in_limit = RateLimit(
             SIGN_INS_PER_SECOND,
             SIGN_INS_AT_ONCE,
@@ -86,6 +91,7 @@ class ApiServices:
         self.reads, self.ledgers = ApiReads(self.dsn), Ledgers(self.dsn, self.notifier)
         self.assets = AssetStore(self.dsn, notifier=self.notifier)
         self.follower = Follower(self.reads, self.notifier)
+        self.old_system = self._old_system()
         await self.reads.open()
         self.notifier.start()
         self.follower.start()
@@ -98,6 +104,18 @@ class ApiServices:
             await self.ledgers.close()
             await self.assets.close()
             await self.reads.close()
+            if self.old_system is not None:
+                await self.old_system.close()
+
+    def _old_system(self) -> OldSystem | None:
+        if self.settings.legacy_url is None:
+            return None
+        return OldSystem(
+            self.settings.legacy_url,
+            key=self.settings.legacy_key,
+            timeout_seconds=self.settings.legacy_timeout_sec,
+            is_read_only=self.settings.legacy_read_only,
+        )
 
     @cached_property
     def storage(self) -> Storage:

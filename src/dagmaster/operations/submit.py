@@ -98,13 +98,22 @@ async def submit_once(
         raise await _name_other_workflow(error, ledger, job) from None
     if job_id == job.job_id:
         return SubmissionResult(status="accepted", job_id=job_id, job_status=JobStatus.PENDING)
-    earlier = await ledger.load_job(job_id)
-    if earlier is None:  # retention deleted it and its key a moment ago
+    answer = await answer_about(ledger, job_id, resume=resume, by=submission.submitted_by)
+    if answer is None:  # retention deleted it and its key a moment ago
         return await submit_once(ledger, library, submission, force=force, resume=resume)
-    answer = _answer_of(earlier)
-    if resume and answer.status == "previously_failed":
-        return await _resumed(ledger, answer, submission.submitted_by)
     return answer
+
+
+async def answer_about(
+    ledger: SubmissionLedger, job_id: UUID, *, resume: bool, by: str | None
+) -> SubmissionResult | None:
+    """The state of the job that the same submission created before; None if it was deleted. With `resume` it is resumed
+    if it has failed."""
+    earlier = await ledger.load_job(job_id)
+    if earlier is None:
+        return None
+    answer = _answer_of(earlier)
+    return await _resumed(ledger, answer, by) if resume and answer.status == "previously_failed" else answer
 
 
 async def _name_other_workflow(error: Conflict, ledger: SubmissionLedger, job: NewJob) -> Conflict:

@@ -16,7 +16,7 @@ from dagmaster.database.assets.store import AssetStore
 from dagmaster.database.assets.submissions import SubmittedAsset
 from dagmaster.library.workflows import WorkflowLibrary
 from dagmaster.operations.assets.dry_run import dry_run
-from dagmaster.operations.assets.request import check, job_of
+from dagmaster.operations.assets.request import CheckedSubmission, check, job_of
 from dagmaster.storage import Storage
 
 
@@ -31,8 +31,12 @@ async def submit_asset(
     """Submit, or with `request.dry_run` report what would happen."""
     if request.dry_run:
         return await dry_run(store, library, storage, request=request, caller=caller)
-    checked = await check(store, library, storage, request, caller)
+    return await submit_checked(store, library, await check(store, library, storage, request, caller))
 
+
+async def submit_checked(
+    store: AssetStore, library: WorkflowLibrary, checked: CheckedSubmission
+) -> AssetSubmissionResult:
     submitted = await store.submit(checked.new, checked.decide, partial(job_of, library, checked))
     if submitted.superseded_job_id is not None:
         await store.cancel_unneeded(submitted.asset_id, by=checked.new.actor, reason="superseded by a new revision")

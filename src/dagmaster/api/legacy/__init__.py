@@ -1,0 +1,10 @@
+"""The API of the old system, which stays callable while its clients move over.
+
+names       old names of job types, and the workflows that they stand for
+submission  pure: the body of an old submission as a submission of today
+shapes      pure: a job of today in the form of the old answers
+sharing     pure: which submissions run here, and which in the old system
+forward     requests to the old system
+problems    the fields that old clients read of an error
+routes      /api/jobs and /api/dbadmin
+"""

@@ -1,0 +1,53 @@
+"""Which submissions to the old API run here, and which are forwarded to the old system. Pure.
+
+Each submission has a place between 0 and 100, which follows from its workflow and its parameters alone. It is forwarded
+if its place is below the percentage of its job type. So the same submission always goes the same way, and a percentage
+that is lowered only moves submissions from the old system to this one.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from dagmaster.api.legacy.names import job_type_of
+from dagmaster.api.legacy.submission import OldSubmission
+from dagmaster.errors import InvalidRequest
+
+_OTHERS: Final = "*"
+_PLACES: Final = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Percentages of submissions that are forwarded, by workflow: an old name and its workflow share one."""
+
+    percentages: Mapping[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, pairs: Iterable[str]) -> "Shares":
+        """From `JOB_TYPE=PERCENT`, as in the setting LEGACY_SHARES."""
+        percentages: dict[str, float] = {}
+        for pair in pairs:
+            name, _, percent = pair.partition("=")
+            workflow_id = name if name == _OTHERS else job_type_of(name).workflow_id
+            if percentages.setdefault(workflow_id, float(percent)) != float(percent):
+                raise InvalidRequest(
+                    f"LEGACY_SHARES has two percentages for '{workflow_id}', one of them under an old name",
+                    code="settings.invalid",
+                    hint="name each job type once",
+                )
+        return cls(percentages)
+
+    def is_forwarded(self, submission: OldSubmission) -> bool:
+        percent = self.percentages.get(submission.workflow_id, self.percentages.get(_OTHERS, 0.0))
+        return place_of(submission) < percent
+
+
+def place_of(submission: OldSubmission) -> float:
+    """From 0 to below 100. `resume` and `force_reprocess` do not count, nor do parameters that are null."""
+    parameters = {name: value for name, value in submission.inputs.items() if value is not None}
+    canonical = json.dumps([submission.workflow_id, parameters], sort_keys=True, separators=(",", ":"))
+    number = int.from_bytes(hashlib.sha256(canonical.encode()).digest()[:8], "big")
+    return number % _PLACES * 100 / _PLACES
