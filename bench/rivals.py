@@ -73,10 +73,10 @@ class Rival:
         assert self.driver.stdin is not None
         self.driver.stdin.write(json.dumps({"do": what, "count": count}) + "\n")
         self.driver.stdin.flush()
-        return float(json.loads(heard(self.driver, f"{self.name}, {what} {count}"))["seconds"])
+        return float(json.loads(next_line(self.driver, f"{self.name}, {what} {count}"))["seconds"])
 
 
-def heard(process: subprocess.Popen[str], what: str) -> str:
+def next_line(process: subprocess.Popen[str], what: str) -> str:
     """The next line a driver or worker says."""
     assert process.stdout is not None
     if not select.select([process.stdout], [], [], PATIENCE_SECONDS)[0]:
@@ -98,7 +98,7 @@ def rival(server: Server, name: str) -> Iterator[Rival]:
             running[f"worker {number + 1}"] = start([*program, "work", dsn])
         running["driver"] = driver = start([*program, "drive", dsn])
         for role, process in running.items():
-            heard(process, f"{name}, {role}")
+            next_line(process, f"{name}, {role}")
         yield Rival(name, "peer", driver, {role: process.pid for role, process in running.items()})
     finally:
         stop(list(running.values()))

@@ -129,8 +129,8 @@ async def test_a_commit_that_is_not_answered_has_happened(link: Link, session: p
     assert link.counts.resets_at_commit == 1
 
 
-@pytest.mark.parametrize(("what", "heard"), [("pass", 1), ("drop", 0), ("double", 2)])
-async def test_notifications_pass_or_are_dropped_or_come_twice(link: Link, what: str, heard: int) -> None:
+@pytest.mark.parametrize(("what", "arrivals"), [("pass", 1), ("drop", 0), ("double", 2)])
+async def test_notifications_pass_or_are_dropped_or_come_twice(link: Link, what: str, arrivals: int) -> None:
     async with await connected(link) as listener, await connected(link) as teller:
         await listener.execute("LISTEN topic")
         link.weather.notifications = what  # type: ignore[assignment]
@@ -138,7 +138,7 @@ async def test_notifications_pass_or_are_dropped_or_come_twice(link: Link, what:
         notices = [notice async for notice in listener.notifies(timeout=0.5)]
         answer = await ask(listener)
 
-    assert len(notices) == heard
+    assert len(notices) == arrivals
     assert answer == 7, "only notifications are tampered with"
 
 

@@ -226,7 +226,7 @@ class Driver:
             (opened,) = step.jobs.values()
             self.news = opened.news
             plan = self.planner.decide(
-                view, opened.news, epoch=opened.epoch, sequence=opened.sequence, look_at_all=True, stop=opened.stop
+                view, opened.news, epoch=opened.epoch, sequence=opened.sequence, checks_all_nodes=True, stop=opened.stop
             )
             await step.commit([plan.changes])
         return self.news

@@ -67,7 +67,7 @@ class Owner:
     owner_id: UUID
     claim: Claim
     view: JobView | None = None
-    look_at_all: bool = True
+    checks_all_nodes: bool = True
     is_failing: bool = False
     is_dirty: bool = True
 
@@ -202,7 +202,7 @@ class Simulation:
                     job.news,
                     epoch=job.epoch,
                     sequence=job.sequence,
-                    look_at_all=owner.look_at_all,
+                    checks_all_nodes=owner.checks_all_nodes,
                     stop=job.stop,
                 )
                 for job in step.jobs.values()
@@ -231,17 +231,17 @@ class Simulation:
             return
         (job,) = at_once(self.ledger.load_jobs([owner.claim.job_id]))
         owner.view = job.view(self.graph)
-        owner.look_at_all = True
+        owner.checks_all_nodes = True
         owner.is_failing = is_failing(owner.view)
 
     def _keep(self, owner: Owner, plan: Plan) -> None:
-        owner.view, owner.look_at_all = plan.view, plan.is_unfinished
+        owner.view, owner.checks_all_nodes = plan.view, plan.is_unfinished
         owner.is_dirty = plan.is_unfinished or (plan.is_failing and not owner.is_failing) or bool(plan.wanted)
         owner.is_failing = plan.is_failing
         if plan.wanted:
             loaded = at_once(self.ledger.load_outputs(self.job_id, sorted(plan.wanted)))
             owner.view = replace(plan.view, outputs={**plan.view.outputs, **loaded})
-            owner.look_at_all = True
+            owner.checks_all_nodes = True
 
     def replace_owner(self) -> None:
         """Another instance takes over; the old one comes back and must not be able to write."""

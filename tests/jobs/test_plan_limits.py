@@ -64,7 +64,7 @@ def test_a_slow_expansion_ends_its_transaction_early_and_continues_in_the_next()
     view, children = a_view("{{ item }}"), []
 
     for _ in range(10):
-        plan = planner.decide(view, [], epoch=1, sequence=0, look_at_all=True)
+        plan = planner.decide(view, [], epoch=1, sequence=0, checks_all_nodes=True)
         children.append(len(plan.changes.tasks))
         view = plan.view
         if not plan.is_unfinished:
@@ -77,14 +77,14 @@ def test_a_slow_expansion_ends_its_transaction_early_and_continues_in_the_next()
 
 @pytest.mark.requirement("W5")
 def test_params_that_do_not_depend_on_the_child_are_rendered_once():
-    plan = Planner(AnyRoute()).decide(a_view("{{ inputs.n | length }}"), [], epoch=1, sequence=0, look_at_all=True)
+    plan = Planner(AnyRoute()).decide(a_view("{{ inputs.n | length }}"), [], epoch=1, sequence=0, checks_all_nodes=True)
 
     values = [task.params["x"] for task in plan.changes.tasks]
     assert values == [10] * 10
 
 
 def decide(view: JobView, **more: Any) -> Any:
-    return Planner(AnyRoute()).decide(view, [], epoch=1, sequence=0, look_at_all=True, **more)
+    return Planner(AnyRoute()).decide(view, [], epoch=1, sequence=0, checks_all_nodes=True, **more)
 
 
 def large_view(expression: str, text: Any, children: int = 10) -> JobView:
@@ -173,7 +173,7 @@ def test_a_conditional_keeps_no_large_value():
 @pytest.mark.requirement("W5")
 @pytest.mark.parametrize("expression", ["{{ '\\\\x00' ~ item }}", "{{ '\\\\ud800' ~ item }}"])
 def test_text_that_can_not_be_stored_fails_its_node(expression):
-    plan = Planner(AnyRoute()).decide(a_view(expression), [], epoch=1, sequence=0, look_at_all=True)
+    plan = Planner(AnyRoute()).decide(a_view(expression), [], epoch=1, sequence=0, checks_all_nodes=True)
 
     assert plan.view.nodes["split"].status is NodeStatus.FAILED
     assert "child 0" in (plan.view.nodes["split"].error_message or "")

@@ -38,7 +38,7 @@ from dagmaster.jobs.view import JobView, NodeView
 from dagmaster.library.workflows import WorkflowLibrary
 from dagmaster.operations.submit import submit_once
 from dagmaster.web.authentication import needs, require, requires
-from dagmaster.web.pages import LONGEST_NAME, Cursor, Limit, SeveralOf, joined, name_and_number, page_of
+from dagmaster.web.pages import LONGEST_NAME, CommaSeparated, Cursor, Limit, joined, name_and_number, page_of
 from dagmaster.workflows.graph import Graph
 from dagmaster.workflows.model import FanOutNode
 
@@ -111,7 +111,9 @@ async def _library_for(services: ApiServices, submission: JobRequest) -> Workflo
 async def list_jobs(
     *,
     services: Services,
-    status: Annotated[SeveralOf[JobStatus] | None, Query(description="Only jobs with one of these statuses")] = None,
+    status: Annotated[
+        CommaSeparated[JobStatus] | None, Query(description="Only jobs with one of these statuses")
+    ] = None,
     workflow_id: Annotated[str | None, Query(max_length=64)] = None,
     submitted_by: Annotated[str | None, Query(max_length=64)] = None,
     correlation_id: Annotated[str | None, Query(max_length=64)] = None,
@@ -235,7 +237,9 @@ async def list_nodes(
     services: Services,
     job_id: JobId,
     parent: Annotated[str | None, Query(max_length=LONGEST_NAME, description="The children of this fan_out")] = None,
-    status: Annotated[SeveralOf[NodeStatus] | None, Query(description="Only nodes with one of these statuses")] = None,
+    status: Annotated[
+        CommaSeparated[NodeStatus] | None, Query(description="Only nodes with one of these statuses")
+    ] = None,
     after: Annotated[int, Query(ge=-1, le=2**31 - 2, description="`next` of the previous page")] = -1,
     limit: Limit = 50,
 ) -> Page[PublicNode]:

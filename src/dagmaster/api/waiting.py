@@ -18,7 +18,7 @@ from dagmaster.api.problems import responses
 from dagmaster.api.services import ApiServices, Services
 from dagmaster.client.models.nodes import NodeSummary, WaitingNode, WaitingNodes, WaitReason
 from dagmaster.database.reads.jobs import JobBrief
-from dagmaster.database.reads.nodes import MOST_IN_FRONT, LiveTask
+from dagmaster.database.reads.nodes import MOST_TASKS_AHEAD, LiveTask
 from dagmaster.jobs.model import QueueSettings
 from dagmaster.jobs.states import JOB_TERMINAL, NODE_LIVE, NODE_TERMINAL, NodeStatus, TaskStatus
 from dagmaster.jobs.view import fan_out_read_by
@@ -252,8 +252,8 @@ def _of_task(task: LiveTask, conditions: Conditions) -> list[WaitReason]:
         if running >= limits.max_running:
             detail = f"queue {queue} runs {running} tasks, its limit is {limits.max_running}"
             result.append(WaitReason(code="queue_limited", detail=detail, queue=queue, handler=handler, count=running))
-    ahead, seconds = task.in_front or 0, _between(task.queued_at, conditions.now)
-    more = " or more" if ahead >= MOST_IN_FRONT else ""
+    ahead, seconds = task.tasks_ahead or 0, _between(task.queued_at, conditions.now)
+    more = " or more" if ahead >= MOST_TASKS_AHEAD else ""
     detail = f"queued for {seconds:.1f} s, {ahead}{more} ahead"
     queued = WaitReason(code="queued", detail=detail, queue=queue, handler=handler, seconds=seconds, count=ahead)
     return [*result, queued]

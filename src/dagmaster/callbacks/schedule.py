@@ -11,12 +11,12 @@ An operator's request makes a callback pending again, with a new number of attem
 
 from dataclasses import dataclass
 from enum import StrEnum
+from http import HTTPStatus
 from random import Random
 from typing import Final
 
 DELAYS_SECONDS: Final = (5.0, 30.0, 120.0, 600.0, 3600.0, 21_600.0)  # the last one is repeated
 JITTER: Final = 0.2
-_GONE: Final = 410
 
 
 class CallbackState(StrEnum):
@@ -50,7 +50,7 @@ def after(attempt: DeliveryAttempt, tries: int, *, max_tries: int, random: Rando
     """`tries` counts the attempts so far, including this one."""
     if attempt.is_success:
         return Consequence(CallbackState.DELIVERED)
-    if attempt.is_final or attempt.status_code == _GONE or tries >= max_tries:
+    if attempt.is_final or attempt.status_code == HTTPStatus.GONE or tries >= max_tries:
         return Consequence(CallbackState.FAILED)
     delay = DELAYS_SECONDS[min(max(tries, 1), len(DELAYS_SECONDS)) - 1]
     return Consequence(CallbackState.PENDING, delay * random.uniform(1 - JITTER, 1 + JITTER))

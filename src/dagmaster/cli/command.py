@@ -205,10 +205,10 @@ def limit_option(most: int, *, default: int) -> Callable[[Callback], Callback]:
     return click.option("--limit", type=limits, default=default, show_default=True, help="Maximum number of entries")
 
 
-class SeveralOf(click.ParamType[list[str]]):
+class CommaSeparatedChoice(click.ParamType[list[str]]):
     """Some of several words: the option may be repeated, and each value may be a list with commas.
 
-    With `several_of` as callback of an option with `multiple=True` the value is a tuple of words, or None.
+    With `distinct_words` as callback of an option with `multiple=True` the value is a tuple of words, or None.
     """
 
     name = "words"
@@ -226,7 +226,7 @@ class SeveralOf(click.ParamType[list[str]]):
         return self.choice.shell_complete(ctx, param, incomplete)
 
 
-def several_of(
+def distinct_words(
     _context: click.Context, _parameter: click.Parameter, value: tuple[list[str], ...]
 ) -> tuple[str, ...] | None:
     return tuple(dict.fromkeys(word for words in value for word in words)) or None

@@ -7,13 +7,13 @@ import click
 
 from dagmaster.cli.command import (
     Callback,
+    CommaSeparatedChoice,
     Group,
-    SeveralOf,
     State,
     as_json,
+    distinct_words,
     limit_option,
     pass_state,
-    several_of,
     wait_options,
 )
 from dagmaster.cli.completion import complete_jobs, complete_workflows
@@ -36,9 +36,9 @@ def jobs() -> None:
 @jobs.command("ls")
 @click.option(
     "--status",
-    type=SeveralOf(JOB_STATES),
+    type=CommaSeparatedChoice(JOB_STATES),
     multiple=True,
-    callback=several_of,
+    callback=distinct_words,
     help="Only jobs in this state; repeated, or with commas, in one of these states",
 )
 @click.option("--since", metavar="WHEN", help="Only jobs created then or later: a time, a day, or an age such as 2h")
@@ -319,9 +319,9 @@ def _short(data: Any) -> str:
 @click.option("--parent", metavar="FAN_OUT", help="The children of this fan_out")
 @click.option(
     "--status",
-    type=SeveralOf(NODE_STATES),
+    type=CommaSeparatedChoice(NODE_STATES),
     multiple=True,
-    callback=several_of,
+    callback=distinct_words,
     help="Only nodes in this state; repeated, or with commas, in one of these states",
 )
 @limit_option(10_000, default=50)

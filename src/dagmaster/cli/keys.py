@@ -5,7 +5,7 @@ from typing import Any
 import click
 
 from dagmaster.access.caller import Scope
-from dagmaster.cli.command import Group, SeveralOf, State, limit_option, pass_state, several_of
+from dagmaster.cli.command import CommaSeparatedChoice, Group, State, distinct_words, limit_option, pass_state
 from dagmaster.cli.completion import complete_platforms
 from dagmaster.errors import InvalidRequest
 
@@ -26,9 +26,9 @@ def keys() -> None:
 @click.option(
     "--scope",
     "scopes",
-    type=SeveralOf([scope.value for scope in Scope]),
+    type=CommaSeparatedChoice([scope.value for scope in Scope]),
     multiple=True,
-    callback=several_of,
+    callback=distinct_words,
     help="What the key may do; may be repeated",
 )
 @click.option(

@@ -65,7 +65,7 @@ def last_trusted(
         problem = refusal(phase, is_valid) or next((p for a in phase.artifacts if (p := _problem(a, check))), None)
         if problem is None:
             return phase.name, phase.data
-        tell_distrust(warn, phase, problem)
+        log_invalid(warn, phase, problem)
     return None
 
 
@@ -78,7 +78,7 @@ def refused_by_check(artifact: Artifact) -> str:
     return f"the check of the handler rejects {artifact.uri}"
 
 
-def tell_distrust(warn: Warn, phase: Phase, problem: str) -> None:
+def log_invalid(warn: Warn, phase: Phase, problem: str) -> None:
     warn("a checkpoint is not valid; an earlier one is used", checkpoint=phase.name, why=problem)
 
 

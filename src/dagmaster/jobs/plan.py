@@ -103,7 +103,7 @@ class Planner:
         *,
         epoch: int,
         sequence: int,
-        look_at_all: bool = False,
+        checks_all_nodes: bool = False,
         stop: StopRequest | None = None,
         budget: ByteBudget | None = None,
         unroutable: Collection[DeferredWork] = (),
@@ -116,7 +116,7 @@ class Planner:
         if stop is not None and view.stopping is None:
             draft.stop(stop.stop, by=stop.by, why=stop.why)
         decision = _Decision(self, draft, budget or ByteBudget(), unroutable, rendered or {})
-        return decision.run(updates, look_at_all=look_at_all)
+        return decision.run(updates, checks_all_nodes=checks_all_nodes)
 
 
 class _Decision:
@@ -145,7 +145,7 @@ class _Decision:
         self.failing = is_failing(draft.view)
         self._expansions: dict[str, Expansion] = {}
 
-    def run(self, updates: Sequence[TaskUpdate], *, look_at_all: bool) -> Plan:
+    def run(self, updates: Sequence[TaskUpdate], *, checks_all_nodes: bool) -> Plan:
         has_idle = any(isinstance(update, Idle) for update in updates)
         for update in sorted(updates, key=_idle_last) if has_idle else updates:
             self._fold(update)
@@ -153,7 +153,7 @@ class _Decision:
         self.failing = is_failing(self.draft.view)
         if self.draft.view.stopping:
             self._close()
-        if look_at_all:
+        if checks_all_nodes:
             self.draft.touched.update(self.nodes)
         self._settle()
         if self.failing:

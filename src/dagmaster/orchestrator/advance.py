@@ -133,7 +133,7 @@ class JobAdvancing(OrchestratorLiveness):
                 job.news,
                 epoch=job.epoch,
                 sequence=job.sequence,
-                look_at_all=owned.look_at_all,
+                checks_all_nodes=owned.checks_all_nodes,
                 stop=job.stop,
                 budget=budget,
                 unroutable=owned.unroutable,
@@ -167,7 +167,7 @@ class JobAdvancing(OrchestratorLiveness):
         """The step is committed: the planned views are the present state."""
         for job_id, plan in plans.items():
             owned = self._owned[job_id]
-            owned.view, owned.look_at_all, owned.failures = plan.view, plan.is_unfinished, 0
+            owned.view, owned.checks_all_nodes, owned.failures = plan.view, plan.is_unfinished, 0
             owned.sequence = plan.changes.sequence
             if plan.changes.deferred:
                 self._note_deferred(plan.view)
@@ -200,7 +200,7 @@ class JobAdvancing(OrchestratorLiveness):
             except DagmasterError as error:
                 unloadable[node_id] = error
         owned.view = replace(view, outputs=outputs, unloadable=unloadable)
-        owned.look_at_all = True
+        owned.checks_all_nodes = True
         self._dirty.add(view.job_id)
 
     def _wake_callbacks(self) -> None:
@@ -228,7 +228,7 @@ class JobAdvancing(OrchestratorLiveness):
         """A slow template was rendered: decide again, now with its outcome."""
         job_id = owned.claim.job_id
         if self._owned.get(job_id) is owned:
-            owned.look_at_all = True
+            owned.checks_all_nodes = True
             self._dirty.add(job_id)
             if self._waiting is not None:
                 self._is_woken = True

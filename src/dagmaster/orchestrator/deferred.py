@@ -31,6 +31,6 @@ async def review_deferred(
     for job_id in review.unroutable.keys() - review.released:
         owned = jobs[job_id]
         if now - owned.claimed_at > alive:  # after an outage other processes may start a little later
-            owned.unroutable, owned.look_at_all = review.unroutable[job_id], True
+            owned.unroutable, owned.checks_all_nodes = review.unroutable[job_id], True
             overdue.add(job_id)
     return frozenset(review.released), frozenset(overdue)

@@ -92,9 +92,9 @@ class Orchestrator(JobAdvancing):
             background_tasks.append(asyncio.create_task(self.callbacks.run(), name="callbacks"))
         try:
             while not self._is_stopping.is_set():
-                heard = await self._pause()
+                topics = await self._pause()
                 if not self._is_stopping.is_set():
-                    await self._turn_safely(heard)
+                    await self._turn_safely(topics)
         finally:
             for task in background_tasks:
                 task.cancel()
@@ -144,9 +144,9 @@ class Orchestrator(JobAdvancing):
 
     # One turn
 
-    async def _turn_safely(self, heard: frozenset[str]) -> None:
+    async def _turn_safely(self, topics: frozenset[str]) -> None:
         try:
-            await self._turn(heard)
+            await self._turn(topics)
         except Unavailable as error:
             _log.warning("the database is not available, trying again", error=str(error))
             await self._recover()
@@ -161,18 +161,18 @@ class Orchestrator(JobAdvancing):
         self._distrust(self._owned)
         await self.sleep(min(1.0, self.settings.orchestrator_poll_interval))
 
-    async def _turn(self, heard: frozenset[str]) -> None:
+    async def _turn(self, topics: frozenset[str]) -> None:
         self.counters.cycles += 1
-        if CALLBACKS in heard:
+        if CALLBACKS in topics:
             self._wake_callbacks()
         is_poll = self._now() >= self._next_poll
         if is_poll:
             self._next_poll = self._now() + self.settings.orchestrator_poll_interval
-        if is_poll or JOBS in heard:
+        if is_poll or JOBS in topics:
             await self._take_messages()
             await self._claim(self.ledger.claim_orphans if self._is_scan_due() else self.ledger.claim_jobs)
         sweep = self._is_sweep_due()
-        if heard == {RESULTS} and not is_poll and not sweep and not self._dirty and len(self._owned) <= FEW_JOBS:
+        if topics == {RESULTS} and not is_poll and not sweep and not self._dirty and len(self._owned) <= FEW_JOBS:
             await self._advance_safely(sorted(self._owned), self.ledger.open_reported_jobs)
         else:
             await self._find_pending_work(sweep=sweep)

@@ -27,7 +27,7 @@ class Owned:
     claim: Claim
     view: JobView | None = None  # None: to be read again before the next decision
     sequence: int = 0  # the last event in the view
-    look_at_all: bool = True
+    checks_all_nodes: bool = True
     is_failing: bool = False
     failures: int = 0
     set_aside_until: float = 0.0
@@ -41,7 +41,7 @@ class Owned:
         """The rows were read: this is the present state."""
         self.view = replace(job.view(graph), refused_sums=self.refused_sums)
         self.sequence = job.last_sequence
-        self.look_at_all = True
+        self.checks_all_nodes = True
         self.is_failing = is_failing(self.view)
 
     def is_hopeless(self, error: Exception) -> bool:

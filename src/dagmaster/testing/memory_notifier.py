@@ -22,17 +22,16 @@ class MemoryNotifier:
     def __init__(self, exchange: MemoryExchange, topics: frozenset[str]) -> None:
         self._exchange = exchange
         self._topics = topics
-        self._heard: set[str] = set()
+        self._received: set[str] = set()
         self._wake = asyncio.Event()
 
     def notify(self, *topics: str) -> None:
         for notifier in self._exchange.notifiers:
-            notifier.hear(topics)
+            notifier.receive(topics)
 
-    def hear(self, topics: Iterable[str]) -> None:
-        heard = self._topics.intersection(topics)
-        if heard:
-            self._heard |= heard
+    def receive(self, topics: Iterable[str]) -> None:
+        if wanted := self._topics.intersection(topics):
+            self._received |= wanted
             self._wake.set()
 
     async def wait(self, timeout_seconds: float) -> frozenset[str]:
@@ -41,9 +40,9 @@ class MemoryNotifier:
                 await self._wake.wait()
         except TimeoutError:
             return frozenset()
-        heard, self._heard = frozenset(self._heard), set()
+        topics, self._received = frozenset(self._received), set()
         self._wake.clear()
-        return heard
+        return topics
 
     async def close(self) -> None:
         self._exchange.notifiers.remove(self)

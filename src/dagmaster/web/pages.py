@@ -26,7 +26,7 @@ def _split(value: object) -> object:
 
 
 # A filter with several values: ?status=failed&status=cancelled, or ?status=failed,cancelled
-SeveralOf = Annotated[list[T], BeforeValidator(_split)]
+CommaSeparated = Annotated[list[T], BeforeValidator(_split)]
 Cursor = Annotated[str | None, Query(max_length=LONGEST_NAME, description="`next` of the previous page")]
 
 

@@ -139,7 +139,7 @@ class TaskContext:
             problem = checkpoints.refusal(phase, is_valid) or await _problem_of(phase, check)
             if problem is None:
                 return phase.name, phase.data
-            checkpoints.tell_distrust(self.logger.warning, phase, problem)
+            checkpoints.log_invalid(self.logger.warning, phase, problem)
         return None
 
     async def results(self, page: int = 500) -> AsyncIterator[ChildResult]:

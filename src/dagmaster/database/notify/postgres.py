@@ -40,7 +40,7 @@ class PostgresNotifier:
     def __init__(self, dsn: str, topics: Iterable[str] = ()) -> None:
         self._dsn = dsn
         self._topics = {channel_of(topic): topic for topic in topics}
-        self._heard: set[str] = set()
+        self._received: set[str] = set()
         self._wake = asyncio.Event()
         self._to_send: set[str] = set()
         self._send = asyncio.Event()
@@ -57,15 +57,15 @@ class PostgresNotifier:
         self._send.set()
 
     async def wait(self, timeout_seconds: float) -> frozenset[str]:
-        if not self._heard:
+        if not self._received:
             try:
                 async with asyncio.timeout(timeout_seconds):
                     await self._wake.wait()
             except TimeoutError:
                 return frozenset()
-        heard, self._heard = frozenset(self._heard), set()
+        topics, self._received = frozenset(self._received), set()
         self._wake.clear()
-        return heard
+        return topics
 
     async def close(self) -> None:
         """Send what is still to be sent, then stop."""
@@ -79,7 +79,7 @@ class PostgresNotifier:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _hear(self, topics: Iterable[str]) -> None:
-        self._heard.update(topics)
+        self._received.update(topics)
         self._wake.set()
 
     async def _keep(self, serve: Callable[[], Awaitable[None]]) -> None:

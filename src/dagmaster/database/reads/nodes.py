@@ -21,7 +21,7 @@ from dagmaster.jobs.model import NodeState, StoredObject
 from dagmaster.jobs.payload import Reference
 from dagmaster.jobs.states import TASK_TERMINAL, TaskStatus
 
-MOST_IN_FRONT = 1000  # tasks before another one in a queue are counted up to this number
+MOST_TASKS_AHEAD = 1000  # tasks before another one in a queue are counted up to this number
 MOST_ATTEMPTS = 200
 MOST_PROGRESS = 50
 CHILDREN_PAGE = 500
@@ -39,8 +39,8 @@ class NodeProgress:
 
 @dataclass(frozen=True, slots=True)
 class LiveTask:
-    """A node's queued or running task. `live_workers` can run it, `serving_workers` serve its queue; `in_front` are the
-    tasks before it, counted up to MOST_IN_FRONT."""
+    """A node's queued or running task. `live_workers` can run it, `serving_workers` serve its queue; `tasks_ahead` run
+    before it, counted up to MOST_TASKS_AHEAD."""
 
     node_id: str
     status: TaskStatus
@@ -55,7 +55,7 @@ class LiveTask:
     progress: StoredObject | None
     live_workers: int
     serving_workers: int
-    in_front: int | None
+    tasks_ahead: int | None
 
 
 class NodeReads(JobReads):
@@ -164,7 +164,7 @@ class NodeReads(JobReads):
     # Why nodes wait
 
     async def live_tasks(self, job_id: UUID, node_ids: Sequence[str], within_seconds: float) -> dict[str, LiveTask]:
-        values = {"job_id": job_id, "node_ids": list(node_ids), "within": within_seconds, "most": MOST_IN_FRONT}
+        values = {"job_id": job_id, "node_ids": list(node_ids), "within": within_seconds, "most": MOST_TASKS_AHEAD}
         return {task.node_id: task for task in await self._many("api_live_tasks", values, LiveTask)}
 
     async def unfinished_children(self, job_id: UUID, parent: str, *, limit: int, after: str = "") -> list[NodeSummary]:

@@ -195,7 +195,7 @@ SELECT l.node_id, l.status, l.queue, l.handler, l.priority, l.available_at AS qu
        (SELECT w.pid FROM dagapp.workers w WHERE w.worker_id = l.worker_id) AS worker_pid,
        l.progress, offers.live_workers, offers.serving_workers,
        CASE WHEN l.status = 'queued'
-            THEN least((SELECT min(f.place) FROM front f WHERE f.position = l.position), %(most)s::int) END AS in_front
+            THEN least((SELECT min(f.place) FROM front f WHERE f.position = l.position), %(most)s::int) END AS tasks_ahead
   FROM live l
   JOIN (SELECT k.queue, k.handler, count(w.worker_id) FILTER (WHERE k.handler = ANY (w.handlers))::int AS live_workers,
                count(w.worker_id)::int AS serving_workers
