@@ -385,7 +385,7 @@ class FaultyNotifier(MemoryNotifier):
 
     def notify(self, *topics: str) -> None:
         for notifier in self._exchange.notifiers:
-            self._post.deliver(notifier.hear, topics)
+            self._post.deliver(notifier.receive, topics)
 
 
 class FaultyTransport(MemoryTransport):
