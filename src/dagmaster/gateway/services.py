@@ -14,7 +14,7 @@ from dagmaster.access.decision import may_preview
 from dagmaster.access.keys import StoredKey
 from dagmaster.client.connection import authorization
 from dagmaster.client.limits import PREFIX
-from dagmaster.errors import Unavailable
+from dagmaster.errors import InvalidRequest, Unavailable
 from dagmaster.gateway.forward import ForwardedRequest, Forwarder
 from dagmaster.gateway.reads import GatewayReads
 from dagmaster.settings import Settings
@@ -95,6 +95,24 @@ class GatewayServices:
             authentication_running(self.authentication),
         ):
             yield
+
+
+def database_of(settings: Settings) -> str:
+    """The DSN of the gateway's role, or an error that says which setting is missing."""
+    if not settings.gateway_database_url:
+        raise InvalidRequest(
+            "the gateway needs a database role of its own",
+            code="gateway.no-database",
+            hint="run `dagmaster db gateway-role` where the database can be administered, and set GATEWAY_DATABASE_URL "
+            "to what it prints",
+        )
+    if not settings.orchestrator_urls:
+        raise InvalidRequest(
+            "the gateway has no orchestrator to forward requests to",
+            code="gateway.no-orchestrators",
+            hint="set ORCHESTRATOR_URLS, for example http://10.0.0.5:8000,http://10.0.0.6:8000",
+        )
+    return settings.gateway_database_url
 
 
 def services_of(request: Request) -> GatewayServices:

@@ -2,7 +2,6 @@
 
 import socket
 
-from dagmaster.errors import InvalidRequest
 from dagmaster.listen import GATEWAY, bind
 from dagmaster.observe import log
 from dagmaster.roles.lifecycle import log_authentication, log_start, run_until_stopped
@@ -12,20 +11,9 @@ from dagmaster.web.server import WebServer
 
 async def serve_gateway(settings: Settings, fd: int | None) -> None:
     """`fd` is the socket that `dagmaster up` has bound."""
-    dsn = settings.gateway_database_url
-    if not dsn:
-        raise InvalidRequest(
-            "the gateway needs a database role of its own",
-            code="gateway.no-database",
-            hint="run `dagmaster db gateway-role` where the database can be administered, and set GATEWAY_DATABASE_URL "
-            "to what it prints",
-        )
-    if not settings.orchestrator_urls:
-        raise InvalidRequest(
-            "the gateway has no orchestrator to forward requests to",
-            code="gateway.no-orchestrators",
-            hint="set ORCHESTRATOR_URLS, for example http://10.0.0.5:8000,http://10.0.0.6:8000",
-        )
+    from dagmaster.gateway.services import database_of
+
+    dsn = database_of(settings)
     bound = socket.socket(fileno=fd) if fd is not None else _socket(settings)
     log_start("gateway", dsn)
     log_authentication(settings, GATEWAY)
