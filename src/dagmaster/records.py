@@ -13,13 +13,15 @@ SCHEMA = "dagapp"
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """An index over `columns` (each may end in ' DESC'); partial with `where`. `method` is gin for containment."""
+    """An index over `columns` (each may end in ' DESC'); partial with `where`. `method` is gin for containment and
+    words; `storage` are the parameters of the index."""
 
     name: str
     columns: tuple[str, ...]
     unique: bool = False
     where: str | None = None
     method: str | None = None
+    storage: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,11 +59,12 @@ def counted_jobs(many_jobs: str) -> str:
     return many_jobs
 
 
-def plan_of(dsn: str, **filters: Any) -> dict[str, Any]:
+def plan_of(dsn: str, statement: str = "api_jobs", **filters: Any) -> dict[str, Any]:
     """How the API's own connections would answer, and did."""
-    text, names = numbered("api_jobs")
+    text, names = numbered(statement)
     values = [{"limit": PAGE, **filters}.get(name) for name in names]
-    with psycopg.connect(conninfo(dsn, "test", 15, 3, 10, settings=PLANNING), autocommit=True) as connection:
+    settings = {**PLANNING, "enable_bitmapscan": "on"} if "words" in filters else PLANNING
+    with psycopg.connect(conninfo(dsn, "test", 15, 3, 10, settings=settings), autocommit=True) as connection:
         cursor = RawCursor(connection)
         cursor.execute(f"EXPLAIN (ANALYZE, FORMAT JSON, TIMING OFF) {text}", values)
         (explained,) = cursor.fetchone() or (None,)
@@ -119,3 +120,29 @@ def test_later_pages_cost_no_more_than_the_first(counted_jobs, name):
 
 def test_a_correlation_finds_its_few_jobs(counted_jobs):
     assert visited(plan_of(counted_jobs, correlation_id="order-77")) == 10
+
+
+def test_several_states_cost_a_page_each(counted_jobs):
+    plan = plan_of(counted_jobs, "api_jobs_in_states", statuses=["failed", "completed"])
+
+    assert visited(plan) <= 4 * PAGE + 2
+
+
+@pytest.mark.parametrize(
+    ("words", "most"), [("order-77", 500), ("daily", 3 * PAGE), ("yearly catalogue", 2 * JOBS // 100), ("no such", 5)]
+)
+def test_a_search_reads_what_it_finds_or_a_page(counted_jobs, words, most):
+    """Rare words are read from the index of words, frequent ones in the order of the list."""
+    with psycopg.connect(counted_jobs, autocommit=True) as connection:
+        connection.execute("ANALYZE dagapp.dag_job_search")
+
+    assert visited(plan_of(counted_jobs, "api_jobs_found", words=words)) <= most
+
+
+@pytest.mark.parametrize("filters", [{}, {"workflow_id": "daily"}, {"workflow_id": "yearly"}, {"submitted_by": "ada"}])
+def test_counts_are_limited(counted_jobs, filters):
+    plan = plan_of(
+        counted_jobs, "api_job_counts", statuses=["pending", "failed", "completed"], **{"limit": 101, **filters}
+    )
+
+    assert visited(plan) <= 2 * JOBS // 100 * 3 + 101

@@ -615,6 +615,7 @@ ALONG = frozenset(
         "retention_documents",
         "retention_events",
         "retention_nodes",
+        "retention_search",
         "store_payload_part",
     }
 )

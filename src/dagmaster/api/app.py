@@ -5,7 +5,7 @@ create_app(settings, dsn, library, handlers)
   ├── / /docs /openapi.json /livez /readyz /metrics
   ├── /api/jobs /api/dbadmin: the old API
   └── /api/v1: jobs workflows submit status assets platforms callbacks bootstrap dead-letters janitor orchestrators
-               workers queues stats caller keys session health
+               workers queues stats stream caller keys session health
 """
 
 from collections.abc import AsyncIterator, Mapping
@@ -20,11 +20,14 @@ from dagmaster.api import (
     assets,
     audit,
     bootstrap,
+    bulk,
     callback_events,
     callbacks,
     callers,
+    changes,
     dead_letters,
     examples,
+    export,
     health,
     index,
     instances,
@@ -43,7 +46,9 @@ from dagmaster.api import (
     stats,
     stream,
     submissions,
+    system,
     waiting,
+    workflow_history,
     workflows,
 )
 from dagmaster.api.legacy import routes as legacy
@@ -51,10 +56,11 @@ from dagmaster.api.legacy.problems import OldProblems
 from dagmaster.api.middleware import ApiMiddleware
 from dagmaster.api.services import ApiServices
 from dagmaster.client.limits import MAX_BODY_BYTES, PREFIX
+from dagmaster.client.models.changes import ChangeBatch
 from dagmaster.library.workflows import WorkflowLibrary
 from dagmaster.orchestrator.loop import Orchestrator
 from dagmaster.settings import Settings
-from dagmaster.web.description import describe_permissions, describe_problems
+from dagmaster.web.description import describe_models, describe_permissions, describe_problems
 from dagmaster.web.metrics import RequestMetrics
 
 _TAGS = [
@@ -134,13 +140,16 @@ def create_app(
 def _versioned() -> APIRouter:
     router = APIRouter(prefix=PREFIX)
     for module in (
+        bulk,
         jobs,
         interventions,
         logs,
         outputs,
+        export,
         stream,
         waiting,
         workflows,
+        workflow_history,
         submissions,
         assets,
         reviews,
@@ -154,6 +163,8 @@ def _versioned() -> APIRouter:
         instances,
         queues,
         stats,
+        system,
+        changes,
         callers,
         keys,
         sessions,
@@ -175,6 +186,7 @@ class _App(FastAPI):
                 routes=self.routes,
             )
             describe_problems(description["components"]["schemas"])
+            describe_models(description["components"]["schemas"], ChangeBatch)
             describe_permissions(description, self.routes)
             examples.attach(description)
             self.openapi_schema = description

@@ -19,6 +19,11 @@ STREAM = (
     'event: progress\ndata: {"nodes": [{"node_id": "greet", "attempt": 1, "progress": {"fraction": 0.4}}]}\n\n'
     ": still here\n\n"
 )
+CHANGES = (
+    f'id: 1772366400000000\nevent: hello\ndata: {{"kinds": ["jobs", "assets"], "now": "{_T0}"}}\n\n'
+    f'id: 1772366401000000\nevent: jobs\ndata: {{"jobs": [{{"job_id": "{JOB_ID}", "status": "running"}}]}}\n\n'
+    ": still here\nid: 1772366416000000\n\n"
+)
 WORKFLOW = """workflow_id: hello
 nodes:
   start: {type: start, next: greet}
@@ -354,6 +359,21 @@ _MODELS: dict[str, dict[str, Any]] = {
         "map_url": "https://maps.example/tiles/floods-r1/map?version=0&token=dgl1.…",
         "tilejson_url": "https://maps.example/tiles/floods-r1/WebMercatorQuad/tilejson.json?version=0&token=dgl1.…",
     },
+    "BulkFilter": {
+        "status": ["failed"],
+        "workflow_id": ["hello_world"],
+        "submitted_by": None,
+        "correlation_id": None,
+        "q": None,
+        "since": "2h",
+        "until": None,
+    },
+    "BulkReport": {"action": "resume", "is_preview": True, "is_complete": True, "accepted": 1},
+    "BulkResult": {"outcome": "accepted", "status": "failed", "code": None, "detail": None, "nodes": ["greet", "end"]},
+    "ChangeBatch": {"cursor": "1772366401000000", "queues": True, "instances": False, "resync": None},
+    "DefinitionText": {"first_used_at": _T0, "last_used_at": _T3, "jobs": 12, "yaml": "nodes: {}\n", "definition": {}},
+    "StoredDefinition": {"first_used_at": _T0, "last_used_at": _T3, "jobs": 12},
+    "SubmissionCheck": {"inputs": {"name": "Ada"}, "nodes": 4},
     "SourceReference": {"container": "bronze", "blob": "floods.tif", "blobs": None},
     "StageSummary": {"number": 2, "nodes": 1, "completed": 1},
     "Stats": {

@@ -1,44 +1,58 @@
 """Jobs: submit, list, get one with its nodes, events and timeline."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Annotated
 from uuid import UUID
 
 from fastapi import APIRouter, Depends, Path, Query, Response
-from pydantic import AwareDatetime
 
 from dagmaster.access.caller import Caller
 from dagmaster.access.permissions import Permission
 from dagmaster.api import examples
+from dagmaster.api.estimates import child_estimate, with_estimates
+from dagmaster.api.failures import first_failure
+from dagmaster.api.job_lists import Filters, counts_of, summaries
 from dagmaster.api.outcomes import deliverables, download_url, outcomes
 from dagmaster.api.problems import responses
 from dagmaster.api.services import ApiServices, Services
-from dagmaster.api.summaries import stage_of, stages_of, summary_of, type_of
-from dagmaster.api.workflows import read_definition
+from dagmaster.api.summaries import progress_counts, stage_of, stages_of, summary_of, type_of
+from dagmaster.api.workflows import graph_edges, read_definition
 from dagmaster.client.limits import PREFIX
 from dagmaster.client.models.jobs import (
     EventEntry,
+    JobCounts,
     JobDetail,
     JobRequest,
     JobSummary,
     Outcomes,
     PublicJob,
+    SubmissionCheck,
     SubmissionResult,
     TimelineEntry,
 )
 from dagmaster.client.models.nodes import NodeDetail, NodeRecord, NodeSummary, PublicNode
 from dagmaster.client.models.pages import Page
-from dagmaster.client.moments import parse_moment
+from dagmaster.client.models.workflows import JobGraph, JobGraphNode
 from dagmaster.database.reads.jobs import Snapshot
 from dagmaster.errors import InvalidRequest, NotFound
 from dagmaster.jobs.model import Job
-from dagmaster.jobs.states import JobStatus, NodeStatus, TaskStatus
+from dagmaster.jobs.states import NodeStatus, TaskStatus
 from dagmaster.jobs.view import JobView, NodeView
 from dagmaster.library.workflows import WorkflowLibrary
-from dagmaster.operations.submit import submit_once
+from dagmaster.operations.submit import prepare, submit_once
 from dagmaster.web.authentication import needs, require, requires
-from dagmaster.web.pages import LONGEST_NAME, CommaSeparated, Cursor, Limit, joined, name_and_number, page_of
+from dagmaster.web.pages import (
+    LONGEST_NAME,
+    CommaSeparated,
+    Cursor,
+    Limit,
+    bad_cursor,
+    joined,
+    name_and_number,
+    page_of,
+)
 from dagmaster.workflows.graph import Graph
 from dagmaster.workflows.model import FanOutNode
 
@@ -95,6 +109,31 @@ async def submit_job(
     return result
 
 
+@router.post(
+    "/check",
+    operation_id="check_submission",
+    summary="Check a submission without submitting it",
+    responses=responses(404),
+)
+async def check_submission(
+    services: Services,
+    caller: Annotated[Caller, Depends(needs(Permission.JOBS_SUBMIT))],
+    submission: JobRequest,
+) -> SubmissionCheck:
+    """The same checks as those of a submission, and the same problems: `facts.faults` has the reason for each input
+    that does not fit. No job is created."""
+    if submission.definition is not None:
+        require(caller, Permission.WORKFLOWS_WRITE)
+    job = prepare(await _library_for(services, submission), submission)
+    return SubmissionCheck(
+        workflow_id=job.workflow.workflow_id,
+        workflow_version=job.workflow.version,
+        definition_hash=job.workflow.content_hash(),
+        nodes=len(job.workflow.nodes),
+        inputs=job.input_params,
+    )
+
+
 async def _library_for(services: ApiServices, submission: JobRequest) -> WorkflowLibrary:
     if submission.definition is None:
         return services.library
@@ -109,40 +148,27 @@ async def _library_for(services: ApiServices, submission: JobRequest) -> Workflo
 
 @router.get("", operation_id="list_jobs", summary="List jobs, newest first", responses=responses(), dependencies=_READS)
 async def list_jobs(
-    *,
     services: Services,
-    status: Annotated[
-        CommaSeparated[JobStatus] | None, Query(description="Only jobs with one of these statuses")
-    ] = None,
-    workflow_id: Annotated[str | None, Query(max_length=64)] = None,
-    submitted_by: Annotated[str | None, Query(max_length=64)] = None,
-    correlation_id: Annotated[str | None, Query(max_length=64)] = None,
-    created_after: Annotated[AwareDatetime | None, Query(description="Only jobs created at this time or later")] = None,
-    created_before: Annotated[AwareDatetime | None, Query(description="Only jobs created before this time")] = None,
-    since: Annotated[
-        str | None, Query(max_length=64, description="As `created_after`: a time with a zone, or an age such as `2h`")
-    ] = None,
-    until: Annotated[
-        str | None, Query(max_length=64, description="As `created_before`: a time with a zone, or an age such as `2h`")
-    ] = None,
+    filters: Filters,
     after: Annotated[UUID | None, Query(description="`next` of the previous page")] = None,
     limit: Limit = 50,
 ) -> Page[JobSummary]:
-    rows = await services.reads.jobs(
-        limit=limit + 1,
-        after=after,
-        statuses=status,
-        workflow_id=workflow_id,
-        submitted_by=submitted_by,
-        correlation_id=correlation_id,
-        created_after=max(filter(None, (created_after, _moment(since, "since"))), default=None),
-        created_before=min(filter(None, (created_before, _moment(until, "until"))), default=None),
-    )
-    return page_of(rows, limit, lambda job: job.job_id)
+    jobs = await services.reads.jobs(filters, limit=limit + 1, after=after)
+    page = page_of(jobs, limit, lambda each: each.job.job_id)
+    return Page(items=await summaries(services, page.items), next=page.next)
 
 
-def _moment(text: str | None, name: str) -> datetime | None:
-    return parse_moment(text, name, requires_zone=True) if text else None
+@router.get(
+    "/counts",
+    operation_id="count_jobs",
+    summary="Count jobs by status",
+    responses=responses(),
+    dependencies=_READS,
+)
+async def count_jobs(services: Services, filters: Filters) -> JobCounts:
+    """How many jobs match the filters of a list, in each status. Each status is counted up to 1,000; with `q`, only the
+    newest 1,000 jobs that match are counted."""
+    return await counts_of(services, replace(filters, statuses=None))
 
 
 @router.get("/{job_id}", operation_id="get_job", summary="Get a job", responses=responses(404), dependencies=_READS)
@@ -156,13 +182,20 @@ async def get_job(services: Services, job_id: JobId) -> JobDetail:
         return await _without_nodes(services, job, error)
     job, snapshot = await of_one_moment(services, job, graph.order)
     nodes = [summary_of(graph, node, snapshot.now) for node in snapshot.nodes]
+    stages, eta = stages_of(graph, snapshot), None
+    if not snapshot.is_over:
+        nodes, stages, eta = with_estimates(graph, nodes, stages, await services.past.nodes(graph, job.definition_hash))
     failed = [node for node in nodes if node.status is NodeStatus.FAILED or node.failed_count]
     return JobDetail(
         job=PublicJob.model_validate(job.model_dump()),
         is_over=snapshot.is_over,
         seconds=round(snapshot.seconds, 3),
+        elapsed_seconds=round(snapshot.seconds, 3),
+        eta_seconds=eta,
+        progress=progress_counts(graph, nodes),
+        first_failure=await first_failure(services, job_id, graph, nodes) if failed else None,
         failed=sorted(failed, key=lambda node: node.completed_at or snapshot.now),
-        stages=stages_of(graph, snapshot),
+        stages=stages,
         nodes=nodes,
         outcomes=_outcomes(job, graph, snapshot) if snapshot.is_over else None,
         deliverables=deliverables(job_id, job.result_data) if snapshot.is_over else {},
@@ -177,6 +210,7 @@ async def _without_nodes(services: ApiServices, job: Job, error: NotFound) -> Jo
         job=PublicJob.model_validate(job.model_dump()),
         is_over=snapshot.is_over,
         seconds=round(snapshot.seconds, 3),
+        elapsed_seconds=round(snapshot.seconds, 3),
         stages=[],
         nodes=[],
         trouble=error.message,
@@ -255,7 +289,12 @@ async def list_nodes(
         children = await services.reads.page_children(job_id, parent, limit=limit + 1, after=after, statuses=status)
         lines = [(child.fan_out_index or 0, child) for child in children]
     following = str(lines[limit - 1][0]) if len(lines) > limit else None
-    return Page(items=[summary_of(graph, node, now) for _, node in lines[:limit]], next=following)
+    shown = [summary_of(graph, node, now) for _, node in lines[:limit]]
+    return Page(items=[_with_child_estimate(node) for node in shown], next=following)
+
+
+def _with_child_estimate(node: PublicNode) -> PublicNode:
+    return node.model_copy(update={"eta_seconds": child_estimate(node)})
 
 
 @router.get(
@@ -309,14 +348,74 @@ async def list_events(
 async def get_timeline(
     services: Services,
     job_id: JobId,
-    status: Annotated[TaskStatus | None, Query(description="Only attempts with this status")] = None,
+    *,
+    status: Annotated[
+        CommaSeparated[TaskStatus] | None, Query(description="Only attempts with one of these statuses")
+    ] = None,
+    parent: Annotated[
+        str | None, Query(max_length=LONGEST_NAME, description="Only the children of this fan_out, by their index")
+    ] = None,
+    top_level: Annotated[bool, Query(description="Without the children of fan_outs")] = False,
     after: Cursor = None,
     limit: Limit = 100,
 ) -> Page[TimelineEntry]:
     """One bar for each attempt, by node and number: it waits from `queued_at` to `started_at`, then it runs."""
-    await services.reads.brief(job_id)
-    rows = await services.reads.timeline(job_id, limit=limit + 1, after=name_and_number(after), status=status)
+    cursor = name_and_number(after)
+    if parent is not None and top_level:
+        raise InvalidRequest("`parent` and `top_level` exclude each other", code="request.contradiction")
+    if parent is not None:
+        graph, _ = await graph_of(services, job_id)
+        require_fan_out(graph, parent)
+        index = _index_of(parent, cursor[0], after)
+        rows = await services.reads.child_timeline(
+            job_id, parent, limit=limit + 1, after=(index, cursor[1]), statuses=status
+        )
+    else:
+        node_ids = (await graph_of(services, job_id))[0].order if top_level else None
+        await services.reads.brief(job_id)
+        rows = await services.reads.timeline(job_id, limit=limit + 1, after=cursor, statuses=status, node_ids=node_ids)
     return page_of(rows, limit, lambda bar: joined(bar.node_id, bar.attempt))
+
+
+def _index_of(parent: str, child: str, after: str | None) -> int:
+    """The index in the name of a child, which is a cursor."""
+    index = child.removeprefix(f"{parent}__")
+    if child and (index == child or not index.isascii() or not index.isdigit() or len(index) > 9):
+        raise bad_cursor(after)
+    return int(index) if child else 0
+
+
+@router.get(
+    "/{job_id}/graph",
+    operation_id="get_job_graph",
+    summary="Get the graph of a job with the state of its nodes",
+    responses=responses(404),
+    dependencies=_READS,
+)
+async def get_job_graph(services: Services, job_id: JobId) -> JobGraph:
+    """A fan_out is one node with the counts of its children; these are listed by `nodes?parent=`."""
+    brief = await services.reads.brief(job_id)
+    graph = await services.reads.graph(brief.definition_hash)
+    snapshot = await services.reads.watch_job(job_id, graph.order)
+    nodes = [summary_of(graph, node, snapshot.now) for node in snapshot.nodes]
+    eta = None
+    if not snapshot.is_over:
+        past = await services.past.nodes(graph, brief.definition_hash)
+        nodes, _, eta = with_estimates(graph, nodes, [], past)
+    return JobGraph(
+        job_id=job_id,
+        status=snapshot.status,
+        definition_hash=brief.definition_hash,
+        eta_seconds=eta,
+        nodes=[_graph_node(graph, node) for node in nodes],
+        edges=list(graph_edges(graph)),
+    )
+
+
+def _graph_node(graph: Graph, node: PublicNode) -> JobGraphNode:
+    number = graph.stages[node.node_id][0] if node.node_id in graph.stages else 0
+    definition = graph.workflow.nodes.get(node.node_id)
+    return JobGraphNode(**dict(node), stage_number=number, description=definition.description if definition else "")
 
 
 async def graph_of(services: ApiServices, job_id: UUID) -> tuple[Graph, datetime]:

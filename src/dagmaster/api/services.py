@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Request
 
+from dagmaster.api.change_follower import ChangeFollower
+from dagmaster.api.estimates import Past
 from dagmaster.api.follower import Follower
 from dagmaster.api.legacy.forward import OldSystem
 from dagmaster.api.legacy.sharing import Shares
@@ -67,6 +69,8 @@ class ApiServices:
     assets: AssetStore = field(init=False)
     notifier: PostgresNotifier = field(init=False)
     follower: Follower = field(init=False)
+    changes: ChangeFollower = field(init=False)
+    past: Past = field(init=False)
     keys: KeyStore = field(init=False)
     authentication: Authentication = field(init=False)
     sign_in_limit: RateLimit = field(init=False)
@@ -92,13 +96,17 @@ class ApiServices:
         self.assets = AssetStore(self.dsn, notifier=self.notifier)
         self.follower = Follower(self.reads, self.notifier)
         self.old_system = self._old_system()
+        self.past = Past(self.reads)
+        self.changes = ChangeFollower(self.reads, self.alive_within)
         await self.reads.open()
         self.notifier.start()
         self.follower.start()
+        self.changes.start()
         try:
             async with self.keys, authentication_running(self.authentication):
                 yield
         finally:
+            await self.changes.close()
             await self.follower.close()
             await self.notifier.close()
             await self.ledgers.close()

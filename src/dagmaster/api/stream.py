@@ -44,7 +44,7 @@ _FRAME = {
         },
     },
 }
-_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 
 @router.get(
@@ -77,7 +77,7 @@ async def stream_events(
         return Response(status_code=204)
     services.follower.admit()
     updates = services.follower.watch(job_id, brief, cursor, services.heartbeat_seconds)
-    return StreamingResponse(_frames(updates), media_type=MEDIA_TYPE, headers=_HEADERS)
+    return StreamingResponse(_frames(updates), media_type=MEDIA_TYPE, headers=STREAM_HEADERS)
 
 
 async def _frames(updates: AsyncIterator[Update]) -> AsyncIterator[bytes]:

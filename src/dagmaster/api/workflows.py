@@ -115,7 +115,7 @@ async def get_workflow(services: Services, workflow_id: WorkflowId) -> WorkflowD
 async def get_workflow_graph(services: Services, workflow_id: WorkflowId) -> WorkflowGraph:
     graph = build(services.library.get(workflow_id))
     return WorkflowGraph(
-        workflow_id=workflow_id, nodes=list(_nodes(graph)), edges=list(_edges(graph)), mermaid=mermaid(graph)
+        workflow_id=workflow_id, nodes=list(_nodes(graph)), edges=list(graph_edges(graph)), mermaid=mermaid(graph)
     )
 
 
@@ -167,7 +167,7 @@ def _nodes(graph: Graph) -> Iterator[GraphNode]:
         )
 
 
-def _edges(graph: Graph) -> Iterator[GraphEdge]:
+def graph_edges(graph: Graph) -> Iterator[GraphEdge]:
     for target in graph.order:
         for kind, sources in (("all_of", graph.all_of[target]), ("any_of", graph.any_of[target])):
             for source in sources:

@@ -41,6 +41,13 @@ def jobs() -> None:
     callback=distinct_words,
     help="Only jobs in this state; repeated, or with commas, in one of these states",
 )
+@click.option(
+    "--search",
+    "-q",
+    "q",
+    metavar="WORDS",
+    help="Only jobs with all of these words, or words that begin so, in their id, workflow, inputs, submitter or error",
+)
 @click.option("--since", metavar="WHEN", help="Only jobs created then or later: a time, a day, or an age such as 2h")
 @click.option("--until", metavar="WHEN", help="Only jobs created before then")
 @click.option("--workflow", metavar="ID", shell_complete=complete_workflows, help="Only jobs of this workflow")
@@ -127,6 +134,59 @@ def _rerun_options(command: Callback) -> Callback:
 
 def _request(reason: str | None) -> "Json":
     return {} if reason is None else {"reason": reason}
+
+
+@jobs.command("bulk")
+@click.argument("action", type=click.Choice(["cancel", "resume", "retry"]))
+@click.option(
+    "--status",
+    type=CommaSeparatedChoice(JOB_STATES),
+    multiple=True,
+    callback=distinct_words,
+    help="Only jobs in this state; repeated, or with commas. By default those that can be changed",
+)
+@click.option("--search", "-q", "q", metavar="WORDS", help="Only jobs in which all of these words occur")
+@click.option("--since", metavar="WHEN", help="Only jobs created then or later: a time, a day, or an age such as 2h")
+@click.option("--until", metavar="WHEN", help="Only jobs created before then")
+@click.option(
+    "--workflow", metavar="ID", multiple=True, shell_complete=complete_workflows, help="Only of this workflow"
+)
+@click.option("--submitted-by", metavar="WHO", multiple=True, help="Only jobs of this submitter")
+@click.option("--correlation-id", metavar="ID", help="Only jobs with this correlation id")
+@click.option(
+    "--job", "job_ids", metavar="JOB", multiple=True, help="This job; repeated, these jobs instead of a filter"
+)
+@click.option("--node", metavar="NODE", help="For retry: a node, or one child of a fan_out (NODE__INDEX)")
+@click.option("--stage", metavar="STAGE", help="For retry: a stage, by name or number")
+@click.option("--failed-children", metavar="FAN_OUT", help="For retry: the failed children of a fan_out")
+@_reason
+@click.option("--dry-run", is_flag=True, help="Only show what would happen")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation")
+@pass_state
+def bulk(state: State, /, *, action: str, reason: str | None, dry_run: bool, yes: bool, **options: Any) -> int:
+    """Cancel, resume or retry many jobs: shows what would happen to each, asks, then changes exactly these.
+
+    Up to 1,000 jobs at a time, the newest first. Exit code 4 if a job was refused.
+    """
+    from dagmaster.cli.bulk import change_jobs, request_of
+
+    return change_jobs(state, request_of(state, action, reason, is_dry_run=dry_run, **options), is_confirmed=yes)
+
+
+@jobs.command("export")
+@click.argument("job", shell_complete=complete_jobs)
+@click.option(
+    "--output", "-o", type=click.Path(dir_okay=False), metavar="FILE", help="Where to write it [default: job-ID.json]"
+)
+@pass_state
+def export(state: State, job: str, output: str | None) -> None:
+    """Write a job with its whole history to one JSON file: definition, nodes, attempts, events and logs.
+
+    Secrets are redacted. FILE may be `-` for the standard output.
+    """
+    from dagmaster.cli.export import export_job
+
+    export_job(state, state.client.find_job(job), output)
 
 
 @jobs.command("cancel")

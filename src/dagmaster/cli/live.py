@@ -17,7 +17,7 @@ from rich.text import Text
 
 from dagmaster.cli.command import State
 from dagmaster.cli.printable import one_line
-from dagmaster.cli.tables import state_text
+from dagmaster.cli.tables import state_text, time_left
 from dagmaster.client.models.base import Json
 from dagmaster.client.models.jobs import JobDetail
 from dagmaster.client.models.nodes import PublicNode
@@ -103,6 +103,7 @@ class LiveTable:
             f"  {job.job_id}  ",
             self._state(job.status),
             f"  {detail.seconds:.1f} s",
+            (f"  {left}" if (left := time_left(detail.eta_seconds)) else "", "dim"),
             (f"  {job.stop_reason}" if job.stop_reason else "", "yellow"),
         )
         shown = self._fitting(detail.nodes, len(blockers))
@@ -152,7 +153,8 @@ class LiveTable:
         yield self._state(node.state)
         yield _bar(node)
         yield Text(in_seconds(seconds_of(node, now)))
-        yield Text(remarks_of(node, now), no_wrap=True, overflow="ellipsis")
+        remarks = _joined(" ", remarks_of(node, now), time_left(node.eta_seconds))
+        yield Text(remarks, no_wrap=True, overflow="ellipsis")
 
 
 def _bar(node: PublicNode) -> RenderableType:

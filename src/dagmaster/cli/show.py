@@ -11,7 +11,7 @@ from dagmaster.cli.command import as_json
 from dagmaster.cli.follow import failure_lines, reason_of, remedy_for
 from dagmaster.cli.live import in_seconds, remarks_of, seconds_of
 from dagmaster.cli.printable import one_line
-from dagmaster.cli.tables import Column, ago, at, duration, print_table, state_text
+from dagmaster.cli.tables import Column, ago, at, duration, print_table, state_text, time_left
 from dagmaster.client.blockers import blockers_of
 from dagmaster.client.json_client import JsonClient
 from dagmaster.client.models.base import Json, read, read_all
@@ -126,12 +126,12 @@ def _short_result(result: object) -> str:
 
 
 def _facts(page: JobPage) -> list[tuple[str, str]]:
-    job, seconds = page.detail.job, page.detail.seconds
+    job, taken = page.detail.job, f"{page.detail.seconds:.2f} s{_with_pauses(page.detail)}"
     facts = [
         ("workflow", f"{job.workflow_id} version {job.workflow_version} ({job.definition_hash[:12]})"),
         ("inputs", as_json(page.answer["job"].get("input_params"), indent=False)),
         ("created", f"{at(job.created_at)} UTC, {duration(_age_seconds(page))} ago"),
-        ("took" if page.detail.is_over else "runs for", f"{seconds:.2f} s{_with_pauses(page.detail)}"),
+        ("took" if page.detail.is_over else "runs for", _joined(taken, time_left(page.detail.eta_seconds))),
         ("priority", str(job.priority)),
     ]
     optional = {
@@ -142,6 +142,10 @@ def _facts(page: JobPage) -> list[tuple[str, str]]:
         "owner": f"{job.owner_id} (epoch {job.epoch})" if job.owner_id else None,
     }
     return facts + [(name, value) for name, value in optional.items() if value]
+
+
+def _joined(*parts: str) -> str:
+    return ", ".join(part for part in parts if part)
 
 
 def _age_seconds(page: JobPage) -> float:

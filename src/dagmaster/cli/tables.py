@@ -172,6 +172,11 @@ def ago(moment: datetime, now: datetime) -> str:
     return duration((now - moment).total_seconds())
 
 
+def time_left(seconds: float | None) -> str:
+    """An estimate as text; empty if there is none."""
+    return f"about {duration(seconds)} left" if seconds is not None else ""
+
+
 def duration(seconds: float) -> str:
     for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
         if seconds >= size:

@@ -21,25 +21,41 @@ import orjson
 
 from dagmaster.client.assets import Assets, AsyncAssets
 from dagmaster.client.blocking import EventLoopThread, blocking, iterating
-from dagmaster.client.connection import TIMEOUT_SECONDS, Connection
+from dagmaster.client.connection import TIMEOUT_SECONDS, Connection, NamedEvent
 from dagmaster.client.credentials import key_for
 from dagmaster.client.discovery import find_api, find_maps
 from dagmaster.client.json_client import PAUSE_SECONDS, AsyncJsonClient, Connected, JsonClient, Outage
 from dagmaster.client.keys import AsyncKeys, Keys
 from dagmaster.client.limits import MOST_ITEMS
 from dagmaster.client.models.base import Json, parse, unexpected
+from dagmaster.client.models.bulk import BulkReport, BulkRequest
+from dagmaster.client.models.changes import ChangeBatch, ChangeKind
 from dagmaster.client.models.datasets import DatasetSummary
 from dagmaster.client.models.jobs import (
     CancelProgress,
     EventEntry,
+    JobCounts,
     JobDetail,
     JobSummary,
     Resumed,
     SubmissionResult,
 )
 from dagmaster.client.models.nodes import JobLogLine, NodeDetail, PublicNode
-from dagmaster.client.models.operations import OrchestratorSummary, QueueSummary, WorkerSummary
-from dagmaster.client.models.workflows import WorkflowDetail, WorkflowSummary
+from dagmaster.client.models.operations import (
+    DatabaseHealth,
+    OrchestratorSummary,
+    QueueSummary,
+    TaskLease,
+    WorkerSummary,
+)
+from dagmaster.client.models.workflows import (
+    DefinitionText,
+    JobGraph,
+    StoredDefinition,
+    WorkflowDetail,
+    WorkflowHistory,
+    WorkflowSummary,
+)
 from dagmaster.dataset_urls import DatasetUrls
 from dagmaster.errors import InvalidRequest, JobFailed, NotFound, Unavailable, WaitTimedOut
 from dagmaster.settings import load
@@ -140,15 +156,18 @@ class AsyncClient(AsyncAssets, AsyncKeys):
         self,
         *,
         status: str | Sequence[str] | None = None,
-        workflow_id: str | None = None,
-        submitted_by: str | None = None,
+        workflow_id: str | Sequence[str] | None = None,
+        submitted_by: str | Sequence[str] | None = None,
         correlation_id: str | None = None,
+        search: str | None = None,
         created_after: datetime | None = None,
         created_before: datetime | None = None,
         limit: int | None = None,
     ) -> AsyncIterator[JobSummary]:
-        """Jobs, newest first. More pages are requested as they are needed."""
-        filters = {
+        """Jobs, newest first. More pages are requested as they are needed. `search` are words that all occur in the
+        job's id, workflow, submitter, correlation id, inputs or error; the beginning of a word is enough."""
+        filters: dict[str, Any] = {
+            "q": search,
             "workflow_id": workflow_id,
             "submitted_by": submitted_by,
             "correlation_id": correlation_id,
@@ -157,6 +176,11 @@ class AsyncClient(AsyncAssets, AsyncKeys):
         }
         async for job in self._all(JobSummary, "/jobs", limit, status=status, **filters):
             yield job
+
+    async def job_counts(self, /, **filters: str | Sequence[str] | None) -> JobCounts:
+        """How many jobs there are in each status, with the filters of the API: `workflow_id`, `q`, `since` and so on.
+        Large numbers are not exact."""
+        return parse(JobCounts, await self.json.job_counts(**filters))
 
     async def watch(self, job_id: JobId, *, timeout_seconds: float | None = None) -> AsyncIterator[JobDetail]:
         """The job now, and each time it has changed, until it has ended. Handlers' progress is in its nodes.
@@ -225,6 +249,14 @@ class AsyncClient(AsyncAssets, AsyncKeys):
         request = {name: value for name, value in parts.items() if value is not None} | _intervention(reason)
         return parse(Resumed, await self.json.retry(_id(job_id), request, is_dry_run=dry_run))
 
+    async def change_jobs(self, request: BulkRequest) -> BulkReport:
+        """Cancel, resume or retry many jobs; with `preview`, only learn what would happen. Each job has its result."""
+        return parse(BulkReport, await self.json.change_jobs(request.model_dump(mode="json", exclude_none=True)))
+
+    async def export_job(self, job_id: JobId, file: BinaryIO) -> int:
+        """Write a job with its whole history to a file, as JSON. Returns its size in bytes."""
+        return await self.json.export_job(_id(job_id), file)
+
     async def nodes(
         self, job_id: JobId, *, parent: str | None = None, status: str | None = None, limit: int | None = None
     ) -> AsyncIterator[PublicNode]:
@@ -280,6 +312,24 @@ class AsyncClient(AsyncAssets, AsyncKeys):
 
     # The platform
 
+    async def changes(
+        self, kinds: Sequence[ChangeKind] | None = None, *, after: str | None = None
+    ) -> AsyncIterator[ChangeBatch]:
+        """What changes on the platform as it happens: jobs, assets, and hints that queues or instances have changed.
+
+        By default all kinds that the key allows. `after` is the `cursor` of an earlier batch: first comes what has
+        happened since. A change may be repeated, none is missed; after a batch with `resync` read again what you need.
+        """
+        outage = _OutageLimit()
+        async for update in self.json.changes(kinds, after):
+            match update:
+                case Connected():
+                    outage.end()
+                case Outage(error):
+                    outage.check(error)
+                case NamedEvent(name, cursor, data) if name != "hello":
+                    yield _batch_of(name, cursor, _decoded(data))
+
     async def workflows(self) -> list[WorkflowSummary]:
         """The workflows of the platform."""
         return [parse(WorkflowSummary, workflow) for workflow in await self.json.workflows()]
@@ -287,6 +337,30 @@ class AsyncClient(AsyncAssets, AsyncKeys):
     async def workflow(self, workflow_id: str) -> WorkflowDetail:
         """A workflow with its definition and a JSON schema of its inputs."""
         return parse(WorkflowDetail, await self.json.workflow(workflow_id))
+
+    async def definitions(self, workflow_id: str) -> list[StoredDefinition]:
+        """The definitions that jobs of a workflow had, newest first."""
+        return [parse(StoredDefinition, each) for each in await self.json.definitions(workflow_id)]
+
+    async def definition(self, workflow_id: str, definition_hash: str = "current") -> DefinitionText:
+        """A definition of a workflow as text, which can be compared with others line by line."""
+        return parse(DefinitionText, await self.json.definition(workflow_id, definition_hash))
+
+    async def workflow_statistics(self, workflow_id: str, *, days: int = 30) -> WorkflowHistory:
+        """How the jobs of a workflow went in the last days: success rate, durations, the newest jobs."""
+        return parse(WorkflowHistory, await self.json.workflow_statistics(workflow_id, days))
+
+    async def job_graph(self, job_id: JobId) -> JobGraph:
+        """The graph of a job with the state of its nodes; a fan_out is one node with counts."""
+        return parse(JobGraph, await self.json.job_graph(_id(job_id)))
+
+    async def leases(self, *, within_seconds: float | None = None) -> list[TaskLease]:
+        """Running tasks, the lease that expires first at the beginning."""
+        return [parse(TaskLease, each) for each in await self.json.leases(MOST_ITEMS, within_seconds)]
+
+    async def database_health(self) -> DatabaseHealth:
+        """Sizes, dead rows, connections and the oldest transaction of the database."""
+        return parse(DatabaseHealth, await self.json.database_health())
 
     async def workers(self) -> list[WorkerSummary]:
         """The workers that are alive or ended recently, with the tasks that they run."""
@@ -375,12 +449,15 @@ class Client(Assets[AsyncClient], Keys[AsyncClient]):
     job = blocking(AsyncClient.job)
     find_job = blocking(AsyncClient.find_job)
     jobs = iterating(AsyncClient.jobs)
+    job_counts = blocking(AsyncClient.job_counts)
     watch = iterating(AsyncClient.watch)
     wait = blocking(AsyncClient.wait)
     result = blocking(AsyncClient.result)
     cancel = blocking(AsyncClient.cancel)
     resume = blocking(AsyncClient.resume)
     retry = blocking(AsyncClient.retry)
+    change_jobs = blocking(AsyncClient.change_jobs)
+    export_job = blocking(AsyncClient.export_job)
     nodes = iterating(AsyncClient.nodes)
     node = blocking(AsyncClient.node)
     output = blocking(AsyncClient.output)
@@ -388,8 +465,15 @@ class Client(Assets[AsyncClient], Keys[AsyncClient]):
     events = iterating(AsyncClient.events)
     follow = iterating(AsyncClient.follow)
     logs = iterating(AsyncClient.logs)
+    changes = iterating(AsyncClient.changes)
     workflows = blocking(AsyncClient.workflows)
     workflow = blocking(AsyncClient.workflow)
+    definitions = blocking(AsyncClient.definitions)
+    definition = blocking(AsyncClient.definition)
+    workflow_statistics = blocking(AsyncClient.workflow_statistics)
+    job_graph = blocking(AsyncClient.job_graph)
+    leases = blocking(AsyncClient.leases)
+    database_health = blocking(AsyncClient.database_health)
     workers = blocking(AsyncClient.workers)
     orchestrators = blocking(AsyncClient.orchestrators)
     queues = blocking(AsyncClient.queues)
@@ -433,6 +517,16 @@ def _time(time: datetime | None) -> str | None:
 
 def _intervention(reason: str | None) -> Json:
     return {} if reason is None else {"reason": reason}
+
+
+def _batch_of(name: str, cursor: str, data: Any) -> ChangeBatch:
+    fields = data if isinstance(data, dict) else {}
+    match name:
+        case "queues" | "instances":
+            fields = {name: True}
+        case "resync":
+            fields = {"resync": fields.get("reason", "too_many")}
+    return parse(ChangeBatch, {**fields, "cursor": cursor})
 
 
 def _decoded(text: str) -> Any:

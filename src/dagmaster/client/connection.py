@@ -73,6 +73,15 @@ class StreamedEvent:
     data: str
 
 
+@dataclass(frozen=True, slots=True)
+class NamedEvent:
+    """An event of the stream of changes: its type, the cursor after which the stream can be continued, its JSON."""
+
+    name: str
+    cursor: str
+    data: str
+
+
 class Connection:
     """Sends requests to the platform whose URL `find` returns, up to `attempts` times if that is safe. `find_key`
     returns the key or token that they are sent with.
@@ -196,7 +205,13 @@ class Connection:
 
     @asynccontextmanager
     async def stream(
-        self, path: str, *, accept: str, headers: Mapping[str, str] | None = None, read_seconds: float | None = None
+        self,
+        path: str,
+        *,
+        accept: str,
+        headers: Mapping[str, str] | None = None,
+        params: Mapping[str, Any] | None = None,
+        read_seconds: float | None = None,
     ) -> AsyncIterator[httpx2.Response]:
         """A response whose content is read piece by piece. Its status is 200 or 204."""
         url, http = self._connection()
@@ -205,7 +220,7 @@ class Connection:
         all_headers = {"Accept": accept, **(headers or {})}
         async with (
             self._translated(url),
-            http.stream("GET", url + PREFIX + path, headers=all_headers, timeout=timeout) as response,
+            http.stream("GET", url + PREFIX + path, headers=all_headers, params=params, timeout=timeout) as response,
         ):
             if response.status_code != HTTPStatus.NO_CONTENT:
                 if response.status_code != HTTPStatus.OK:
@@ -326,6 +341,12 @@ async def streamed_events(response: httpx2.Response) -> AsyncIterator[StreamedEv
             yield StreamedEvent(None, frame.data)
         elif frame.id.isascii() and frame.id.isdigit() and frame.data:
             yield StreamedEvent(int(frame.id), frame.data)
+
+
+async def named_events(response: httpx2.Response) -> AsyncIterator[NamedEvent]:
+    async for frame in httpx2.EventSource(response, max_event_size=_LARGEST_EVENT_BYTES):
+        if frame.data:
+            yield NamedEvent(frame.event, frame.id, frame.data)
 
 
 # --- errors ----------------------------------------------------------------------------------------------------------

@@ -14,7 +14,9 @@ from dagmaster.client.connection import (
     STREAM_TIMEOUT_SECONDS,
     TIMEOUT_SECONDS,
     Connection,
+    NamedEvent,
     StreamedEvent,
+    named_events,
     streamed_events,
 )
 from dagmaster.client.json_assets import AssetRequests, AsyncAssetRequests
@@ -25,6 +27,7 @@ from dagmaster.errors import InvalidRequest, NotFound, Unavailable
 from dagmaster.jobs.ids import ids_beginning_with
 
 JANITOR_TIMEOUT_SECONDS = 120.0
+BULK_TIMEOUT_SECONDS = 120.0
 # Deployments and migrations wait for locks.
 SCHEMA_TIMEOUT_SECONDS = 900.0
 PAUSE_SECONDS = 0.5
@@ -91,6 +94,10 @@ class AsyncJsonClient(AsyncAssetRequests, AsyncKeyRequests):
     ) -> tuple[list[Json], str | None]:
         return await self.connection.page("/jobs", limit, after, **filters)
 
+    async def job_counts(self, /, **filters: str | Sequence[str] | None) -> Json:
+        params = {name: value for name, value in filters.items() if value is not None}
+        return await self.connection.object("GET", "/jobs/counts", params=params)
+
     async def job(self, job_id: str) -> Json:
         return await self.connection.object("GET", f"/jobs/{job_id}")
 
@@ -100,6 +107,18 @@ class AsyncJsonClient(AsyncAssetRequests, AsyncKeyRequests):
         if not jobs or jobs[0].get("job_id") != job_id:
             raise _no_job(job_id)
         return jobs[0]
+
+    async def change_jobs(self, request: Json) -> Json:
+        """Cancel, resume or retry many jobs."""
+        return await self.connection.object("POST", "/jobs/bulk", body=request, timeout=BULK_TIMEOUT_SECONDS)
+
+    async def export_job(self, job_id: str, file: BinaryIO) -> int:
+        """Write a job with its whole history to a file, as JSON. Returns its size in bytes."""
+        size = 0
+        async with self.connection.stream(f"/jobs/{job_id}/export", accept="application/json") as response:
+            async for part in response.aiter_bytes():
+                size += file.write(part)
+        return size
 
     async def nodes(
         self,
@@ -207,6 +226,35 @@ class AsyncJsonClient(AsyncAssetRequests, AsyncKeyRequests):
                 if after == first_after:
                     await asyncio.sleep(PAUSE_SECONDS)  # a platform that is stopping ends its streams at once
 
+    async def changes(
+        self, kinds: Sequence[str] | None = None, after: str | None = None
+    ) -> AsyncIterator[NamedEvent | Connected | Outage]:
+        """The changes of the platform, for ever. Each connection continues after the last cursor that was received: a
+        change may be received twice, none is missed. The caller decides how long an outage may last."""
+        params = {"kind": list(kinds)} if kinds else {}
+        while True:
+            first_after = after
+            headers = {"Last-Event-ID": after} if after else {}
+            stream = self.connection.stream(
+                "/stream",
+                accept="text/event-stream",
+                headers=headers,
+                params=params,
+                read_seconds=STREAM_TIMEOUT_SECONDS,
+            )
+            try:
+                async with stream as response:
+                    yield Connected()
+                    async for event in named_events(response):
+                        after = event.cursor or after
+                        yield event
+            except Unavailable as error:
+                yield Outage(error)
+                await asyncio.sleep(PAUSE_SECONDS)
+            else:
+                if after == first_after:
+                    await asyncio.sleep(PAUSE_SECONDS)  # a platform that is stopping ends its streams at once
+
     # Workflows
 
     async def workflows(self, limit: int = 10_000) -> list[Json]:
@@ -237,6 +285,27 @@ class AsyncJsonClient(AsyncAssetRequests, AsyncKeyRequests):
     async def set_queue(self, /, queue: str, **changes: int | bool | None) -> Json:
         """Change `max_running`, `is_paused` or both. A value that is not passed stays as it is."""
         return await self.connection.object("PATCH", f"/queues/{_segment(queue)}", body=changes)
+
+    async def leases(self, limit: int, within_seconds: float | None = None) -> list[Json]:
+        """Running tasks, the lease that expires first at the beginning."""
+        within = None if within_seconds is None else str(within_seconds)
+        return (await self.connection.page("/leases", limit, within_seconds=within))[0]
+
+    async def database_health(self) -> Json:
+        return await self.connection.object("GET", "/database")
+
+    async def definitions(self, workflow_id: str, limit: int = 1000) -> list[Json]:
+        """The definitions that jobs of a workflow had, newest first."""
+        return (await self.connection.page(f"/workflows/{workflow_id}/definitions", limit))[0]
+
+    async def definition(self, workflow_id: str, definition_hash: str) -> Json:
+        return await self.connection.object("GET", f"/workflows/{workflow_id}/definitions/{definition_hash}")
+
+    async def workflow_statistics(self, workflow_id: str, days: int = 30) -> Json:
+        return await self.connection.object("GET", f"/workflows/{workflow_id}/statistics", params={"days": days})
+
+    async def job_graph(self, job_id: str) -> Json:
+        return await self.connection.object("GET", f"/jobs/{job_id}/graph")
 
     async def workers(self, limit: int) -> tuple[list[Json], str | None]:
         return await self.connection.page("/workers", limit)
@@ -369,8 +438,11 @@ class JsonClient(AssetRequests[AsyncJsonClient], KeyRequests[AsyncJsonClient]):
     resume = blocking(AsyncJsonClient.resume)
     retry = blocking(AsyncJsonClient.retry)
     jobs = blocking(AsyncJsonClient.jobs)
+    job_counts = blocking(AsyncJsonClient.job_counts)
     job = blocking(AsyncJsonClient.job)
     job_line = blocking(AsyncJsonClient.job_line)
+    change_jobs = blocking(AsyncJsonClient.change_jobs)
+    export_job = blocking(AsyncJsonClient.export_job)
     nodes = blocking(AsyncJsonClient.nodes)
     node = blocking(AsyncJsonClient.node)
     download_output = blocking(AsyncJsonClient.download_output)
@@ -380,6 +452,7 @@ class JsonClient(AssetRequests[AsyncJsonClient], KeyRequests[AsyncJsonClient]):
     waiting = blocking(AsyncJsonClient.waiting)
     find_job = blocking(AsyncJsonClient.find_job)
     follow = iterating(AsyncJsonClient.follow)
+    changes = iterating(AsyncJsonClient.changes)
     workflows = blocking(AsyncJsonClient.workflows)
     refused_workflows = blocking(AsyncJsonClient.refused_workflows)
     workflow = blocking(AsyncJsonClient.workflow)
@@ -387,6 +460,12 @@ class JsonClient(AssetRequests[AsyncJsonClient], KeyRequests[AsyncJsonClient]):
     validate = blocking(AsyncJsonClient.validate)
     queues = blocking(AsyncJsonClient.queues)
     set_queue = blocking(AsyncJsonClient.set_queue)
+    leases = blocking(AsyncJsonClient.leases)
+    database_health = blocking(AsyncJsonClient.database_health)
+    definitions = blocking(AsyncJsonClient.definitions)
+    definition = blocking(AsyncJsonClient.definition)
+    workflow_statistics = blocking(AsyncJsonClient.workflow_statistics)
+    job_graph = blocking(AsyncJsonClient.job_graph)
     workers = blocking(AsyncJsonClient.workers)
     orchestrators = blocking(AsyncJsonClient.orchestrators)
     callbacks = blocking(AsyncJsonClient.callbacks)

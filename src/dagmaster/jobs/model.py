@@ -91,6 +91,8 @@ class Job(Record):
             Index("dag_jobs_by_submitter", ("submitted_by", "job_id"), where="submitted_by IS NOT NULL"),
             Index("dag_jobs_by_definition", ("definition_hash",)),  # for retention: which definitions are used
             Index("dag_jobs_by_correlation", ("correlation_id",), where="correlation_id IS NOT NULL"),
+            # For streams: which jobs ended since. A job gets an entry when it ends, when its status changes anyway.
+            Index("dag_jobs_by_end", ("completed_at",), where="completed_at IS NOT NULL"),
         ),
         checks={"priority": "priority BETWEEN 0 AND 10"},
         defaults={
@@ -144,6 +146,23 @@ class Job(Record):
     @classmethod
     def _only_objects(cls, value: Any) -> Any:
         return [work for work in value if isinstance(work, dict)] if isinstance(value, list) else None
+
+
+class JobWords(Record):
+    """The words of a job, for searches: of its id, workflow, submitter, correlation id, inputs and error. Triggers on
+    `dag_jobs` write it."""
+
+    table: ClassVar[Table] = Table(
+        "dag_job_search",
+        key=("job_id",),
+        # A search reads the entries that are not sorted into the index yet one by one: there must be few (kB).
+        indexes=(
+            Index("dag_job_search_by_words", ("document",), method="gin", storage=(("gin_pending_list_limit", 256),)),
+        ),
+        types={"document": "tsvector"},
+    )
+    job_id: UUID
+    document: str
 
 
 class NodeState(Record):
@@ -495,6 +514,7 @@ class JanitorAction(Record):
 RECORDS: tuple[type[Record], ...] = (
     WorkflowDefinition,
     Job,
+    JobWords,
     NodeState,
     Task,
     TaskResult,

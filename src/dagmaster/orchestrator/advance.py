@@ -6,6 +6,7 @@ A job that cannot be advanced is set aside for a while, and the others are advan
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
@@ -96,6 +97,8 @@ class JobAdvancing(OrchestratorLiveness):
             queues = {task.queue for change in changes for task in change.tasks}
             topics = self.transport.topics(self._tickets(queues, plans, step))
             repeated_queues = await step.commit(changes, notify=topics)
+        for queue, count in Counter(task.queue for change in changes for task in change.tasks).items():
+            self.enqueued.add(queue, count)
         self._dirty.difference_update(job_ids)
         for job_id in step.fenced:
             self._drop_fenced(job_id)

@@ -13,6 +13,7 @@ from uuid import UUID
 from dagmaster.database.ledger.protocol import OrchestratorInfo, OrchestratorLedger
 from dagmaster.jobs.plan import Planner
 from dagmaster.observe import log
+from dagmaster.observe.rates import RateMeter
 from dagmaster.orchestrator.callbacks import CallbackSender
 from dagmaster.orchestrator.janitor import Janitor
 from dagmaster.orchestrator.owned import Owned
@@ -40,6 +41,7 @@ class OrchestratorLiveness:
     sleep: Callable[[float], Awaitable[None]]
     beaten_at: float | None
     counters: OrchestratorCounters
+    enqueued: RateMeter  # tasks by queue
     planner: Planner
     janitor: Janitor | None
     callbacks: CallbackSender | None
@@ -57,6 +59,7 @@ class OrchestratorLiveness:
             name: getattr(self.counters, name) for name in OrchestratorCounters.__dataclass_fields__
         }
         stats["jobs"] = len(self._owned)
+        stats["enqueued_per_minute"] = self.enqueued.per_minute()
         if self.janitor is not None:
             stats["janitor"] = self.janitor.stats()
         if self.callbacks is not None:

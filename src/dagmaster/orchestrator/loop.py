@@ -20,6 +20,7 @@ from dagmaster.errors import Unavailable
 from dagmaster.jobs.plan import Planner
 from dagmaster.library.workflows import WorkflowLibrary
 from dagmaster.observe import log
+from dagmaster.observe.rates import RateMeter
 from dagmaster.operations.submit import take_submissions
 from dagmaster.orchestrator.advance import JobAdvancing
 from dagmaster.orchestrator.callbacks import CallbackSender
@@ -58,6 +59,7 @@ class Orchestrator(JobAdvancing):
 
     def __post_init__(self) -> None:
         self.counters = OrchestratorCounters()
+        self.enqueued = RateMeter()
         self._owned: dict[UUID, Owned] = {}
         self._dirty: set[UUID] = set()
         self._graphs = GraphCache()

@@ -4,6 +4,7 @@ authenticate."""
 from collections.abc import Iterable
 from typing import Any
 
+from pydantic import BaseModel
 from starlette.routing import BaseRoute
 
 from dagmaster.access.permissions import Permission
@@ -27,10 +28,16 @@ def describe_permissions(description: dict[str, Any], routes: Iterable[BaseRoute
                 operation["security"] = [{}] if permission is Permission.ANYONE else schemes
 
 
+def describe_models(schemas: dict[str, Any], *models: type[BaseModel]) -> None:
+    """Models that no response has as its body, such as those of streams."""
+    for model in models:
+        schema = model.model_json_schema(ref_template="#/components/schemas/{model}", mode="serialization")
+        schemas.update(schema.pop("$defs", {}))
+        schemas[model.__name__] = schema
+
+
 def describe_problems(schemas: dict[str, Any]) -> None:
-    schema = ProblemDetails.model_json_schema(ref_template="#/components/schemas/{model}", mode="serialization")
-    schemas.update(schema.pop("$defs", {}))
-    schemas["ProblemDetails"] = schema
+    describe_models(schemas, ProblemDetails)
     # FastAPI's own errors, which are never sent.
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)

@@ -46,6 +46,7 @@ from dagmaster.jobs.model import TaskMessage
 from dagmaster.jobs.model import task_id as task_id_of
 from dagmaster.jobs.states import Blame, TaskStatus
 from dagmaster.observe import log
+from dagmaster.observe.rates import RateMeter
 from dagmaster.settings import Settings
 from dagmaster.transports.transport import Delivery, Transport
 from dagmaster.worker import heartbeat
@@ -138,6 +139,8 @@ class Worker:
         self.worker_id = worker_id or uuid4()  # new at every start, so that it is never mistaken for an earlier process
         self.name = name or socket.gethostname()
         self.counters = Counters()
+        self._started, self._ended = RateMeter(), RateMeter()  # tasks by queue
+        self._queues_of: dict[str, str] = {}  # of the tasks that it holds
         self.exchanged_at: float | None = None  # on the monotonic clock
         self.health_url: str | None = None
         self._settings = settings
@@ -227,6 +230,10 @@ class Worker:
 
     def info(self) -> WorkerInfo:
         stats = asdict(self.counters) | {"running": len(self._held), "unreported": len(self._finished)}
+        stats |= {
+            "started_per_minute": self._started.per_minute(),
+            "finished_per_minute": self._ended.per_minute(),
+        }
         if self.health_url:
             stats["health_url"] = self.health_url
         handlers = self._light_handlers + self._heavy_handlers
@@ -490,6 +497,9 @@ class Worker:
 
     def _start(self, claimed: Sequence[TaskMessage]) -> None:
         self.counters.claimed += len(claimed)
+        for task in claimed:
+            self._started.add(task.queue)
+            self._queues_of[task.task_id] = task.queue
         if self._stop.is_set():
             for task in claimed:
                 self._finish(_returned(task), 4)
@@ -565,6 +575,9 @@ class Worker:
         self._heavy_handlers = tuple(name for name in self._heavy_handlers if name != handler)
 
     def _finish(self, report: Report, size_bytes: int) -> None:
+        queue = self._queues_of.pop(task_id_of(report.job_id, report.node_id, report.attempt), None)
+        if queue is not None:
+            self._ended.add(queue)
         if report.status is TaskStatus.SUCCEEDED:
             self.counters.succeeded += 1
         elif report.status is TaskStatus.RETURNED:
@@ -600,6 +613,7 @@ class Worker:
             if held is None or held.is_lost:
                 continue
             held.is_lost = True
+            self._queues_of.pop(task_id, None)
             self.counters.lost_tasks += 1
             _log.warning("this worker no longer holds a task; stopping it", task_id=task_id)
             held.context.cancel()

@@ -20,6 +20,7 @@ def check_inputs(workflow: Workflow, submitted: dict[str, Any]) -> dict[str, Any
             f"workflow '{workflow.workflow_id}' cannot take these inputs: {'; '.join(faults.values())}",
             code="inputs.invalid",
             fields=sorted(faults),
+            faults=faults,
             workflow_id=workflow.workflow_id,
         )
     defaults = {name: declared.default for name, declared in workflow.inputs.items() if declared.has_default}

@@ -8,7 +8,7 @@ from uuid import UUID
 from pydantic import Field, computed_field, field_serializer, model_validator
 
 from dagmaster.client.models.base import ApiModel, Extensible, RequestModel
-from dagmaster.client.models.nodes import PublicNode, StageSummary
+from dagmaster.client.models.nodes import ErrorFacts, ProgressCounts, PublicNode, StageSummary
 from dagmaster.jobs.model import Job, ShortId, StoredObject, Submission
 from dagmaster.jobs.states import JobStatus, Stop, TaskStatus
 from dagmaster.observe.redaction import redact
@@ -47,6 +47,16 @@ class SubmissionResult(ApiModel):
         return self.result_data
 
 
+class SubmissionCheck(ApiModel):
+    """A submission that would be accepted: its inputs with their defaults."""
+
+    workflow_id: str
+    workflow_version: str
+    definition_hash: str
+    nodes: int
+    inputs: dict[str, Any]
+
+
 class JobSummary(ApiModel):
     """A job in a list."""
 
@@ -57,15 +67,38 @@ class JobSummary(ApiModel):
     priority: int = 0
     correlation_id: str | None = None
     submitted_by: str | None = None
+    asset_id: str | None = None
+    version_ordinal: int | None = None
     error_message: str | None = None
     resume_count: int = 0
+    cancel_requested_at: datetime | None = None
+    version: int = Field(0, description="Grows with each change of the job")
+    sequence: int = Field(0, description="The sequence number of its last event")
     created_at: datetime
+    updated_at: datetime | None = None
     started_at: datetime | None = None
     completed_at: datetime | None = None
+    elapsed_seconds: float | None = Field(None, description="From its creation to its end, or until now")
+    eta_seconds: float | None = Field(None, description="Estimated seconds until its end; null if that is not known")
+    progress: ProgressCounts | None = None
 
     @property
     def is_over(self) -> bool:
         return self.status not in _LIVE
+
+
+class JobCount(ApiModel):
+    """A number of jobs. If it is not exact there are more."""
+
+    count: int
+    is_exact: bool
+
+
+class JobCounts(ApiModel):
+    """How many jobs match a filter, by status."""
+
+    by_status: dict[JobStatus, JobCount]
+    total: JobCount
 
 
 class PublicJob(Job):
@@ -147,12 +180,30 @@ class Deliverable(ApiModel):
     usable: bool
 
 
+class FirstFailure(ApiModel):
+    """What went wrong first in a job: the node or child that failed, its error, and the nodes that did not run
+    therefore."""
+
+    node_id: str
+    parent_node_id: str | None = None
+    label: str | None = None
+    attempt: int = 0
+    failed_at: datetime | None = None
+    error_message: str | None = None
+    error: ErrorFacts | None = None
+    not_run: list[str] = Field([], description="Nodes downstream of it that were skipped or cancelled")
+
+
 class JobDetail(ApiModel):
     """A job, the nodes of its definition, and a summary of its stages. The result is the job's `result`."""
 
     job: PublicJob
     is_over: bool
     seconds: float = Field(description="From its creation to its end, or until now")
+    elapsed_seconds: float | None = Field(None, description="The same as `seconds`")
+    eta_seconds: float | None = Field(None, description="Estimated seconds until its end; null if that is not known")
+    progress: ProgressCounts | None = None
+    first_failure: FirstFailure | None = None
     failed: list[PublicNode] = Field([], description="Nodes of the definition that failed, the first failure first")
     stages: list[StageSummary]
     nodes: list[PublicNode]
@@ -210,6 +261,8 @@ class TimelineEntry(ApiModel):
     queue: str
     handler: str
     worker_id: UUID | None
+    worker_host: str | None = None
+    error_message: str | None = None
     queued_at: datetime
     started_at: datetime | None
     finished_at: datetime | None

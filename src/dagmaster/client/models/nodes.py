@@ -66,6 +66,18 @@ class ChildCounts(ApiModel):
         return self.done + self.failed + self.cancelled
 
 
+class ProgressCounts(ApiModel):
+    """How far a job is: the nodes of its definition and the children of its fan_outs, in total and ended."""
+
+    nodes: int
+    ended: int
+    failed: int
+    children: int
+    children_ended: int
+    children_failed: int
+    fraction: float | None = Field(None, description="Of its nodes; a fan_out counts by its children that ended")
+
+
 class PublicNode(NodeSummary):
     """A node, or a child of a fan_out. `state` is the status to display: a fan_out runs as long as its children do."""
 
@@ -75,6 +87,8 @@ class PublicNode(NodeSummary):
     handler: str | None = None
     state: str
     seconds: float | None = None
+    elapsed_seconds: float | None = Field(None, description="The same as `seconds`: since it was dispatched")
+    eta_seconds: float | None = Field(None, description="Estimated seconds until its end; null if that is not known")
     children: ChildCounts | None = None
 
 
@@ -92,6 +106,8 @@ class StageSummary(ApiModel):
     started_at: datetime | None = None
     ended_at: datetime | None = None
     seconds: float | None = None
+    elapsed_seconds: float | None = Field(None, description="From its first start to its last end, or until now")
+    eta_seconds: float | None = Field(None, description="Estimated seconds until its end; null if that is not known")
 
 
 class LogLine(ApiModel):

@@ -60,6 +60,67 @@ class QueueSummary(ApiModel):
     live_workers: int
     max_running: int | None = None
     is_paused: bool
+    enqueued_per_minute: float | None = Field(None, description="Tasks of the last minute, by live orchestrators")
+    started_per_minute: float | None = Field(None, description="Tasks of the last minute, by live workers")
+    finished_per_minute: float | None = Field(None, description="Tasks of the last minute, by live workers")
+
+
+class TaskLease(ApiModel):
+    """A running task and how long its worker holds it without renewing. A negative time: the lease has expired."""
+
+    task_id: str
+    job_id: UUID
+    node_id: str
+    attempt: int
+    workflow_id: str | None = None
+    handler: str
+    queue: str
+    worker_id: UUID | None = None
+    worker_host: str | None = None
+    is_worker_alive: bool
+    started_at: datetime | None = None
+    lease_until: datetime | None = None
+    remaining_seconds: float | None = None
+
+
+class OldestTransaction(ApiModel):
+    """The transaction that has been open for the longest time. Rows that were deleted since cannot be removed."""
+
+    seconds: float
+    who: str
+    state: str | None = None
+
+
+class TableHealth(ApiModel):
+    """A table with its indexes and partitions. Rows are estimates."""
+
+    table: str
+    bytes: int
+    live_rows: int
+    dead_rows: int
+    partitions: int = 0
+    vacuumed_at: datetime | None = None
+
+
+class EventPartition(ApiModel):
+    """A partition of the events: those of jobs of one month."""
+
+    partition: str
+    bytes: int
+    rows: int
+
+
+class DatabaseHealth(ApiModel):
+    """The state of the database server, as far as the platform depends on it."""
+
+    version: str
+    database: str
+    database_bytes: int
+    connections: int
+    max_connections: int
+    oldest_transaction: OldestTransaction | None = None
+    tables: list[TableHealth] = Field(description="The largest first")
+    partitions: list[EventPartition] = []
 
 
 class QueueLimits(RequestModel):

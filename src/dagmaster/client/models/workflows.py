@@ -1,12 +1,17 @@
 """Workflows: summaries, definitions, graphs, and the check of a workflow file."""
 
+from datetime import datetime
 from typing import Any
+from uuid import UUID
 
 from pydantic import Field
 
 from dagmaster.client.models.base import ApiModel, Extensible
+from dagmaster.client.models.jobs import JobSummary
+from dagmaster.client.models.nodes import PublicNode
 from dagmaster.client.models.pages import Page
 from dagmaster.client.models.problems import Mistake
+from dagmaster.jobs.states import JobStatus
 from dagmaster.workflows.model import Importance
 
 
@@ -58,6 +63,49 @@ class WorkflowCheck(ApiModel):
     problems: list[Mistake] = []
 
 
+class StoredDefinition(ApiModel):
+    """A definition of a workflow that jobs were submitted with. `jobs` are counted up to 1,000."""
+
+    definition_hash: str
+    workflow_version: str
+    first_used_at: datetime
+    last_used_at: datetime | None = None
+    jobs: int
+    is_exact: bool = Field(description="Whether all of its jobs are counted")
+    is_current: bool = Field(description="Whether a new job would have it")
+
+
+class DefinitionText(StoredDefinition):
+    """A definition as text, written in the same way for all: two can be compared line by line."""
+
+    yaml: str
+    definition: dict[str, Any]
+
+
+class NodeStatistics(ApiModel):
+    """The durations of a node in the last runs that completed, with the time in the queue."""
+
+    node_id: str
+    runs: int
+    p50_seconds: float | None = None
+    p95_seconds: float | None = None
+
+
+class WorkflowHistory(ApiModel):
+    """The jobs of a workflow in the last days: their number by status, their durations, and the newest ones."""
+
+    workflow_id: str
+    days: int
+    jobs: int
+    is_complete: bool = Field(description="False if only the newest 1,000 jobs are counted")
+    by_status: dict[JobStatus, int]
+    success_rate: float | None = Field(description="Completed jobs of those that ended")
+    p50_seconds: float | None = Field(description="Of the jobs that completed, without those that were resumed")
+    p95_seconds: float | None = None
+    recent: list[JobSummary] = []
+    nodes: list[NodeStatistics] = []
+
+
 class GraphNode(ApiModel):
     """A node of a workflow."""
 
@@ -77,6 +125,24 @@ class GraphEdge(ApiModel):
     target: str
     kind: str
     label: str | None
+
+
+class JobGraphNode(PublicNode):
+    """A node of a job in its graph."""
+
+    stage_number: int
+    description: str = ""
+
+
+class JobGraph(ApiModel):
+    """The graph of a job: nodes in topological order with their state, and edges."""
+
+    job_id: UUID
+    status: Extensible[JobStatus]
+    definition_hash: str
+    eta_seconds: float | None = None
+    nodes: list[JobGraphNode]
+    edges: list[GraphEdge]
 
 
 class WorkflowGraph(ApiModel):

@@ -95,6 +95,14 @@ class AssetStore(AssetSubmissions):
             self._notifier.notify(RESULTS)
         return jobs
 
+    async def record(self, decision: Decision) -> None:
+        """Write to the audit log what a caller does, apart from changes of assets, platforms and keys."""
+
+        async def act(connection: Connection) -> None:
+            await rows.add_event(connection, decision)
+
+        await self._transaction("change_platform", act)
+
     async def add_platform(self, values: dict[str, Any], decision: Decision) -> PlatformInfo:
         async def act(connection: Connection) -> PlatformInfo:
             added = models(PlatformInfo, await dicts(connection, "asset_platform_add", values))

@@ -7,10 +7,13 @@ from psycopg_pool import AsyncConnectionPool
 
 from dagmaster.database.connect import BY_KEY, Connection, configure, conninfo, translate_errors
 from dagmaster.database.reads.callbacks import CallbackReads
+from dagmaster.database.reads.changes import ChangeReads
+from dagmaster.database.reads.estimates import EstimateReads
 from dagmaster.database.reads.installation import InstallationReads
 from dagmaster.database.reads.legacy import LegacyReads
 from dagmaster.database.reads.nodes import NodeReads
 from dagmaster.database.reads.queues import QueueReads
+from dagmaster.database.reads.workflows import WorkflowReads
 
 POOL_SIZE = 6
 # Filters are optional: one plan for all of them would use none of the indexes. A page is the first rows of an index; a
@@ -18,7 +21,16 @@ POOL_SIZE = 6
 PLANNING = {**BY_KEY, "enable_bitmapscan": "off", "plan_cache_mode": "force_custom_plan"}
 
 
-class ApiReads(NodeReads, QueueReads, CallbackReads, LegacyReads, InstallationReads):
+class ApiReads(
+    NodeReads,
+    ChangeReads,
+    EstimateReads,
+    WorkflowReads,
+    QueueReads,
+    CallbackReads,
+    LegacyReads,
+    InstallationReads,
+):
     """`open` it before the first read. The server need not be available then."""
 
     def __init__(self, dsn: str, role: str = "api", size: int = POOL_SIZE) -> None:

@@ -5,7 +5,16 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from dagmaster.client.models.operations import OrchestratorSummary, WorkerSummary, WorkflowStatistics
+from dagmaster.client.models.operations import (
+    DatabaseHealth,
+    EventPartition,
+    OldestTransaction,
+    OrchestratorSummary,
+    TableHealth,
+    TaskLease,
+    WorkerSummary,
+    WorkflowStatistics,
+)
 from dagmaster.database.connect import not_deployed
 from dagmaster.database.reads.session import ReadSession
 from dagmaster.jobs.model import JanitorAction
@@ -75,6 +84,22 @@ class InstallationReads(ReadSession):
     async def sizes(self) -> Sizes:
         (sizes,) = await self._many("api_sizes", {}, Sizes)
         return sizes
+
+    async def leases(
+        self, *, limit: int, alive_within_seconds: float, within_seconds: float | None = None
+    ) -> list[TaskLease]:
+        """Running tasks, the lease that expires first at the beginning."""
+        values = {"limit": limit, "alive_within": alive_within_seconds, "within_seconds": within_seconds}
+        return await self._many("system_leases", values, TaskLease)
+
+    async def database_health(self) -> DatabaseHealth:
+        (facts,) = await self._dicts("system_database", {})
+        return DatabaseHealth(
+            **facts,
+            oldest_transaction=await self._first("doctor_oldest_transaction", {}, OldestTransaction),
+            tables=await self._many("system_tables", {}, TableHealth),
+            partitions=await self._many("system_partitions", {}, EventPartition),
+        )
 
     async def jobs_by_status(self) -> dict[str, int]:
         return {row["status"]: row["count"] for row in await self._dicts("api_jobs_by_status", {})}

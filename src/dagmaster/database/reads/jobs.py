@@ -11,7 +11,9 @@ from uuid import UUID
 
 from dagmaster.client.models.jobs import EventEntry, JobSummary, StoppingTask
 from dagmaster.client.models.nodes import NodeSummary
+from dagmaster.database.queries import query
 from dagmaster.database.reads.session import ReadSession, models
+from dagmaster.database.session import dicts
 from dagmaster.errors import InvalidRequest, NotFound
 from dagmaster.jobs.ids import ids_beginning_with
 from dagmaster.jobs.model import Job
@@ -66,6 +68,47 @@ class EventPosition:
     last_sequence: int
 
 
+@dataclass(frozen=True, slots=True)
+class JobFilters:
+    """Which jobs a list has. `words` must all occur in a job."""
+
+    statuses: Sequence[str] | None = None
+    workflow_ids: Sequence[str] | None = None
+    submitters: Sequence[str] | None = None
+    correlation_id: str | None = None
+    created_after: datetime | None = None
+    created_before: datetime | None = None
+    words: str | None = None
+
+    def values(self) -> dict[str, Any]:
+        workflow_id, workflow_ids = _one_or_several(self.workflow_ids)
+        submitted_by, submitters = _one_or_several(self.submitters)
+        return {
+            "workflow_id": workflow_id,
+            "workflow_ids": workflow_ids,
+            "submitted_by": submitted_by,
+            "submitters": submitters,
+            "correlation_id": self.correlation_id,
+            "created_after": self.created_after,
+            "created_before": self.created_before,
+        }
+
+
+def _one_or_several(values: Sequence[str] | None) -> tuple[str | None, list[str] | None]:
+    """The only value, or all of them."""
+    distinct = sorted(set(values or ()))
+    return (distinct[0], None) if len(distinct) == 1 else (None, distinct or None)
+
+
+@dataclass(frozen=True, slots=True)
+class ListedJob:
+    """A job of a list, when it was read, and the hash of its definition."""
+
+    job: JobSummary
+    now: datetime
+    definition_hash: str
+
+
 class JobReads(ReadSession):
     def __init__(self, dsn: str, role: str = "cli") -> None:
         super().__init__(dsn, role)
@@ -89,30 +132,35 @@ class JobReads(ReadSession):
             )
         return UUID(str(matches[0]))
 
-    async def jobs(
-        self,
-        *,
-        limit: int,
-        after: UUID | None = None,
-        statuses: Sequence[str] | None = None,
-        workflow_id: str | None = None,
-        submitted_by: str | None = None,
-        correlation_id: str | None = None,
-        created_after: datetime | None = None,
-        created_before: datetime | None = None,
-    ) -> list[JobSummary]:
+    async def jobs(self, filters: JobFilters, *, limit: int, after: UUID | None = None) -> list[ListedJob]:
         """Newest first, starting after the job `after`."""
-        values = {
-            "limit": limit,
-            "after": after,
-            "statuses": list(statuses) if statuses else None,
-            "workflow_id": workflow_id,
-            "submitted_by": submitted_by,
-            "correlation_id": correlation_id,
-            "created_after": created_after,
-            "created_before": created_before,
-        }
-        return await self._many("api_jobs", values, JobSummary)
+        status, statuses = _one_or_several(filters.statuses)
+        values = {**filters.values(), "limit": limit, "after": after}
+        if filters.words is not None:
+            all_statuses = statuses or ([status] if status else None)
+            rows = await self._found("api_jobs_found", {**values, "words": filters.words, "statuses": all_statuses})
+        elif statuses:
+            rows = await self._dicts("api_jobs_in_states", {**values, "statuses": statuses})
+        else:
+            rows = await self._dicts("api_jobs", {**values, "status": status})
+        return [_listed(row) for row in rows]
+
+    async def jobs_by_id(self, job_ids: Sequence[UUID]) -> list[ListedJob]:
+        return [_listed(row) for row in await self._dicts("api_jobs_by_id", {"job_ids": list(job_ids)})]
+
+    async def job_counts(self, filters: JobFilters, limit: int) -> dict[str, int]:
+        """The number of jobs in each state, up to a limit for each; with words, up to a limit for all together."""
+        values = {**filters.values(), "limit": limit}
+        if filters.words is not None:
+            rows = await self._found("api_found_counts", {**values, "words": filters.words})
+        else:
+            rows = await self._dicts("api_job_counts", {**values, "statuses": [status.value for status in JobStatus]})
+        return {row["status"]: row["count"] for row in rows}
+
+    async def _found(self, name: str, values: dict[str, Any]) -> list[dict[str, Any]]:
+        async with self._connected() as connection, connection.transaction():
+            await connection.execute(query("allow_bitmap_scans"))
+            return await dicts(connection, name, values)
 
     async def job(self, job_id: UUID) -> Job:
         return _existing(await self._first("api_job", {"job_id": job_id}, Job), job_id)
@@ -151,6 +199,12 @@ class JobReads(ReadSession):
 
     async def stopping_tasks(self, job_id: UUID, limit: int = 100) -> list[StoppingTask]:
         return await self._many("api_stopping_tasks", {"job_id": job_id, "limit": limit}, StoppingTask)
+
+
+def _listed(row: dict[str, Any]) -> ListedJob:
+    now, definition_hash = row.pop("now"), row.pop("definition_hash")
+    (job,) = models(JobSummary, [row])
+    return ListedJob(job, now, definition_hash)
 
 
 def _graph_of(rows: list[dict[str, Any]], definition_hash: str) -> Graph:

@@ -3,7 +3,7 @@
 Lists are read in pages by key: no statement here reads all children of a job.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -88,6 +88,10 @@ class NodeReads(JobReads):
         values = {"job_id": job_id, "node_id": node_id, "limit": MOST_ATTEMPTS}
         return await self._many("api_checkpoints", values, SavedCheckpoint)
 
+    async def export_rows(self, name: str, job_id: UUID, after: Mapping[str, Any], limit: int) -> list[dict[str, Any]]:
+        """A page of a list of the export of a job. `after` is the key of the last row of the page before."""
+        return await self._dicts(name, {**after, "job_id": job_id, "limit": limit})
+
     async def log_lines(
         self,
         job_id: UUID,
@@ -117,16 +121,45 @@ class NodeReads(JobReads):
         return await self._many("api_progress", {"job_ids": list(job_ids), "most": MOST_PROGRESS}, NodeProgress)
 
     async def timeline(
-        self, job_id: UUID, *, limit: int, after: tuple[str, int] = ("", 0), status: str | None = None
+        self,
+        job_id: UUID,
+        *,
+        limit: int,
+        after: tuple[str, int] = ("", 0),
+        statuses: Sequence[str] | None = None,
+        node_ids: Sequence[str] | None = None,
     ) -> list[TimelineEntry]:
+        """Attempts by node and number; only those of some nodes, if these are given."""
         values = {
             "job_id": job_id,
             "limit": limit,
             "after_node": after[0],
             "after_attempt": after[1],
-            "status": status,
+            "statuses": list(statuses) if statuses else None,
         }
-        return await self._many("api_timeline", values, TimelineEntry)
+        if node_ids is None:
+            return await self._many("api_timeline", values, TimelineEntry)
+        return await self._many("api_timeline_of_nodes", {**values, "node_ids": list(node_ids)}, TimelineEntry)
+
+    async def child_timeline(
+        self,
+        job_id: UUID,
+        parent: str,
+        *,
+        limit: int,
+        after: tuple[int, int] = (0, 0),
+        statuses: Sequence[str] | None = None,
+    ) -> list[TimelineEntry]:
+        """Attempts of the children of a fan_out, by index and number."""
+        values = {
+            "job_id": job_id,
+            "parent": parent,
+            "limit": limit,
+            "after_index": after[0],
+            "after_attempt": after[1],
+            "statuses": list(statuses) if statuses else None,
+        }
+        return await self._many("api_timeline_of_children", values, TimelineEntry)
 
     async def may_report(self, worker_id: UUID, job_id: UUID, node_id: str, attempt: int) -> bool:
         """Whether this worker may report this attempt: it holds the task, or the task has ended."""

@@ -51,8 +51,19 @@ def triggers() -> list[Trigger]:
         _immutable(WorkflowDefinition, unless_equal=True),
         _immutable(JobEvent, unless_equal=False),
         _immutable(AssetEvent, unless_equal=False),
+        *_search_triggers(),
         *_asset_triggers(),
         *_callback_triggers(),
+    ]
+
+
+def _search_triggers() -> list[Trigger]:
+    """They call the function of sql/schema/92_job_search.sql: a job can be found from its beginning on, and by its
+    error."""
+    failed = "NEW.error_message IS NOT NULL AND OLD.status <> NEW.status"
+    return [
+        _trigger(Job, "is_searchable", "AFTER INSERT", "true", "make_searchable"),
+        _trigger(Job, "error_is_searchable", "AFTER UPDATE OF status", failed, "make_searchable"),
     ]
 
 

@@ -179,6 +179,8 @@ def _index_of(index: Index, table: sa.Table) -> sa.Index:
     columns = [_ordered(table, column) for column in index.columns]
     where = sa.text(index.where) if index.where else None
     options: dict[str, Any] = {"postgresql_using": index.method} if index.method else {}
+    if index.storage:
+        options["postgresql_with"] = dict(index.storage)
     return sa.Index(index.name, *columns, unique=index.unique, postgresql_where=where, **options)
 
 

@@ -1,22 +1,106 @@
+-- part: job_summary
+j.job_id, j.workflow_id, j.workflow_version, j.definition_hash, j.status, j.priority, j.correlation_id, j.submitted_by,
+       j.asset_id, j.version_ordinal, left(j.error_message, 1000) AS error_message, j.resume_count, j.cancel_requested_at,
+       j.version, j.last_sequence AS sequence, j.created_at, j.updated_at, j.started_at, j.completed_at
+
+-- part: job_filters
+(%(workflow_id)s::text IS NULL OR j.workflow_id = %(workflow_id)s)
+   AND (%(workflow_ids)s::text[] IS NULL OR j.workflow_id = ANY (%(workflow_ids)s))
+   AND (%(submitted_by)s::text IS NULL OR j.submitted_by = %(submitted_by)s)
+   AND (%(submitters)s::text[] IS NULL OR j.submitted_by = ANY (%(submitters)s))
+   AND (%(correlation_id)s::text IS NULL OR j.correlation_id = %(correlation_id)s)
+   AND (%(created_after)s::timestamptz IS NULL
+        OR j.created_at >= %(created_after)s
+           AND j.job_id >= dagapp.first_uuid_at(greatest('epoch', %(created_after)s - interval '1 day')))
+   AND (%(created_before)s::timestamptz IS NULL
+        OR j.created_at < %(created_before)s
+           AND j.job_id < dagapp.first_uuid_at(greatest('epoch', %(created_before)s + interval '1 day')))
+
 -- name: api_jobs
 -- Jobs, newest first, a page at a time. Ids begin with the time of creation on the submitter's clock, so a range of creation
--- times is a range of the index, extended by a day on both sides.
-SELECT job_id, workflow_id, workflow_version, status, priority, correlation_id, submitted_by, error_message, resume_count,
-       created_at, started_at, completed_at
-  FROM dagapp.dag_jobs
- WHERE (%(after)s::uuid IS NULL OR job_id < %(after)s::uuid)
-   AND (%(statuses)s::text[] IS NULL OR status = ANY (%(statuses)s))
-   AND (%(workflow_id)s::text IS NULL OR workflow_id = %(workflow_id)s)
-   AND (%(submitted_by)s::text IS NULL OR submitted_by = %(submitted_by)s)
-   AND (%(correlation_id)s::text IS NULL OR correlation_id = %(correlation_id)s)
-   AND (%(created_after)s::timestamptz IS NULL
-        OR created_at >= %(created_after)s
-           AND job_id >= dagapp.first_uuid_at(greatest('epoch', %(created_after)s - interval '1 day')))
-   AND (%(created_before)s::timestamptz IS NULL
-        OR created_at < %(created_before)s
-           AND job_id < dagapp.first_uuid_at(greatest('epoch', %(created_before)s + interval '1 day')))
- ORDER BY job_id DESC
+-- times is a range of the index, extended by a day on both sides. A single value is compared by `=`: an index that begins with
+-- this column then has the order of the page.
+SELECT
+-- use: job_summary
+       , dagapp.clock() AS now
+  FROM dagapp.dag_jobs AS j
+ WHERE (%(after)s::uuid IS NULL OR j.job_id < %(after)s::uuid)
+   AND (%(status)s::text IS NULL OR j.status = %(status)s)
+   AND
+-- use: job_filters
+ ORDER BY j.job_id DESC
  LIMIT %(limit)s;
+
+-- name: api_jobs_in_states
+-- The same for several states: a page of each is read from the index of states, in its order.
+SELECT page.*, dagapp.clock() AS now
+  FROM unnest(%(statuses)s::text[]) AS s (status)
+ CROSS JOIN LATERAL (SELECT
+-- use: job_summary
+                       FROM dagapp.dag_jobs AS j
+                      WHERE j.status = s.status
+                        AND (%(after)s::uuid IS NULL OR j.job_id < %(after)s::uuid)
+                        AND
+-- use: job_filters
+                      ORDER BY j.job_id DESC
+                      LIMIT %(limit)s) AS page
+ ORDER BY page.job_id DESC
+ LIMIT %(limit)s;
+
+-- name: api_jobs_by_id
+-- Some jobs, as lists have them.
+SELECT
+-- use: job_summary
+       , dagapp.clock() AS now
+  FROM dagapp.dag_jobs AS j
+ WHERE j.job_id = ANY (%(job_ids)s::uuid[]);
+
+-- name: api_jobs_found
+-- The same for jobs in which all words occur. The planner reads rare words from their index and sorts, and jobs with frequent
+-- words in the order of their ids: for this, bitmap scans must be enabled.
+SELECT
+-- use: job_summary
+       , dagapp.clock() AS now
+  FROM dagapp.dag_job_search AS s
+  JOIN dagapp.dag_jobs AS j
+    ON j.job_id = s.job_id
+ WHERE s.document @@ dagapp.word_query(%(words)s)
+   AND (%(after)s::uuid IS NULL OR s.job_id < %(after)s::uuid)
+   AND (%(statuses)s::text[] IS NULL OR j.status = ANY (%(statuses)s))
+   AND
+-- use: job_filters
+ ORDER BY s.job_id DESC
+ LIMIT %(limit)s;
+
+-- name: api_job_counts
+-- How many jobs there are in each of these states, each counted up to a limit.
+SELECT s.status, c.count
+  FROM unnest(%(statuses)s::text[]) AS s (status)
+ CROSS JOIN LATERAL (SELECT count(*)::int AS count
+                       FROM (SELECT 1
+                               FROM dagapp.dag_jobs AS j
+                              WHERE j.status = s.status
+                                AND
+-- use: job_filters
+                              LIMIT %(limit)s) AS few) AS c;
+
+-- name: api_found_counts
+-- The same for jobs in which all words occur: their newest ones, up to a limit for all states together.
+SELECT found.status, count(*)::int AS count
+  FROM (SELECT j.status
+          FROM dagapp.dag_job_search AS s
+          JOIN dagapp.dag_jobs AS j
+            ON j.job_id = s.job_id
+         WHERE s.document @@ dagapp.word_query(%(words)s)
+           AND
+-- use: job_filters
+         ORDER BY s.job_id DESC
+         LIMIT %(limit)s) AS found
+ GROUP BY found.status;
+
+-- name: allow_bitmap_scans
+-- Until the end of the transaction. An index of words can only be read by a bitmap scan.
+SELECT set_config('enable_bitmapscan', 'on', true);
 
 -- name: api_job
 -- A job, without its claim token, which is secret.
@@ -143,23 +227,67 @@ SELECT status, worker_id
   FROM dagapp.dag_tasks
  WHERE job_id = %(job_id)s AND node_id = %(node_id)s AND attempt = %(attempt)s;
 
--- name: api_timeline
--- Attempts of a job in the order of their keys, so that a page costs the same for any number of children.
+-- part: timeline_bars
 SELECT b.node_id, b.attempt, b.task_id, n.parent_node_id, n.label, b.status, b.queue, b.handler, b.worker_id,
+       (SELECT w.host FROM dagapp.workers w WHERE w.worker_id = b.worker_id) AS worker_host,
+       (SELECT left(r.error_message, 500)
+          FROM dagapp.dag_task_results r
+         WHERE r.job_id = b.job_id AND r.node_id = b.node_id AND r.attempt = b.attempt) AS error_message,
        b.available_at AS queued_at, b.started_at, b.finished_at
-  FROM (SELECT t.*
-          FROM dagapp.dag_tasks t
-         WHERE t.job_id = %(job_id)s
-           AND (t.node_id, t.attempt) > (%(after_node)s::text, %(after_attempt)s::int)
-           AND (%(status)s::text IS NULL OR t.status = %(status)s)
-         ORDER BY t.node_id, t.attempt
-         LIMIT %(limit)s) AS b
+
+-- part: timeline_nodes
   LEFT JOIN LATERAL (SELECT c.parent_node_id, c.label
                        FROM dagapp.dag_node_states c
                       WHERE c.job_id = %(job_id)s AND c.node_id = b.node_id
                      OFFSET 0) AS n
     ON true
+
+-- name: api_timeline
+-- Attempts of a job in the order of their keys, so that a page costs the same for any number of children.
+-- use: timeline_bars
+  FROM (SELECT t.*
+          FROM dagapp.dag_tasks t
+         WHERE t.job_id = %(job_id)s
+           AND (t.node_id, t.attempt) > (%(after_node)s::text, %(after_attempt)s::int)
+           AND (%(statuses)s::text[] IS NULL OR t.status = ANY (%(statuses)s))
+         ORDER BY t.node_id, t.attempt
+         LIMIT %(limit)s) AS b
+-- use: timeline_nodes
  ORDER BY b.node_id, b.attempt;
+
+-- name: api_timeline_of_nodes
+-- Attempts of these nodes only, each read by its key.
+-- use: timeline_bars
+  FROM (SELECT t.*
+          FROM unnest(%(node_ids)s::text[]) AS k (node_id)
+         CROSS JOIN LATERAL (SELECT a.*
+                               FROM dagapp.dag_tasks a
+                              WHERE a.job_id = %(job_id)s AND a.node_id = k.node_id
+                                AND (a.node_id, a.attempt) > (%(after_node)s::text, %(after_attempt)s::int)
+                                AND (%(statuses)s::text[] IS NULL OR a.status = ANY (%(statuses)s))
+                             OFFSET 0) AS t
+         ORDER BY t.node_id, t.attempt
+         LIMIT %(limit)s) AS b
+-- use: timeline_nodes
+ ORDER BY b.node_id, b.attempt;
+
+-- name: api_timeline_of_children
+-- Attempts of the children of a fan_out, in the order of their index.
+-- use: timeline_bars
+  FROM (SELECT t.*, i.index
+          FROM generate_series(%(after_index)s::int,
+                               (SELECT p.expanded - 1
+                                  FROM dagapp.dag_node_states p
+                                 WHERE p.job_id = %(job_id)s AND p.node_id = %(parent)s)) AS i (index)
+         CROSS JOIN LATERAL (SELECT a.*
+                               FROM dagapp.dag_tasks a
+                              WHERE a.job_id = %(job_id)s AND a.node_id = %(parent)s || '__' || i.index::text
+                                AND (i.index > %(after_index)s OR a.attempt > %(after_attempt)s::int)
+                                AND (%(statuses)s::text[] IS NULL OR a.status = ANY (%(statuses)s))
+                              ORDER BY a.attempt) AS t
+         LIMIT %(limit)s) AS b
+-- use: timeline_nodes
+ ORDER BY b.index, b.attempt;
 
 -- name: api_live_tasks
 -- The queued or running task of each of these nodes, with the number of tasks before it in its queue (counted up to a limit,
@@ -337,6 +465,26 @@ WITH RECURSIVE holding AS (
      CROSS JOIN LATERAL unnest(w.queues) AS q (queue)
      WHERE w.heartbeat_at > dagapp.clock() - make_interval(secs => %(within)s)
      GROUP BY q.queue
+), rates AS MATERIALIZED (
+    -- Per minute, by queue, as live workers and orchestrators report them with their heartbeats.
+    SELECT r.queue, sum(r.rate) FILTER (WHERE s.name = 'enqueued_per_minute') AS enqueued,
+           sum(r.rate) FILTER (WHERE s.name = 'started_per_minute') AS started,
+           sum(r.rate) FILTER (WHERE s.name = 'finished_per_minute') AS finished
+      FROM (SELECT o.stats
+              FROM dagapp.orchestrators o
+             WHERE o.heartbeat_at > dagapp.clock() - make_interval(secs => %(within)s)
+             UNION ALL
+            SELECT w.stats
+              FROM dagapp.workers w
+             WHERE w.heartbeat_at > dagapp.clock() - make_interval(secs => %(within)s)) AS live
+     CROSS JOIN LATERAL (SELECT e.key AS name, e.value
+                           FROM jsonb_each(CASE jsonb_typeof(live.stats) WHEN 'object' THEN live.stats ELSE '{}' END) AS e
+                          WHERE e.key IN ('enqueued_per_minute', 'started_per_minute', 'finished_per_minute')
+                            AND jsonb_typeof(e.value) = 'object') AS s
+     CROSS JOIN LATERAL (SELECT v.key AS queue, (v.value #>> '{}')::float8 AS rate
+                           FROM jsonb_each(CASE jsonb_typeof(s.value) WHEN 'object' THEN s.value ELSE '{}' END) AS v
+                          WHERE jsonb_typeof(v.value) = 'number') AS r
+     GROUP BY r.queue
 ), named AS MATERIALIZED (
     SELECT k.queue FROM unnest(%(known)s::text[]) AS k (queue)
      UNION
@@ -355,14 +503,17 @@ SELECT n.queue, 'tasks' AS kind,
          WHERE w.queue = n.queue) AS oldest_age_seconds,
        coalesce((SELECT r.count FROM running r WHERE r.queue = n.queue), 0) AS running_count,
        coalesce((SELECT v.count FROM serving v WHERE v.queue = n.queue), 0) AS live_workers,
-       s.max_running, coalesce(s.is_paused, false) AS is_paused
+       s.max_running, coalesce(s.is_paused, false) AS is_paused,
+       coalesce((SELECT r.enqueued FROM rates r WHERE r.queue = n.queue), 0) AS enqueued_per_minute,
+       coalesce((SELECT r.started FROM rates r WHERE r.queue = n.queue), 0) AS started_per_minute,
+       coalesce((SELECT r.finished FROM rates r WHERE r.queue = n.queue), 0) AS finished_per_minute
   FROM named n
   LEFT JOIN dagapp.dag_queues s
     ON s.queue = n.queue
  WHERE (%(only)s::text IS NULL OR n.queue = %(only)s)
  UNION ALL
 SELECT %(job_queue)s::text, 'submissions', count(*)::int, extract(epoch FROM dagapp.clock() - min(m.enqueued_at))::float8, 0,
-       0, NULL, false
+       0, NULL, false, NULL, NULL, NULL
   FROM dagapp.dag_job_messages m
  WHERE m.queue = %(job_queue)s AND %(only)s::text IS NULL
 HAVING %(only)s::text IS NULL

@@ -77,6 +77,11 @@ DELETE FROM dagapp.dag_job_events
 DELETE FROM dagapp.dag_node_states
  WHERE job_id = ANY (%(job_ids)s::uuid[]);
 
+-- name: retention_search
+-- The words of the deleted jobs.
+DELETE FROM dagapp.dag_job_search
+ WHERE job_id = ANY (%(job_ids)s::uuid[]);
+
 -- name: retention_jobs
 -- The jobs themselves, last.
 DELETE FROM dagapp.dag_jobs
