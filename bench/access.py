@@ -119,15 +119,15 @@ class Client:
         begun = time.perf_counter()
         self._connection.request("POST", "/stac/search", json.dumps(body), {"Content-Type": "application/json"})
         response = self._connection.getresponse()
-        found = response.read()
+        content = response.read()
         seconds = time.perf_counter() - begun
         if response.status != HTTPStatus.OK:
-            raise RuntimeError(f"a search failed: {response.status} {found[:500]!r}")
-        return seconds, json.loads(found)
+            raise RuntimeError(f"a search failed: {response.status} {content[:500]!r}")
+        return seconds, json.loads(content)
 
 
-def numbers_in(found: dict[str, Any]) -> Iterator[int]:
-    return (int(feature["collection"].rpartition("-")[2]) for feature in found["features"])
+def numbers_in(page: dict[str, Any]) -> Iterator[int]:
+    return (int(feature["collection"].rpartition("-")[2]) for feature in page["features"])
 
 
 def compare(clients: dict[str, Client], rounds: int) -> bool:
@@ -135,8 +135,8 @@ def compare(clients: dict[str, Client], rounds: int) -> bool:
     for number in range(rounds + 1):
         for name, body in SEARCHES.items():
             for kind, client in clients.items():
-                taken, found = client.search(body)
-                public = [is_public(each) for each in numbers_in(found)]
+                taken, page = client.search(body)
+                public = [is_public(each) for each in numbers_in(page)]
                 if not public or all(public) != (kind == "filtered"):
                     raise RuntimeError(f"the search '{name}' of {kind} found other items than it should")
                 if number:  # the first round warms up

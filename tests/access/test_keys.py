@@ -17,10 +17,10 @@ KEY = re.compile(r"dgm_[a-z0-9]{12}_[A-Za-z0-9_-]{43}")
 
 
 def test_a_new_key_has_256_random_bits_and_can_be_read_again():
-    made = [new_key() for _ in range(200)]
+    keys = [new_key() for _ in range(200)]
 
-    assert len({key.text for key in made}) == len({key.key_id for key in made}) == 200
-    for key in made:
+    assert len({key.text for key in keys}) == len({key.key_id for key in keys}) == 200
+    for key in keys:
         assert KEY.fullmatch(key.text)
         assert parse_key(key.text) == key
         assert len(key.text.split("_", 2)[2]) * 6 >= 256

@@ -429,7 +429,7 @@ class TestVisibility:
     async def test_a_caller_lists_and_gets_what_it_may_read(self, api, caller, seen):
         headers = {"X-Caller": caller}
         page = await ok(api.client.get(f"{V1}/assets", headers=headers))
-        found = {
+        visible = {
             name
             for name in ("floods-r1", "fires-r1", "storms-r1")
             if (await api.client.get(f"{V1}/assets/{name}", headers=headers)).status_code == 200
@@ -440,7 +440,7 @@ class TestVisibility:
             for rest in ("", "/history", "/versions/0")
         ]
 
-        assert {asset["dataset_id"] for asset in page["items"]} == found == seen
+        assert {asset["dataset_id"] for asset in page["items"]} == visible == seen
         assert {(answer.status_code, answer.json()["code"]) for answer in hidden} <= {(404, "asset.not-found")}
 
     @pytest.mark.requirement("C3")

@@ -257,7 +257,7 @@ def _misuse(url, key, admin):
     from httpx2 import Client
 
     with Client(base_url=url, headers={"Authorization": f"Bearer {admin}"}, timeout=20) as client:
-        made = [
+        responses = [
             client.get(f"{V1}/jobs", headers={"Authorization": key}),
             client.get(f"{V1}/jobs", headers={"Authorization": f"Basic {key}"}),
             client.get(f"{V1}/jobs", headers={"Authorization": f"Bearer {key} {key}"}),
@@ -279,5 +279,5 @@ def _misuse(url, key, admin):
             client.post(f"{V1}/workflows/validate", content=f"workflow_id: {key}"),
             client.post(f"{V1}/callbacks/task-result", json={"task_id": key, "worker_id": "w", "status": "succeeded"}),
         ]
-    assert {answer.status_code for answer in made} >= {400, 401, 404, 422}
-    return [answer.text for answer in made]
+    assert {answer.status_code for answer in responses} >= {400, 401, 404, 422}
+    return [answer.text for answer in responses]

@@ -305,10 +305,10 @@ async def test_of_processes_that_start_together_one_creates_the_first_key(databa
         async with KeyStore(database) as keys:
             return await create_first_key(keys, KeyChange("system"))
 
-    made = await asyncio.gather(*(start() for _ in range(8)))
+    created_keys = await asyncio.gather(*(start() for _ in range(8)))
     again = await start()
 
-    assert len([key for key in made if key]) == 1
+    assert len([key for key in created_keys if key]) == 1
     assert again is None
     assert [row["scopes"] for row in rows("SELECT scopes FROM dagapp.api_keys")] == [["admin"]]
 

@@ -74,7 +74,7 @@ class Stage:
     def callbacks(self) -> list[dict[str, Any]]:
         return self.rows("SELECT * FROM dagapp.callback_events ORDER BY sequence")
 
-    def told(self) -> list[tuple[str, str]]:
+    def statuses(self) -> list[tuple[str, str]]:
         return [(row["request_id"], row["status"]) for row in self.callbacks()]
 
     def deliveries(self) -> list[dict[str, Any]]:

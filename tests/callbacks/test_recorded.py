@@ -22,7 +22,7 @@ pytestmark = pytest.mark.requirement("E24")
 URL = "https://hooks.example/done"
 
 
-async def told(kit: Kit, submitted: AssetSubmissionResult | str) -> list[str]:
+async def recorded_events(kit: Kit, submitted: AssetSubmissionResult | str) -> list[str]:
     """What a request was told; the last of it is what it can poll."""
     request_id = submitted if isinstance(submitted, str) else submitted.request_id
     text = "SELECT status, url FROM dagapp.callback_events WHERE request_id = %s ORDER BY sequence"
@@ -40,15 +40,15 @@ async def submitted(kit: Kit, dataset: str = "dem", **options: Any) -> AssetSubm
 
 async def test_a_version_that_is_processed_approved_and_made_public(kit):
     request = await submitted(kit)
-    assert await told(kit, request) == []
+    assert await recorded_events(kit, request) == []
     await kit.process(request)
-    assert await told(kit, request) == ["awaiting_review"]
+    assert await recorded_events(kit, request) == ["awaiting_review"]
     await approve(kit.store, request.asset_id, 0, caller=BOB, clearance=Clearance.OUO)
-    assert await told(kit, request) == ["awaiting_review", "approved"]
+    assert await recorded_events(kit, request) == ["awaiting_review", "approved"]
 
     await clear(kit.store, request.asset_id, Clearance.PUBLIC, caller=BOB)
 
-    assert await told(kit, request) == ["awaiting_review", "approved", "published"]
+    assert await recorded_events(kit, request) == ["awaiting_review", "approved", "published"]
 
 
 async def test_a_version_that_is_approved_and_published_at_once_is_told_both(kit):
@@ -57,7 +57,7 @@ async def test_a_version_that_is_approved_and_published_at_once_is_told_both(kit
 
     await approve(kit.store, request.asset_id, 0, caller=BOB, clearance=Clearance.PUBLIC)
 
-    assert await told(kit, request) == ["awaiting_review", "approved", "published"]
+    assert await recorded_events(kit, request) == ["awaiting_review", "approved", "published"]
 
 
 async def test_a_version_that_is_rejected(kit):
@@ -66,7 +66,7 @@ async def test_a_version_that_is_rejected(kit):
 
     await reject(kit.store, request.asset_id, 0, caller=BOB, reason="wrong bands")
 
-    assert await told(kit, request) == ["partial", "rejected"]
+    assert await recorded_events(kit, request) == ["partial", "rejected"]
 
 
 @pytest.mark.parametrize("act", [unpublish, delete])
@@ -77,22 +77,22 @@ async def test_a_version_that_is_withdrawn(kit, act):
 
     await act(kit.store, request.asset_id, 0, caller=ADA, reason="an error")
 
-    assert await told(kit, request) == ["awaiting_review", "approved", "published", "unpublished"]
+    assert await recorded_events(kit, request) == ["awaiting_review", "approved", "published", "unpublished"]
 
 
 async def test_a_job_that_fails_and_is_resumed_is_told_twice(kit):
     request = await submitted(kit)
     await kit.end_job(request.job_id, "failed")
-    assert await told(kit, request) == ["failed"]
+    assert await recorded_events(kit, request) == ["failed"]
     await kit.execute(
         "UPDATE dagapp.dag_jobs SET status = 'running', resume_count = resume_count + 1 WHERE job_id = %s",
         request.job_id,
     )
-    assert await told(kit, request) == ["failed"]
+    assert await recorded_events(kit, request) == ["failed"]
 
     await kit.execute("UPDATE dagapp.dag_jobs SET status = 'failed' WHERE job_id = %s", request.job_id)
 
-    assert await told(kit, request) == ["failed", "failed"]
+    assert await recorded_events(kit, request) == ["failed", "failed"]
 
 
 async def test_a_request_for_something_that_exists_is_told_at_once(kit):
@@ -101,10 +101,10 @@ async def test_a_request_for_something_that_exists_is_told_at_once(kit):
 
     second = await submitted(kit, version_label="v1")
     assert second.job_id == first.job_id
-    assert await told(kit, second) == ["awaiting_review"]
+    assert await recorded_events(kit, second) == ["awaiting_review"]
     await approve(kit.store, first.asset_id, 0, caller=BOB, clearance=Clearance.OUO)
 
-    assert await told(kit, first) == await told(kit, second) == ["awaiting_review", "approved"]
+    assert await recorded_events(kit, first) == await recorded_events(kit, second) == ["awaiting_review", "approved"]
 
 
 async def test_a_newer_version_hides_the_older_one(kit):
@@ -115,11 +115,11 @@ async def test_a_newer_version_hides_the_older_one(kit):
     await kit.process(new)
 
     await approve(kit.store, old.asset_id, 1, caller=BOB)
-    assert (await told(kit, old))[2:] == ["published", "approved"]
+    assert (await recorded_events(kit, old))[2:] == ["published", "approved"]
     await expose(kit.store, old.asset_id, Exposure.ALL_VERSIONS, caller=BOB)
 
-    assert (await told(kit, old))[2:] == ["published", "approved", "published"]
-    assert await told(kit, new) == ["awaiting_review", "approved", "published"]
+    assert (await recorded_events(kit, old))[2:] == ["published", "approved", "published"]
+    assert await recorded_events(kit, new) == ["awaiting_review", "approved", "published"]
 
 
 async def test_a_newer_revision_supersedes_the_older_one(kit):
@@ -127,11 +127,11 @@ async def test_a_newer_revision_supersedes_the_older_one(kit):
     await kit.process(old)
     new = await submitted(kit, content=b"other pixels", version_label="v1", force=True)
 
-    assert await told(kit, old) == ["awaiting_review", "unpublished"]
-    assert await told(kit, new) == []
+    assert await recorded_events(kit, old) == ["awaiting_review", "unpublished"]
+    assert await recorded_events(kit, new) == []
     await kit.process(new)
-    assert await told(kit, new) == ["awaiting_review"]
-    assert await told(kit, old) == ["awaiting_review", "unpublished"]
+    assert await recorded_events(kit, new) == ["awaiting_review"]
+    assert await recorded_events(kit, old) == ["awaiting_review", "unpublished"]
 
 
 async def test_a_request_without_a_url_is_told_nothing(kit):
@@ -146,8 +146,8 @@ async def test_other_requests_are_not_told(kit):
     one, other = await submitted(kit, "one"), await submitted(kit, "other", content=b"other pixels")
     await kit.process(one)
 
-    assert await told(kit, one) == ["awaiting_review"]
-    assert await told(kit, other) == []
+    assert await recorded_events(kit, one) == ["awaiting_review"]
+    assert await recorded_events(kit, other) == []
 
 
 async def test_an_asset_whose_jobs_end_is_not_told_as_a_job(kit):
@@ -177,9 +177,9 @@ def test_every_state_has_a_status_and_a_withdrawal_its_reason(cluster, template_
             revision = {"revision": 1 if is_old else 2, "processing_state": processing, "reviewed_as": reviewed}
             values = [Jsonb(asset), Jsonb(version), Jsonb({**revision, "error_message": "broke"})]
 
-            found = connection.execute(text, values).fetchone()
+            row = connection.execute(text, values).fetchone()
 
-            assert found == expected(processing, reviewed, is_unpublished, is_old, is_deleted), values
+            assert row == expected(processing, reviewed, is_unpublished, is_old, is_deleted), values
 
 
 def expected(processing: str, reviewed: str | None, *flags: bool) -> tuple[str, str | None]:

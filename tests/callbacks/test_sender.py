@@ -88,10 +88,10 @@ async def test_a_receiver_that_is_down_for_a_while_gets_everything_in_order_with
             store.advance(40)
         await deliver(sender)
 
-    told = [json.loads(request.body)["status"] for request in hook.requests]
+    statuses = [json.loads(request.body)["status"] for request in hook.requests]
     ids = [request.headers["webhook-id"] for request in hook.requests]
     times = [int(request.headers["webhook-timestamp"]) for request in hook.requests]
-    assert told == ["awaiting_review"] * 3 + ["approved"]
+    assert statuses == ["awaiting_review"] * 3 + ["approved"]
     assert len(set(ids[:3])) == 1
     assert ids[3] != ids[0]
     assert times == sorted(times)
@@ -228,8 +228,8 @@ async def test_two_senders_deliver_each_callback_once(stage, database):
     assert {row["state"] for row in stage.callbacks()} == {"delivered"}
     assert all(sender.counters.delivered for sender in senders), "both have taken part"
     for number in range(30):
-        told = [json.loads(each.body) for each in hook.requests]
-        own = [each["status"] for each in told if each["request_id"] == f"r{number}"]
+        bodies = [json.loads(each.body) for each in hook.requests]
+        own = [each["status"] for each in bodies if each["request_id"] == f"r{number}"]
         assert own == ["awaiting_review", "approved"]
 
 

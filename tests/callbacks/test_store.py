@@ -36,11 +36,11 @@ def test_the_end_of_a_job_with_a_callback_url_is_told(stage):
     silent = stage.job()
     for job_id in (named, unnamed, silent):
         stage.moves(job_id, "running")
-        assert stage.told() == [] or job_id != named
+        assert stage.statuses() == [] or job_id != named
 
         stage.moves(job_id, "completed")
 
-    assert stage.told() == [("order 7", "completed"), (str(unnamed), "completed")]
+    assert stage.statuses() == [("order 7", "completed"), (str(unnamed), "completed")]
     assert {row["platform_id"] for row in stage.callbacks()} == {"local"}
 
 
@@ -64,7 +64,7 @@ def test_the_end_of_a_job_that_is_rolled_back_is_not_told(stage):
     with stage.connection.transaction(force_rollback=True):
         stage.moves(job_id, "completed")
 
-    assert stage.told() == []
+    assert stage.statuses() == []
 
 
 def test_what_happened_is_told_once(stage):

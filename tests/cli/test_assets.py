@@ -281,8 +281,8 @@ def test_lists_continue_and_are_filtered(cli, running):
         assert cli("assets", "submit", "--platform", "ddh", *refs, "--blob", "floods.tif").code == 0
     page = cli("assets", "ls", "--limit", "2", "--json").json
     rest = cli("assets", "ls", "--after", page["next"], "--json").json
-    found = cli("assets", "ls", "--ref", "resource_id=r1", "--search", "FLOODS", "--platform", "ddh", "--json").json
+    matching = cli("assets", "ls", "--ref", "resource_id=r1", "--search", "FLOODS", "--platform", "ddh", "--json").json
 
     assert [asset["dataset_id"] for asset in page["assets"]] == ["floods-r2", "floods-r1"]
     assert [asset["dataset_id"] for asset in rest["assets"]] == ["floods-r0"]
-    assert [asset["dataset_id"] for asset in found["assets"]] == ["floods-r1"]
+    assert [asset["dataset_id"] for asset in matching["assets"]] == ["floods-r1"]

@@ -181,8 +181,8 @@ def test_other_data_is_a_revision_and_a_label_is_a_version(on_maps, maps, scene,
     asset = on_maps("assets", "show", "growing", "--json").json
     older = httpx2.get(f"{maps.facts['maps_url']}/tiles/growing/WebMercatorQuad/tilejson.json?version=0")
 
-    made = [(each["outcome"], each["version_ordinal"], each["revision"]) for each in (first, revised, optioned)]
-    assert made == [("new_asset", 0, 1), ("new_revision", 0, 2), ("new_revision", 0, 3)]
+    results = [(each["outcome"], each["version_ordinal"], each["revision"]) for each in (first, revised, optioned)]
+    assert results == [("new_asset", 0, 1), ("new_revision", 0, 2), ("new_revision", 0, 3)]
     assert version.code == 0, version.err
     assert (version.json["outcome"], version.json["version_ordinal"], version.json["revision"]) == ("new_version", 1, 1)
     assert (asset["latest_approved_version_ordinal"], asset["clearance_state"]) == (1, "public")

@@ -29,12 +29,12 @@ async def platform(dsn: str, folder: Path) -> AsyncIterator[tuple[AsyncClient, K
 async def test_data_is_submitted_reviewed_and_withdrawn(catalog_database, tmp_path):
     async with platform(catalog_database, tmp_path) as (client, kit):
         would = await client.submit_asset("ddh", FLOODS, blob="floods.tif", dry_run=True)
-        made = await client.submit_asset("ddh", FLOODS, blob="floods.tif", request_id="order-1")
+        submission = await client.submit_asset("ddh", FLOODS, blob="floods.tif", request_id="order-1")
         again = await client.submit_asset("ddh", FLOODS, blob="floods.tif", request_id="order-1")
         received = await client.submission("order-1")
-        await kit.process(made)
+        await kit.process(submission)
         waiting = [asset.dataset_id async for asset in client.assets(to_review=True, refs={"resource_id": "r1"})]
-        rejected = await client.reject(made.asset_id, 0, "shifted")
+        rejected = await client.reject(submission.asset_id, 0, "shifted")
         approved = await client.approve("floods-r1", 0, clearance="ouo", revision=1, reason="not shifted")
         cleared = await client.clear("floods-r1", "public", etag=approved.etag)
         exposed = await client.expose("floods-r1", "all-versions")
@@ -44,7 +44,7 @@ async def test_data_is_submitted_reviewed_and_withdrawn(catalog_database, tmp_pa
         left = [asset async for asset in client.assets(text="floods")]
 
     assert (would.is_dry_run, would.outcome, would.job_id) == (True, "new_asset", None)
-    assert (made.outcome, made.version_label, again) == ("new_asset", "2024", made)
+    assert (submission.outcome, submission.version_label, again) == ("new_asset", "2024", submission)
     assert (received.status, waiting) == ("received", ["floods-r1"])
     assert rejected.versions[0].rejection_reason == "shifted"
     assert (approved.clearance_state, approved.versions[0].is_served) == ("ouo", True)
@@ -58,11 +58,11 @@ async def test_data_is_submitted_reviewed_and_withdrawn(catalog_database, tmp_pa
 @pytest.mark.requirement("O1")
 async def test_a_stale_change_is_a_conflict_with_what_changed(catalog_database, tmp_path):
     async with platform(catalog_database, tmp_path) as (client, kit):
-        made = await client.submit_asset("ddh", FLOODS, blob="floods.tif")
-        seen = await client.asset(made.asset_id)
-        await kit.process(made)
+        submission = await client.submit_asset("ddh", FLOODS, blob="floods.tif")
+        seen = await client.asset(submission.asset_id)
+        await kit.process(submission)
         with pytest.raises(Conflict) as refused:
-            await client.approve(made.asset_id, 0, clearance="ouo", etag=seen.etag)
+            await client.approve(submission.asset_id, 0, clearance="ouo", etag=seen.etag)
 
     assert (refused.value.code, refused.value.status) == ("asset.changed", 412)
     assert [event["action"] for event in refused.value.facts["events"]] == ["processed"]

@@ -72,11 +72,11 @@ def test_a_revision_inherits_from_the_newest_completed_one_of_its_version(asset)
     asset.revision(0, 4, state="processing")
     asset.revision(1, 1, a={"title": "other version"})
 
-    found = asset.earlier(0, 4)
+    inherited = asset.earlier(0, 4)
 
-    assert (found.item_id, found.ordinal, found.newest) == ("dem-v0-a", 0, 2)
-    assert found.properties == {"title": "two", "created": "2024-01-02T00:00:00Z"}, "without its renders"
-    assert (found.created, found.times) == ("2024-01-02T00:00:00Z", {})
+    assert (inherited.item_id, inherited.ordinal, inherited.newest) == ("dem-v0-a", 0, 2)
+    assert inherited.properties == {"title": "two", "created": "2024-01-02T00:00:00Z"}, "without its renders"
+    assert (inherited.created, inherited.times) == ("2024-01-02T00:00:00Z", {})
 
 
 def test_a_new_version_inherits_from_the_newest_other_one(asset):
@@ -84,10 +84,10 @@ def test_a_new_version_inherits_from_the_newest_other_one(asset):
     asset.revision(1, 1, a={"title": "two", "created": "2024-01-02T00:00:00Z"})
     asset.revision(2, 1, state="processing")
 
-    found = asset.earlier(2, 1)
+    inherited = asset.earlier(2, 1)
 
-    assert (found.ordinal, found.properties["title"]) == (1, "two")
-    assert (found.newest, found.created, found.times) == (None, None, {}), "these are of the version alone"
+    assert (inherited.ordinal, inherited.properties["title"]) == (1, "two")
+    assert (inherited.newest, inherited.created, inherited.times) == (None, None, {}), "these are of the version alone"
 
 
 def test_a_completed_revision_without_documents_is_passed_over(asset):
@@ -113,10 +113,10 @@ def test_the_times_of_items_are_read_if_they_differ(asset):
         b={"datetime": "2024-02-01T00:00:00Z", "created": "2025-01-01T00:00:00Z", **common},
     )
 
-    found = asset.earlier(0, 2)
+    inherited = asset.earlier(0, 2)
 
-    assert found.created == "2025-01-01T00:00:00Z", "of the first of them"
-    assert found.times == {
+    assert inherited.created == "2025-01-01T00:00:00Z", "of the first of them"
+    assert inherited.times == {
         "dem-v0-a": {"datetime": "2024-01-01T00:00:00Z", **common},
         "dem-v0-b": {"datetime": "2024-02-01T00:00:00Z", **common},
     }

@@ -68,14 +68,14 @@ def item(name: str, number: int, part: int) -> Json:
 def pages(connection: psycopg.Connection, statement: str, search: Json, rel: str = "next") -> list[Json]:
     """All pages of a search, in one direction."""
     search = {**search, "conf": {"nohydrate": True}, "collections": LISTED}
-    found: list[Json] = []
+    items: list[Json] = []
     while True:
         values = {"search": json.dumps(search), "listed": LISTED}
         (page,) = connection.cursor(row_factory=tuple_row).execute(statement, values).fetchone()
-        found.append(page)
+        items.append(page)
         tokens = [link["href"].partition("token=")[2] for link in page["links"] if link["rel"] == rel]
         if not tokens:
-            return found
+            return items
         search["token"] = tokens[0]
 
 

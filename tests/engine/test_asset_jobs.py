@@ -89,7 +89,7 @@ async def submit(publisher: Publisher, workflow: str, dataset: str = "dem") -> A
     return submitted
 
 
-async def told(rows: Rows, submitted: AssetSubmissionResult) -> list[str]:
+async def processing_events(rows: Rows, submitted: AssetSubmissionResult) -> list[str]:
     """What the history of the asset says about its job."""
     text = "SELECT action FROM dagapp.asset_events WHERE asset_id = %s AND action LIKE 'process%%' ORDER BY event_id"
     return [row["action"] for row in await rows(text, submitted.asset_id)]
@@ -152,7 +152,7 @@ async def test_an_orchestrator_dies_at_each_commit_and_another_one_takes_the_job
                 heir.start()
             await running.wait(submitted.job_id)
 
-            assert await told(running.rows, submitted) == [event]
+            assert await processing_events(running.rows, submitted) == [event]
             assert await states(running.rows, submitted) == (state, state)
             assert doomed.exit_code == (CRASHED if has_died else None)
             for process in (doomed, heir):
@@ -198,7 +198,11 @@ async def test_a_job_that_is_resumed_ends_twice_and_each_end_is_told_once(databa
         await running.wait(submitted.job_id)
 
         assert failed == ("failed", "failed")
-        assert await told(running.rows, submitted) == ["processing_failed", "processing_resumed", "processed"]
+        assert await processing_events(running.rows, submitted) == [
+            "processing_failed",
+            "processing_resumed",
+            "processed",
+        ]
         assert await states(running.rows, submitted) == ("completed", "completed")
 
 
@@ -212,7 +216,7 @@ async def test_a_job_whose_node_is_retried_is_processed_once_more(database, tmp_
         running.notifier.notify(JOBS)
         await running.wait(submitted.job_id)
 
-        assert await told(running.rows, submitted) == ["processed", "processing_resumed", "processed"]
+        assert await processing_events(running.rows, submitted) == ["processed", "processing_resumed", "processed"]
         assert await states(running.rows, submitted) == ("completed", "completed")
 
 
@@ -225,7 +229,7 @@ async def test_retention_of_a_job_that_has_ended_changes_nothing_of_its_asset(da
 
         assert await retention.prune_jobs(DAY, 10) == 1
 
-        assert await told(running.rows, submitted) == ["processed"]
+        assert await processing_events(running.rows, submitted) == ["processed"]
         assert await states(running.rows, submitted) == ("completed", "completed")
     await retention.close()
 
@@ -240,7 +244,7 @@ async def test_a_revision_whose_job_is_deleted_before_its_end_fails_and_says_why
 
             await connection.execute("DELETE FROM dagapp.dag_jobs WHERE job_id = %s", [submitted.job_id])
 
-            assert await told(rows, submitted) == ["processing_failed"]
+            assert await processing_events(rows, submitted) == ["processing_failed"]
             assert await states(rows, submitted) == ("failed", "failed")
             (event,) = await rows("SELECT reason, detail FROM dagapp.asset_events WHERE action = 'processing_failed'")
             assert event["reason"] == "its job was deleted"

@@ -133,8 +133,8 @@ class Hub:
 async def hub(catalog_database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Hub]:
     monkeypatch.setenv("STORAGE_FOLDER", str(tmp_path))
     monkeypatch.setenv("PUBLIC_URL", "https://maps.example.org")
-    async with opened(catalog_database, tmp_path) as found:
-        yield found
+    async with opened(catalog_database, tmp_path) as opened_hub:
+        yield opened_hub
 
 
 @asynccontextmanager
@@ -201,15 +201,15 @@ async def test_statistics_of_a_mosaic_agree_with_gdal(hub: Hub) -> None:
     subprocess.run(["gdalbuildvrt", "-q", vrt, *hub.cogs("dem")], check=True)
     said = subprocess.run(["gdalinfo", "-json", "-stats", vrt], check=True, capture_output=True, text=True)
     (expected,) = [band["metadata"][""] for band in json.loads(said.stdout)["bands"]]
-    (found,) = job["result_data"]["statistics"]
+    (statistics,) = job["result_data"]["statistics"]
 
-    assert found["minimum"] == pytest.approx(float(expected["STATISTICS_MINIMUM"]), rel=1e-9)
-    assert found["maximum"] == pytest.approx(float(expected["STATISTICS_MAXIMUM"]), rel=1e-9)
-    assert found["mean"] == pytest.approx(float(expected["STATISTICS_MEAN"]), rel=1e-9)
-    assert found["stddev"] == pytest.approx(float(expected["STATISTICS_STDDEV"]), rel=1e-9)
+    assert statistics["minimum"] == pytest.approx(float(expected["STATISTICS_MINIMUM"]), rel=1e-9)
+    assert statistics["maximum"] == pytest.approx(float(expected["STATISTICS_MAXIMUM"]), rel=1e-9)
+    assert statistics["mean"] == pytest.approx(float(expected["STATISTICS_MEAN"]), rel=1e-9)
+    assert statistics["stddev"] == pytest.approx(float(expected["STATISTICS_STDDEV"]), rel=1e-9)
     with rasterio.open(vrt) as dataset:
-        assert found["count"] == np.count_nonzero(dataset.read_masks(1)), "each pixel counts once"
-    assert (found["approximate"], found["infinite"]) == (False, 0)
+        assert statistics["count"] == np.count_nonzero(dataset.read_masks(1)), "each pixel counts once"
+    assert (statistics["approximate"], statistics["infinite"]) == (False, 0)
 
 
 @pytest.mark.requirement("E15")
@@ -239,12 +239,12 @@ async def test_a_resumed_job_makes_only_the_tiles_that_are_missing(hub: Hub) -> 
 async def test_a_second_run_gives_the_same_outputs_and_no_duplicates(hub: Hub) -> None:
     inputs = {"blob_name": hub.file("scene.tif"), "dataset_id": "scene", "tile_size": 1024}
     first = await hub.run_as_platform("process_large_raster", **inputs)
-    made = {path: path.stat().st_ino for path in hub.cogs("scene")}
+    inodes = {path: path.stat().st_ino for path in hub.cogs("scene")}
     second = await hub.run_as_platform("process_large_raster", **inputs)
 
     assert (first["status"], second["status"]) == ("completed", "completed")
-    assert {path: path.stat().st_ino for path in hub.cogs("scene")} == made, "what is there stays"
-    assert len(await hub.documents("scene")) == len(made) + 1
+    assert {path: path.stat().st_ino for path in hub.cogs("scene")} == inodes, "what is there stays"
+    assert len(await hub.documents("scene")) == len(inodes) + 1
     assert second["result_data"]["statistics"] == first["result_data"]["statistics"]
 
 
@@ -341,10 +341,12 @@ async def test_many_files_become_one_dataset(hub: Hub) -> None:
     vrt = hub.folder / "all.vrt"
     subprocess.run(["gdalbuildvrt", "-q", vrt, *reversed(hub.cogs("parts"))], check=True)  # the last one is on top
     with rasterio.open(vrt) as dataset:
-        for band, found in enumerate(job["result_data"]["statistics"], 1):
+        for band, statistics in enumerate(job["result_data"]["statistics"], 1):
             seen = dataset.read(band)[dataset.read_masks(band) != 0].astype("float64")
-            assert (found["count"], found["approximate"]) == (seen.size, False), "where they overlap, one is counted"
-            assert (found["mean"], found["stddev"]) == pytest.approx((seen.mean(), seen.std()), rel=1e-9)
+            assert (statistics["count"], statistics["approximate"]) == (seen.size, False), (
+                "where they overlap, one is counted"
+            )
+            assert (statistics["mean"], statistics["stddev"]) == pytest.approx((seen.mean(), seen.std()), rel=1e-9)
     mixed = await hub.run("raster_collection", blob_names=[names[0], hub.file("dem.tif", bands=1)])
     assert "differ in their bands" in mixed["error_message"]
 
@@ -472,14 +474,14 @@ async def test_a_new_revision_keeps_earlier_metadata_unless_it_is_given(hub: Hub
     """Title, times, description, licence, refs and `created`;
     a new version keeps what is the dataset's, and not its time."""
     name = hub.file("scene.tif", width=600, height=500)
-    told = {"title": "The valley", "description": "In July", "datetime": "2024-07", "license": "CC-BY-4.0"}
+    metadata = {"title": "The valley", "description": "In July", "datetime": "2024-07", "license": "CC-BY-4.0"}
     kept = ("title", "description", "start_datetime", "end_datetime", "license", "version", "platform:dataset")
     await hub.running.rows(
         """CREATE FUNCTION pg_temp.created() RETURNS void LANGUAGE sql AS $$
            UPDATE dagapp.stac_documents SET content = jsonb_set(
                content, '{properties,created}', '"2025-01-02T03:04:05Z"') WHERE document_id <> '' $$"""
     )
-    submitted = await hub.review("valley", name, label="2024-Q3", **told)
+    submitted = await hub.review("valley", name, label="2024-Q3", **metadata)
     await hub.running.rows("SELECT pg_temp.created()")
     await hub.publisher.approve(submitted)
     first = await hub.catalog.get_item("valley", "valley-v0")
@@ -702,7 +704,7 @@ async def test_polar_data_is_warned_about_the_cost_of_degrees(hub: Hub) -> None:
     )
     job = await hub.run("raster_ingest", blob_name=name, target_crs="EPSG:3413")
     lossy = await hub.run("raster_ingest", blob_name=name)
-    kept, told = [
+    kept, warned = [
         {
             finding["code"]: finding
             for finding in (await hub.running.nodes(one["job_id"]))["validate"]["output"]["findings"]
@@ -712,6 +714,6 @@ async def test_polar_data_is_warned_about_the_cost_of_degrees(hub: Hub) -> None:
 
     assert "raster.polar" not in kept
     assert "raster.beyond-maps" in kept
-    assert told["raster.polar"]["severity"] == "warn"
-    assert "in EPSG:4326 its pixels are" in told["raster.polar"]["message"]
-    assert "target_crs=EPSG:3413" in told["raster.polar"]["advice"]
+    assert warned["raster.polar"]["severity"] == "warn"
+    assert "in EPSG:4326 its pixels are" in warned["raster.polar"]["message"]
+    assert "target_crs=EPSG:3413" in warned["raster.polar"]["advice"]

@@ -283,9 +283,9 @@ async def test_under_load_nothing_that_lives_is_touched(database, later):
             return await running.value("SELECT count(*) FROM dagapp.dag_jobs") == len(waiting)
 
         await until(all_gone, 90)
-        found = await verify(database)
-        assert found.is_clean, found.findings[:5]
-        assert found.jobs_checked == len(waiting)
+        report = await verify(database)
+        assert report.is_clean, report.findings[:5]
+        assert report.jobs_checked == len(waiting)
         counts = await rows_of(running, waiting)
         assert (counts["dag_node_states"], counts["dag_tasks"]) == (40, 20)
         done.set()

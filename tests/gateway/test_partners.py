@@ -73,12 +73,12 @@ async def test_a_request_id_is_made_if_none_is_given_and_a_dry_run_makes_nothing
     hub = bearer(await key_of(kit.dsn, "hub", "b2b", platform="ddh"))
     async with gateway(kit.dsn, tmp_path) as client:
         dry = await ok(client.post("/api/platform/submit", json=submission(dry_run=True), headers=hub))
-        made = await ok(client.post("/api/platform/submit", json=submission(), headers=hub), 202)
-        status = await ok(client.get(made["status_url"], headers=hub))
+        response = await ok(client.post("/api/platform/submit", json=submission(), headers=hub), 202)
+        status = await ok(client.get(response["status_url"], headers=hub))
         (job,) = await kit.rows("SELECT correlation_id FROM dagapp.dag_jobs")
 
     assert (dry["status"], dry["outcome"]) == ("dry_run", "new_asset")
-    assert status["request_id"] == made["request_id"] == job["correlation_id"]
+    assert status["request_id"] == response["request_id"] == job["correlation_id"]
 
 
 async def test_others_requests_and_assets_do_not_exist_for_a_partner(kit: Kit, tmp_path):
@@ -235,7 +235,7 @@ async def test_a_batch_has_one_result_for_each_entry(kit: Kit, tmp_path):
         nodes = await ok(client.get(f"/api/status/job/{single['job_id']}/nodes", headers=operator))
         events = await ok(client.get(f"/api/status/job/{single['job_id']}/events", headers=operator))
         stats = await ok(client.get("/api/status/stats", headers=operator))
-        found = await ok(client.get("/api/status/lookup", params={"id": single["job_id"]}, headers=operator))
+        status = await ok(client.get("/api/status/lookup", params={"id": single["job_id"]}, headers=operator))
 
     assert [result["status"] for result in answer["results"]] == [202, 404, 422, 202] or [
         result["status"] for result in answer["results"]
@@ -244,7 +244,7 @@ async def test_a_batch_has_one_result_for_each_entry(kit: Kit, tmp_path):
     assert {node["node_id"] for node in nodes["items"]} >= {"start", "greet", "end"}
     assert events["items"][0]["event_type"] == "job_created"
     assert sum(stats["jobs"].values()) == 3
-    assert [each["job_id"] for each in found["jobs"]] == [single["job_id"]]
+    assert [each["job_id"] for each in status["jobs"]] == [single["job_id"]]
 
 
 async def test_a_caller_that_sends_too_many_requests_is_told_to_slow_down(kit: Kit, tmp_path):

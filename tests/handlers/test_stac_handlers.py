@@ -159,13 +159,13 @@ async def test_a_single_raster_is_registered_and_finalized(bench):
         "stac_collection_id": "dem",
     }
 
-    told = await bench.call("finalize", collection_id="dem", item_ids=["dem-v0"])
+    result = await bench.call("finalize", collection_id="dem", item_ids=["dem-v0"])
 
     extent = {
         "spatial": {"bbox": [[1.0, 2.0, 2.0, 3.0]]},
         "temporal": {"interval": [["2024-05-01T00:00:00Z", "2024-05-01T00:00:00Z"]]},
     }
-    assert told == {
+    assert result == {
         "stac_collection_id": "dem",
         "item_count": 1,
         "removed_count": 0,
@@ -186,13 +186,13 @@ async def test_the_extent_is_that_of_all_items_with_their_intervals(bench):
     await bench.call("ensure_collection", collection=a_collection())
     await bench.call("register_items", items=[early, late])
 
-    told = await bench.call("finalize", collection_id="dem", item_ids=["a", "b"])
+    result = await bench.call("finalize", collection_id="dem", item_ids=["a", "b"])
 
-    assert told["extent"] == {
+    assert result["extent"] == {
         "spatial": {"bbox": [[10.0, 2.0, 171.0, 3.0]]},
         "temporal": {"interval": [["2001-01-01T00:00:00Z", "2024-05-01T00:00:00Z"]]},
     }
-    assert (await bench.documents())[""]["extent"] == told["extent"]
+    assert (await bench.documents())[""]["extent"] == result["extent"]
 
 
 @pytest.mark.requirement("C1")
@@ -205,8 +205,8 @@ async def test_items_are_taken_from_the_results_of_children_and_run_twice_are_th
 
     for _ in range(2):
         context = bench.context(TILES)
-        told = await bench.call("register_items", context)
-        assert told == {"stac_collection_id": "dem", "item_count": 5}
+        result = await bench.call("register_items", context)
+        assert result == {"stac_collection_id": "dem", "item_count": 5}
         assert context.running().progress["items"] == 5
     final = await bench.call("finalize", collection_id="dem", expected_count=5, **TILES)
 
@@ -219,9 +219,9 @@ async def test_a_slice_of_the_results_is_enough_for_one_batch_of_many(bench):
     bench.completed(*({"tile": an_item(f"t{n}")} for n in range(10)))
 
     some = {"node_id": "tiles", "offset": 3, "limit": 4}
-    told = await bench.call("register_items", results_of=some, item_field="tile")
+    result = await bench.call("register_items", results_of=some, item_field="tile")
 
-    assert told["item_count"] == 4
+    assert result["item_count"] == 4
     assert set(await bench.documents()) == {"t3", "t4", "t5", "t6"}
 
 
@@ -247,13 +247,13 @@ async def test_a_missing_item_fails_the_job_by_its_name(bench):
     bench.completed(*({"stac_item": an_item(f"t{n:02}")} for n in range(30)))
     await bench.call("register_items", items=[an_item(f"t{n:02}") for n in range(29)])
 
-    with pytest.raises(HandlerFailed) as told:
+    with pytest.raises(HandlerFailed) as failure:
         await bench.call("finalize", collection_id="dem", **TILES)
     with pytest.raises(HandlerFailed) as many:
         await bench.call("finalize", collection_id="dem", item_ids=[f"x{n:02}" for n in range(12)])
 
-    assert told.value.code == "stac.items-missing"
-    assert told.value.message == "1 of 30 items are not in collection 'dem': t29"
+    assert failure.value.code == "stac.items-missing"
+    assert failure.value.message == "1 of 30 items are not in collection 'dem': t29"
     assert many.value.message.endswith("x08, x09 and 2 more")
     assert len(await bench.documents()) == 29, "nothing is removed before all are there"
 
@@ -286,10 +286,10 @@ async def test_revisions_have_documents_of_their_own(bench):
     )
     await bench.call("register_items", items=[an_item("t0", revision=2)])
 
-    told = await bench.call("finalize", collection_id="dem", item_ids=["t0"], version_ordinal=0, revision=2)
+    result = await bench.call("finalize", collection_id="dem", item_ids=["t0"], version_ordinal=0, revision=2)
 
-    assert (told["removed_count"], told["collection_item_count"]) == (0, 1)
-    assert told["extent"]["spatial"]["bbox"] == [[1.0, 2.0, 2.0, 3.0]]
+    assert (result["removed_count"], result["collection_item_count"]) == (0, 1)
+    assert result["extent"]["spatial"]["bbox"] == [[1.0, 2.0, 2.0, 3.0]]
     assert set(await bench.documents(revision=1)) == {"t0", "t1"}
     assert set(await bench.documents(revision=2)) == {"t0"}
 
@@ -303,9 +303,9 @@ async def test_items_that_are_not_among_the_results_are_removed_at_the_end(empty
     await bench.call("ensure_collection", collection=a_collection() | {"dagmaster:revision": 3})
     await bench.call("register_items", items=[an_item("t0", revision=3), an_item("other", west=50, revision=3)])
 
-    told = await bench.call("finalize", collection_id="dem", **TILES)
+    result = await bench.call("finalize", collection_id="dem", **TILES)
 
-    assert (told["removed_count"], told["collection_item_count"]) == (1, 1)
+    assert (result["removed_count"], result["collection_item_count"]) == (1, 1)
     assert set(await bench.documents(revision=3)) == {"", "t0"}
 
 
@@ -381,10 +381,10 @@ async def test_a_review_that_is_decided_while_documents_are_written_is_waited_fo
 async def test_a_child_that_reports_no_item_is_named(bench):
     bench.completed({"cog_blob": "x"})
 
-    with pytest.raises(UnfitData) as told:
+    with pytest.raises(UnfitData) as failure:
         await bench.call("register_items", **TILES)
 
-    assert "tiles__0" in told.value.message
+    assert "tiles__0" in failure.value.message
 
 
 @pytest.mark.requirement("C1")

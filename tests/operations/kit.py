@@ -110,12 +110,12 @@ class Kit:
     async def items(self, dataset_id: str = "dem") -> dict[str, tuple[int, int]]:
         """The items of a collection in pgSTAC, with their ordinals and revisions."""
         text = "SELECT id, content -> 'properties' AS p FROM pgstac.items WHERE collection = %s"
-        found = await self.rows(text, dataset_id)
-        return {row["id"]: (row["p"]["dagmaster:version_ordinal"], row["p"]["dagmaster:revision"]) for row in found}
+        rows = await self.rows(text, dataset_id)
+        return {row["id"]: (row["p"]["dagmaster:version_ordinal"], row["p"]["dagmaster:revision"]) for row in rows}
 
     async def collection(self, dataset_id: str = "dem") -> dict[str, Any] | None:
-        found = await self.rows("SELECT content FROM pgstac.collections WHERE id = %s", dataset_id)
-        return found[0]["content"] if found else None
+        rows = await self.rows("SELECT content FROM pgstac.collections WHERE id = %s", dataset_id)
+        return rows[0]["content"] if rows else None
 
 
 @asynccontextmanager

@@ -384,19 +384,19 @@ async def test_assets_are_listed_by_page_and_filtered(kit: Kit):
         listed += [asset.dataset_id for asset in page]
         after = (page[-1].created_at, page[-1].asset_id)
 
-    async def found(**filters) -> list[str]:
+    async def listed_ids(**filters) -> list[str]:
         return [asset.dataset_id for asset in await kit.store.assets(limit=10, **filters)]
 
     assert listed == ["published", "d4", "d3", "d2", "d1", "d0"]
-    assert await found(clearance="ouo") == ["published"]
-    assert await found(text="RIVERS") == ["published"]
-    assert await found(text="d_") == []
-    assert await found(platform_id="ddh") == []
-    assert await found(refs={"dataset": "d3"}) == ["d3"]
-    assert await found(is_deleted=True) == []
-    assert await found(to_review=True) == []
+    assert await listed_ids(clearance="ouo") == ["published"]
+    assert await listed_ids(text="RIVERS") == ["published"]
+    assert await listed_ids(text="d_") == []
+    assert await listed_ids(platform_id="ddh") == []
+    assert await listed_ids(refs={"dataset": "d3"}) == ["d3"]
+    assert await listed_ids(is_deleted=True) == []
+    assert await listed_ids(to_review=True) == []
     await kit.process(await kit.submit("d2"), tiles=1)
-    assert await found(to_review=True) == ["d2"]
+    assert await listed_ids(to_review=True) == ["d2"]
 
 
 async def test_the_status_of_a_submission_follows_the_review(kit: Kit):

@@ -65,8 +65,8 @@ async def test_the_map_server_states_it(monkeypatch: pytest.MonkeyPatch, is_inse
     with capture_logs() as lines:
         await serving.serve_maps(Settings(SERVING_PORT=0, SERVING_INSECURE=is_insecure), "postgresql://nowhere", None)
 
-    ((found, text),) = notices(lines)
-    assert found == level
+    ((logged_level, text),) = notices(lines)
+    assert logged_level == level
     assert ("SERVING_INSECURE=true" in text) is is_insecure
 
 

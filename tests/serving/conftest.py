@@ -190,14 +190,14 @@ def _across(storage: Storage, folder: Path):
     span = {"datetime": None, "start_datetime": "2024-01-01T00:00:00Z", "end_datetime": "2024-02-01T00:00:00Z"}
     for name, box, value in (("a", (178.0, 0.0, 180.0, 2.0), 10), ("b", (-180.0, 0.0, -178.0, 2.0), 20)):
         cog = stored(storage, folder, edition.cog(f"{name}.tif"), np.full((1, 256, 256), value, np.uint8), box)
-        made = item(edition, cog, box, f"-{name}", **span)
-        made["assets"]["data"]["href"] = href(cog, FORMER)
-        made["assets"]["foreign"] = {"href": "http://elsewhere.example/files/silver/x.tif"}
-        made["links"] = [
+        document = item(edition, cog, box, f"-{name}", **span)
+        document["assets"]["data"]["href"] = href(cog, FORMER)
+        document["assets"]["foreign"] = {"href": "http://elsewhere.example/files/silver/x.tif"}
+        document["links"] = [
             {"rel": "tilejson", "href": f"{FORMER}/tiles/across/WebMercatorQuad/tilejson.json"},
             {"rel": "about", "href": "http://127.0.0.1:9/notes/tiles/"},
         ]
-        items.append(made)
+        items.append(document)
         for tile in _grid().tiles(*_inside(box), 6):
             tiles.setdefault(_grid().quadkey(tile), []).append(f"{name}.tif")
     mosaic = {

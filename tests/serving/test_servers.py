@@ -121,19 +121,19 @@ def test_what_is_decided_counts_for_the_next_request_of_every_server(servers, se
         """Whether both servers let the caller read the tiles, the files and the items of a version."""
         headers = {"X-API-Key": key.key} if key else {}
         ordinal, revision = query.get("version", 0), query.get("rev", 1)
-        found = set()
+        ids = set()
         for client in servers:
             tiles = client.get(f"/tiles/{dataset}/WebMercatorQuad/tilejson.json", params=query, headers=headers)
             blob = f"cogs/{dataset}/v{ordinal}/r{revision}/x.tif"
-            found |= {tiles.status_code, client.get(f"/files/silver/silver/{blob}", headers=headers).status_code}
-        assert found in ({200}, {404}), found
-        return found == {200}
+            ids |= {tiles.status_code, client.get(f"/files/silver/silver/{blob}", headers=headers).status_code}
+        assert ids in ({200}, {404}), ids
+        return ids == {200}
 
     def listed(key: CreatedKey | None = None) -> set[str]:
         """The items that both servers find."""
         headers = {"X-API-Key": key.key} if key else {}
         both = [client.get("/stac/search", params={"collections": dataset}, headers=headers) for client in servers]
-        first, second = ({found["id"] for found in answer.json()["features"]} for answer in both)
+        first, second = ({feature["id"] for feature in answer.json()["features"]} for answer in both)
         assert first == second
         return first
 

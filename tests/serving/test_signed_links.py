@@ -56,14 +56,14 @@ def linked(assets, storage, tmp_path):
         cog = stored(storage, tmp_path, edition.cog("a b.tif"), np.full((1, 256, 256), value, np.uint8), BOX)
         mosaic = {"mosaicjson": "0.0.3", "minzoom": 0, "maxzoom": 9, "quadkey_zoom": 0, "tiles": {"": ["a b.tif"]}}
         storage.put(storage.location(edition.mosaic(), zone=Zone.SILVER), json.dumps(mosaic).encode())
-        made = item(edition, cog, BOX)
-        made["assets"]["data"]["href"] = f"/files/silver/silver/{edition.cog('a%20b.tif')}"
-        made["assets"]["tiles"] = {"href": f"/files/silver/silver/{edition.mosaic()}"}
-        made["links"] = [
+        document = item(edition, cog, BOX)
+        document["assets"]["data"]["href"] = f"/files/silver/silver/{edition.cog('a%20b.tif')}"
+        document["assets"]["tiles"] = {"href": f"/files/silver/silver/{edition.mosaic()}"}
+        document["links"] = [
             {"rel": "tilejson", "href": "/tiles/linked/WebMercatorQuad/tilejson.json?version=0"},
             {"rel": "about", "href": "https://elsewhere.example/files/silver/x"},
         ]
-        assets.submit("linked", [collection("linked", BOX), made], revision=revision)
+        assets.submit("linked", [collection("linked", BOX), document], revision=revision)
         if revision == 1:
             assets.approve("linked", clearance="ouo")
     yield
@@ -71,13 +71,13 @@ def linked(assets, storage, tmp_path):
 
 
 def link(dsn, dataset="linked", ordinal=0, *, caller=REVIEWER, seconds=HOUR, revision=None):
-    async def made():
+    async def create():
         async with AssetStore(dsn) as store:
             return await make_link(
                 store, Addresses(BASE), dataset, ordinal, caller=caller, valid_seconds=seconds, revision=revision
             )
 
-    return asyncio.run(made())
+    return asyncio.run(create())
 
 
 def value(client, token, **parameters):
@@ -207,17 +207,17 @@ def test_a_preview_is_not_linked_for_long(served, linked):
 
 
 def test_the_urls_of_a_link_work_as_they_are(client, served, linked):
-    for made in (link(served), link(served, revision=2)):
-        assert client.get(made.map_url).status_code == 200
-        assert client.get(made.tilejson_url).status_code == 200
-        assert abs(made.expires_at.timestamp() - time.time() - HOUR) < 60
+    for preview in (link(served), link(served, revision=2)):
+        assert client.get(preview.map_url).status_code == 200
+        assert client.get(preview.tilejson_url).status_code == 200
+        assert abs(preview.expires_at.timestamp() - time.time() - HOUR) < 60
 
 
 def test_the_token_is_in_every_url_that_a_response_leads_to(client, served, linked):
     """Anonymous programs follow them: TileJSON, WMTS, tilesets, STAC documents and mosaics."""
-    made = link(served)
-    token = {"token": made.token}
-    tilejson = client.get(made.tilejson_url).json()
+    preview = link(served)
+    token = {"token": preview.token}
+    tilejson = client.get(preview.tilejson_url).json()
     (tile,) = tilejson["tiles"]
     assert client.get(tile.format(z=8, x=135, y=86)).status_code == 200
     assert client.get(tile.format(z=8, x=135, y=86)).headers["cache-control"].startswith("private")
@@ -225,7 +225,7 @@ def test_the_token_is_in_every_url_that_a_response_leads_to(client, served, link
     capabilities = client.get("/tiles/linked/WMTSCapabilities.xml", params={"version": 0, **token}).text
     templates = [part.split('"')[0] for part in capabilities.split('template="')[1:]]
     assert templates
-    assert all(made.token in template for template in templates)
+    assert all(preview.token in template for template in templates)
     filled = templates[0].replace("&amp;", "&").format(TileMatrix=8, TileCol=135, TileRow=86)
     assert client.get(filled).status_code == 200
 
@@ -234,7 +234,7 @@ def test_the_token_is_in_every_url_that_a_response_leads_to(client, served, link
         entry["href"] for tileset in tilesets["tilesets"] for entry in tileset["links"] if "/tiles/" in entry["href"]
     ]
     assert hrefs
-    assert all(made.token in href for href in hrefs if "linked" in href)
+    assert all(preview.token in href for href in hrefs if "linked" in href)
 
     document = client.get("/stac/collections/linked/items/linked-v0", params={"version": 0, **token}).json()
     links = {entry["rel"]: entry["href"] for entry in document["links"]}
@@ -247,14 +247,14 @@ def test_the_token_is_in_every_url_that_a_response_leads_to(client, served, link
 
 
 def test_items_of_a_preview_are_listed_in_pages(client, served, linked):
-    made = link(served, revision=2)
-    found = client.get("/stac/collections/linked/items", params={"version": 0, "rev": 2, "token": made.token}).json()
+    preview = link(served, revision=2)
+    page = client.get("/stac/collections/linked/items", params={"version": 0, "rev": 2, "token": preview.token}).json()
 
-    (feature,) = found["features"]
+    (feature,) = page["features"]
     assert feature["properties"]["dagmaster:revision"] == 2
     query = parse_qs(urlsplit(feature["assets"]["data"]["href"]).query)
-    assert query == {"token": [made.token]}
-    assert "next" not in {entry["rel"] for entry in found["links"]}
+    assert query == {"token": [preview.token]}
+    assert "next" not in {entry["rel"] for entry in page["links"]}
 
 
 @pytest.fixture

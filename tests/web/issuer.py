@@ -75,23 +75,23 @@ class Issuer:
 def issuer() -> Iterator[Issuer]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            status, body = made.answer(self.path)
+            status, body = running.answer(self.path)
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body)))
             if 300 <= status < 400:
-                self.send_header("Location", f"{made.url}/keys")
+                self.send_header("Location", f"{running.url}/keys")
             self.end_headers()
             self.wfile.write(body)
 
         def log_message(self, *_: Any) -> None: ...
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    made = Issuer(server.server_address[1])
+    running = Issuer(server.server_address[1])
     thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     try:
-        yield made
+        yield running
     finally:
         server.shutdown()
         server.server_close()

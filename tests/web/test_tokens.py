@@ -25,8 +25,8 @@ pytestmark = pytest.mark.requirement("X1")
 
 @pytest.fixture
 def local():
-    with issuer() as made:
-        yield made
+    with issuer() as running:
+        yield running
 
 
 def verifier_of(local, **changed):
@@ -36,9 +36,9 @@ def verifier_of(local, **changed):
 
 @pytest.fixture
 async def verifier(local):
-    made = verifier_of(local)
-    yield made
-    await made.close()
+    verifier_of_issuer = verifier_of(local)
+    yield verifier_of_issuer
+    await verifier_of_issuer.close()
 
 
 async def refused(verifier, token, code="auth.invalid-token"):

@@ -362,7 +362,9 @@ class AsyncJsonClient(AsyncAssetRequests, AsyncKeyRequests):
         if first == last:
             return first
         newest, _ = await self.callbacks(MOST_ITEMS)
-        matches = [found for callback in newest if first <= (found := UUID(callback["callback_id"])) <= last]
+        matches = [
+            callback_id for callback in newest if first <= (callback_id := UUID(callback["callback_id"])) <= last
+        ]
         if not matches:
             message = f"none of the newest {MOST_ITEMS} callbacks has an id that begins with {name}"
             raise NotFound(message, code="callback.not-found", hint="give the whole id")

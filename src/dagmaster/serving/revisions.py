@@ -64,20 +64,20 @@ class RevisionReader:
         readable = await self._readable(request, dataset_id)
         urls = _Urls(request, readable)
         limit = min(_number(request, "limit", _DEFAULT_ITEMS), MAX_ITEMS)
-        found = await self.catalog.items(
+        documents = await self.catalog.items(
             readable.dataset_id,
             readable.ordinal,
             readable.revision,
             after=_plain(request.query_params.get("after", "")),
             limit=limit + 1,
         )
-        items = found[:limit]
+        items = documents[:limit]
         links = [
             ("self", _GEOJSON, str(request.url)),
             ("root", _JSON, urls.catalog),
             ("collection", _JSON, urls.collection),
         ]
-        if len(found) > limit and items:
+        if len(documents) > limit and items:
             links.append(("next", _GEOJSON, urls.items(after=items[-1]["id"], limit=limit)))
         return {
             "type": "FeatureCollection",

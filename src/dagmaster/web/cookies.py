@@ -28,10 +28,10 @@ def session_in(scope: Scope, headers: Headers) -> str | None:
 def cookie_in(name: str, scope: Scope, headers: Headers) -> str | None:
     """The value of a cookie. Two with one name and different values are none: one of them was set by somebody else."""
     values = _values(headers)
-    found = values.get(f"{_ONLY_THIS_HOST}{name}", set())
-    if not found and not is_https(scope):
-        found = values.get(name, set())
-    return next(iter(found)) if len(found) == 1 else None
+    candidates = values.get(f"{_ONLY_THIS_HOST}{name}", set())
+    if not candidates and not is_https(scope):
+        candidates = values.get(name, set())
+    return next(iter(candidates)) if len(candidates) == 1 else None
 
 
 def cookie(

@@ -74,14 +74,14 @@ def _refuse_changed(storage: Storage, source: SourceFile, etag: str | None, caus
     if source.location is None:
         return
     try:
-        found = storage.head(source.location).etag
+        current_etag = storage.head(source.location).etag
     except NotFound:
         raise UnfitData(
             f"the blob '{source.location.path}' does not exist",
             code="source.not-found",
             hint="upload it, or correct its name",
         ) from cause
-    if etag is not None and found != etag:
+    if etag is not None and current_etag != etag:
         raise UnfitData(
             f"the blob '{source.location.path}' has changed since it was submitted",
             code="source.changed",
