@@ -28,6 +28,7 @@ TRANSACTIONS: Final = (
     "asset_upkeep",
     "adopt_dataset",
     "callbacks",
+    "upload",
 )
 # Single statements, which commit themselves: before the commit means before the statement is sent.
 STATEMENTS: Final = (

@@ -430,6 +430,22 @@ class Settings(BaseSettings):
     max_download_mb: PositiveInt = Field(
         50_000, description="Maximum size of a file that `dagmaster process` downloads, in MB"
     )
+    max_upload_mb: PositiveInt = Field(
+        100_000, le=10_000_000, description="Maximum size of a file that is uploaded to the bronze zone, in MB"
+    )
+    upload_chunk_mb: PositiveInt = Field(
+        64, le=100_000, description="Maximum size of one request of an upload, in MB; a file is sent in several"
+    )
+    max_open_uploads: PositiveInt = Field(
+        100, le=100_000, description="Uploads that one caller may have begun and not finished"
+    )
+    upload_expiry_hours: float = Field(
+        24,
+        gt=0,
+        le=8_760,
+        allow_inf_nan=False,
+        description="An upload that is not finished is removed this many hours after its last bytes",
+    )
     catalog_enabled: bool = Field(
         True, description="Deploy the STAC catalogue (pgSTAC, requires PostGIS) in addition to the engine's tables"
     )

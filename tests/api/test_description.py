@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import jsonschema_rs
 import pytest
@@ -18,7 +19,9 @@ from schemathesis.specs.openapi import checks as openapi_checks
 from dagmaster.api.app import create_app
 from dagmaster.api.server import ApiServer
 from dagmaster.client.models.assets import KeyRequest
+from dagmaster.client.models.uploads import CHUNK_TYPE
 from dagmaster.database.assets.keys import KeyChange, KeyStore
+from dagmaster.database.assets.uploads import NewUpload, UploadStore
 from dagmaster.handlers.registry import installed
 from dagmaster.listen import bind
 from dagmaster.observe import log
@@ -111,6 +114,9 @@ async def _some_work(dsn: str, folder: Path) -> dict[str, str]:
         submitted = await kit.submit(request_id="order-7", callback_url="https://hub.example/done")
         await kit.process(submitted)
         (callback,) = await kit.rows("SELECT callback_id FROM dagapp.callback_events")
+    new = NewUpload(upload_id := uuid4(), "local", "bronze", "local/a.tif", 10, None, "local", 3600.0)
+    async with UploadStore(dsn, size=1) as uploads:
+        await uploads.begin(new, most=10)
     return {
         "job_id": str(job["job_id"]),
         "node_id": "verify__3",
@@ -124,9 +130,11 @@ async def _some_work(dsn: str, folder: Path) -> dict[str, str]:
         "platform_id": "local",
         "key_id": key.key_id,
         "callback_id": str(callback["callback_id"]),
+        "upload_id": str(upload_id),
     }
 
 
+schemathesis.serializer.alias(CHUNK_TYPE, "application/octet-stream")
 schema = schemathesis.openapi.from_dict(DESCRIPTION, config=SchemathesisConfig())
 
 

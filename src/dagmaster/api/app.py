@@ -5,7 +5,7 @@ create_app(settings, dsn, library, handlers)
   ├── / /docs /openapi.json /livez /readyz /metrics
   ├── /api/jobs /api/dbadmin: the old API
   └── /api/v1: jobs workflows submit status assets platforms callbacks bootstrap dead-letters janitor orchestrators
-               workers queues stats stream caller keys session health
+               workers queues stats stream caller keys session uploads sources health
 """
 
 from collections.abc import AsyncIterator, Mapping
@@ -43,10 +43,12 @@ from dagmaster.api import (
     queues,
     reviews,
     sessions,
+    sources,
     stats,
     stream,
     submissions,
     system,
+    uploads,
     waiting,
     workflow_history,
     workflows,
@@ -67,6 +69,7 @@ _TAGS = [
     {"name": "jobs", "description": "Submit jobs, list and inspect them, follow their events"},
     {"name": "workflows", "description": "The workflows that can be submitted"},
     {"name": "assets", "description": "Submit data of platforms; list, review and publish it"},
+    {"name": "uploads", "description": "Send files to the bronze zone, in parts; list what is there"},
     {"name": "platforms", "description": "The external systems that submit data"},
     {
         "name": "callbacks",
@@ -128,6 +131,7 @@ def create_app(
         ApiMiddleware,
         metrics=app.state.request_metrics,
         max_body_bytes=MAX_BODY_BYTES,
+        max_chunk_bytes=settings.upload_chunk_mb * 1_000_000,
         own_hosts=[settings.api_host],
         is_open_to_all=settings.may_expose_api,
         authentication=services.authentication,
@@ -151,6 +155,8 @@ def _versioned() -> APIRouter:
         workflows,
         workflow_history,
         submissions,
+        uploads,
+        sources,
         assets,
         reviews,
         platforms,

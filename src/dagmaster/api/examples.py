@@ -11,6 +11,7 @@ _WORKER_ID = "6f1d3c52-55a2-4b7a-9a51-7a0a8a2f1f10"
 _RUN_ID = "c1b7a0de-90c5-4a1e-8b64-6a1f5b2f7d03"
 ASSET_ID = "461328a8a54dee1e9a75fcbfc496f249"
 _OWNER_ID = "0d3a7a0e-9c55-4c5e-8a08-3f0ab6a4f2d1"
+_UPLOAD_ID = "7c0de1a4-52a1-4d0e-9a65-1c9d0b1f3a77"
 _HASH = "3f7a9c0d5e1b2a4867c0d1e2f3a4b5c6d7e8f90123456789abcdef0123456789"
 _T0, _T1, _T2, _T3 = (f"2026-03-01T12:00:{second}Z" for second in ("00.000000", "00.120000", "00.180000", "01.420000"))
 
@@ -374,6 +375,13 @@ _MODELS: dict[str, dict[str, Any]] = {
     "DefinitionText": {"first_used_at": _T0, "last_used_at": _T3, "jobs": 12, "yaml": "nodes: {}\n", "definition": {}},
     "StoredDefinition": {"first_used_at": _T0, "last_used_at": _T3, "jobs": 12},
     "SubmissionCheck": {"inputs": {"name": "Ada"}, "nodes": 4},
+    "SourceObject": {
+        "container": "bronze",
+        "blob": "ddh/floods.tif",
+        "size_bytes": 163_000_000,
+        "modified_at": _T0,
+        "etag": "4a-18c9e2f0a1b2c3d4-9b72ec0",
+    },
     "SourceReference": {"container": "bronze", "blob": "floods.tif", "blobs": None},
     "StageSummary": {"number": 2, "nodes": 1, "completed": 1},
     "Stats": {
@@ -407,6 +415,21 @@ _MODELS: dict[str, dict[str, Any]] = {
     "WaitReason": {"code": "retry", "detail": "retry 2 of 5 in 38.0 s: HTTP 503", "seconds": 38.0, "count": 2},
     "WaitingNode": {"node_id": "fetch", "status": "ready"},
     "WaitingNodes": {"status": "running"},
+    "UploadInfo": {
+        "upload_id": _UPLOAD_ID,
+        "state": "open",
+        "name": "floods.tif",
+        "source": {"container": "bronze", "blob": "ddh/floods.tif"},
+        "size_bytes": 163_000_000,
+        "offset_bytes": 8_388_608,
+        "sha256": None,
+        "created_by": "hub",
+        "updated_at": _T2,
+        "expires_at": "2026-03-02T12:00:00Z",
+        "finished_at": None,
+    },
+    "UploadRequest": {"name": "floods.tif", "size_bytes": 163_000_000, "sha256": _HASH, "if_exists": "refuse"},
+    "UploadedSource": {"container": "bronze", "blob": "ddh/floods.tif"},
     "WorkerSummary": {"worker_type": "general", "heartbeat_age_seconds": 2.4, "is_alive": True, "running_count": 1},
     "WorkflowCheck": {"workflow_id": None, "inputs_schema": None},
     "WorkflowDetail": {

@@ -1,6 +1,7 @@
 """Middleware of the API."""
 
 from dagmaster import listen
+from dagmaster.api import uploads
 from dagmaster.api.problems import PROBLEMS
 from dagmaster.web.middleware import RequestMiddleware
 from dagmaster.web.page_headers import is_of_ui
@@ -10,6 +11,7 @@ class ApiMiddleware(RequestMiddleware):
     endpoint = listen.API
     problems = PROBLEMS
     hint_when_too_large = "put large data into storage and pass a reference"
+    uploads_below = uploads.PATH
 
     def needs_caller(self, path: str) -> bool:
         """Pages of the web UI contain no data."""

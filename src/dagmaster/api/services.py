@@ -16,11 +16,13 @@ from dagmaster.api.legacy.forward import OldSystem
 from dagmaster.api.legacy.sharing import Shares
 from dagmaster.database.assets.keys import KeyStore
 from dagmaster.database.assets.store import AssetStore
+from dagmaster.database.assets.uploads import UploadStore
 from dagmaster.database.ledger.postgres import PostgresLedger
 from dagmaster.database.notify.notifier import JOBS, RESULTS
 from dagmaster.database.notify.postgres import PostgresNotifier
 from dagmaster.database.reads.api import ApiReads
 from dagmaster.library.workflows import WorkflowLibrary
+from dagmaster.operations.uploads import UploadRules, Uploads
 from dagmaster.orchestrator.loop import Orchestrator
 from dagmaster.settings import Settings
 from dagmaster.storage.zones import Storage, open_storage
@@ -67,6 +69,7 @@ class ApiServices:
     reads: ApiReads = field(init=False)
     ledgers: Ledgers = field(init=False)
     assets: AssetStore = field(init=False)
+    upload_store: UploadStore = field(init=False)
     notifier: PostgresNotifier = field(init=False)
     follower: Follower = field(init=False)
     changes: ChangeFollower = field(init=False)
@@ -94,6 +97,7 @@ class ApiServices:
         self.notifier = PostgresNotifier(self.dsn, [JOBS, RESULTS])
         self.reads, self.ledgers = ApiReads(self.dsn), Ledgers(self.dsn, self.notifier)
         self.assets = AssetStore(self.dsn, notifier=self.notifier)
+        self.upload_store = UploadStore(self.dsn, role="uploads", size=4)
         self.follower = Follower(self.reads, self.notifier)
         self.old_system = self._old_system()
         self.past = Past(self.reads)
@@ -111,6 +115,7 @@ class ApiServices:
             await self.notifier.close()
             await self.ledgers.close()
             await self.assets.close()
+            await self.upload_store.close()
             await self.reads.close()
             if self.old_system is not None:
                 await self.old_system.close()
@@ -129,6 +134,10 @@ class ApiServices:
     def storage(self) -> Storage:
         """Where the sources of submissions are."""
         return open_storage(self.settings)
+
+    @cached_property
+    def uploads(self) -> Uploads:
+        return Uploads(self.upload_store, self.storage, UploadRules.of(self.settings))
 
     @property
     def alive_within(self) -> float:

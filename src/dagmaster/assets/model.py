@@ -1,4 +1,4 @@
-"""The records of assets: platforms, assets, versions, revisions, submissions, STAC documents, history, keys.
+"""The records of assets: platforms, assets, versions, revisions, submissions, STAC documents, history, keys, uploads.
 
 A record is a row of its table. One asset is one dataset and one STAC collection (decision 0052). The engine does not
 know these tables: a job has an `asset_id` and a `version_ordinal`, which it never reads, and a trigger on `dag_jobs`
@@ -341,6 +341,46 @@ class SigningKey(Record):
     created_at: datetime
 
 
+class Upload(Record):
+    """A file that a caller sends to the bronze zone in parts. Its bytes are in the storage, and their number is the
+    offset. Until `finished_at`, nobody else can upload under its name. `sha256` is what the caller announced, and that
+    of the object once it is finished."""
+
+    table: ClassVar[Table] = Table(
+        "uploads",
+        key=("upload_id",),
+        foreign_keys=(ForeignKey(("platform_id",), "platforms", ("platform_id",), "RESTRICT"),),
+        indexes=(
+            Index("uploads_one_per_blob", ("container", "blob"), unique=True, where="finished_at IS NULL"),
+            Index("uploads_by_blob", ("container", "blob", "finished_at")),
+            Index("uploads_by_time", ("created_at", "upload_id")),
+            Index("uploads_by_platform", ("platform_id", "created_at", "upload_id")),
+            Index("uploads_open_by_caller", ("created_by",), where="finished_at IS NULL"),
+            Index("uploads_by_expiry", ("expires_at",), where="finished_at IS NULL"),
+        ),
+        checks={
+            "size": "size_bytes > 0",
+            "sha256": "sha256 ~ '^[0-9a-f]{64}$'",
+            "finished": "finished_at IS NULL OR (sha256 IS NOT NULL AND etag IS NOT NULL)",
+            "expires": "(finished_at IS NULL) = (expires_at IS NOT NULL)",
+        },
+        defaults=_NOW,
+    )
+
+    upload_id: UUID
+    platform_id: PlatformId
+    container: str
+    blob: str
+    size_bytes: int
+    sha256: str | None = None
+    etag: str | None = None
+    created_by: Actor
+    created_at: datetime
+    updated_at: datetime
+    expires_at: datetime | None = None
+    finished_at: datetime | None = None
+
+
 RECORDS: tuple[type[Record], ...] = (
     Platform,
     GeospatialAsset,
@@ -352,4 +392,5 @@ RECORDS: tuple[type[Record], ...] = (
     ApiKey,
     WebSession,
     SigningKey,
+    Upload,
 )

@@ -1,4 +1,4 @@
-"""The upkeep of assets: purge, notifications of reviewers, retention of the history.
+"""The upkeep of assets: purge, notifications of reviewers, retention of the history, expired uploads.
 
     every JANITOR_INTERVAL_SEC
       ──▶ adopt datasets of earlier releases
@@ -7,6 +7,7 @@
       ──▶ remove the collections of deleted assets that have no revision left
       ──▶ call REVIEW_WEBHOOK_URL with what waits for a review
       ──▶ delete history older than AUDIT_RETENTION_DAYS
+      ──▶ remove uploads whose last bytes arrived more than UPLOAD_EXPIRY_HOURS ago, and bytes that belong to no upload
 
 It runs as a task of its own in each orchestrator's process. A marked revision can be neither approved nor run again; if
 the process dies, the next one continues with it. What is served is never marked.
@@ -14,12 +15,16 @@ the process dies, the next one continues with it. What is served is never marked
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime, timedelta
 from random import Random
 from typing import Any, Final
+from uuid import UUID
 
 from dagmaster.database.assets.adopt import AdoptedAssets
 from dagmaster.database.maintenance.assets import DueReview, PostgresAssetUpkeep, PurgedRevision
+from dagmaster.errors import Conflict
 from dagmaster.observe import log
 from dagmaster.operations.assets.adopt import adopt_datasets
 from dagmaster.orchestrator import webhook
@@ -31,6 +36,8 @@ DAY_SECONDS: Final = 86_400.0
 PURGED_AT_ONCE: Final = 20
 NOTIFIED_AT_ONCE: Final = 100
 EVENTS_AT_ONCE: Final = 1_000
+EXPIRED_AT_ONCE: Final = 100
+STRAY_SECONDS: Final = 3600.0
 _log = log.get("asset-upkeep")
 
 Post = Callable[..., Awaitable[None]]
@@ -61,7 +68,15 @@ class AssetUpkeep:
 
     async def turn(self) -> bool:
         """Whether all is done until the next interval. Failures are tried again then."""
-        chores = (self.adopt, self.purge, self.remove_collections, self.notify_reviewers, self.forget_events)
+        chores = (
+            self.adopt,
+            self.purge,
+            self.remove_collections,
+            self.notify_reviewers,
+            self.forget_events,
+            self.expire_uploads,
+            self.remove_stray_bytes,
+        )
         return all([await self._safely(chore) for chore in chores])
 
     async def _safely(self, chore: Callable[[], Awaitable[bool]]) -> bool:
@@ -121,6 +136,40 @@ class AssetUpkeep:
     async def forget_events(self) -> bool:
         age = self.settings.audit_retention_days * DAY_SECONDS
         return not age or await self.store.forget_events(age, EVENTS_AT_ONCE) < EVENTS_AT_ONCE
+
+    async def expire_uploads(self) -> bool:
+        """Remove a bounded number of uploads. Whether none is left. One that receives bytes right now is skipped."""
+        expired = await self.store.expired_uploads(EXPIRED_AT_ONCE)
+        removed = [await self._expire(upload_id) for upload_id in expired]
+        if any(removed):
+            _log.info("unfinished uploads have expired", uploads=sum(removed))
+        return len(expired) < EXPIRED_AT_ONCE or not any(removed)
+
+    async def _expire(self, upload_id: UUID) -> bool:
+        try:
+            writer = await asyncio.to_thread(self.storage.uploads.open, upload_id)
+        except Conflict:
+            return False
+        try:
+            is_removed = await self.store.remove_expired(upload_id)
+            if is_removed:
+                await asyncio.to_thread(writer.remove)
+            return is_removed
+        finally:
+            writer.close()
+
+    async def remove_stray_bytes(self) -> bool:
+        """Bytes of uploads that a killed process has finished or removed. Those of new ones may not have a row yet."""
+        before = datetime.now(UTC) - timedelta(seconds=STRAY_SECONDS)
+        parts = await asyncio.to_thread(lambda: list(self.storage.uploads.all()))
+        old = [part.upload_id for part in parts if part.modified_at < before]
+        stray = set(old) - await self.store.open_uploads(old) if old else set()
+        for upload_id in stray:
+            with suppress(Conflict):
+                writer = await asyncio.to_thread(self.storage.uploads.open, upload_id)
+                await asyncio.to_thread(writer.remove)
+                writer.close()
+        return True
 
 
 def upkeep_of(settings: Settings, dsn: str) -> AssetUpkeep:

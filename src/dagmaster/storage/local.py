@@ -4,6 +4,7 @@
     <root>/.incoming/<random>   objects that are being written; leftovers of killed processes are removed after a day
     <root>/.scratch/<job id>/   folders for large files before a put, which moves them: they share a file system
     <root>/.gone/<random>/      removed folders, until their files are deleted
+    <root>/.uploads/<upload id> uploads whose bytes are not all there (`local_uploads`)
 
 Names of containers do not begin with a dot. Symbolic links that lead out of the root are not followed.
 """
@@ -11,11 +12,12 @@ Names of containers do not begin with a dot. Symbolic links that lead out of the
 import contextlib
 import errno
 import hashlib
+import itertools
 import os
 import shutil
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from io import BufferedReader
 from pathlib import Path
@@ -48,8 +50,12 @@ class LocalStore:
         self.zone = zone
         self._root = root.resolve()
 
+    @property
+    def root(self) -> Path:
+        return self._root
+
     def put(self, location: Location, data: bytes, *, create_only: bool = False) -> Stored:
-        with _writing(location), self._incoming() as unfinished:
+        with writing(location), self._incoming() as unfinished:
             with unfinished.open("xb") as file:
                 file.write(data)
                 _sync(file)
@@ -60,15 +66,21 @@ class LocalStore:
         # Through another hard link to the file, the object could be changed while it is read.
         stored = self._take(location, file, create_only) if move and status.st_nlink == 1 else None
         if stored is None:
-            with _writing(location), self._incoming() as unfinished:
+            with writing(location), self._incoming() as unfinished:
                 stored = self._publish(unfinished, location, _copy(file, unfinished), create_only)
         if move:
             file.unlink(missing_ok=True)
         return stored
 
+    def link_file(self, location: Location, file: Path, digest: str) -> Stored:
+        """Give a file of this file system, whose hash is known, the name of an object too. An existing object stays;
+        Conflict if its content differs. The caller removes the file, and does not write to it any more."""
+        with writing(location):
+            return self._publish(file, location, digest, create_only=True)
+
     def _take(self, location: Location, file: Path, create_only: bool) -> Stored | None:
         """Turn the file itself into the object; None if it is on another file system."""
-        with _writing(location):
+        with writing(location):
             with file.open("rb") as content:
                 digest = hashlib.file_digest(content, "sha256").hexdigest()
                 os.fsync(content.fileno())
@@ -118,6 +130,14 @@ class LocalStore:
                     if info := self._listed(folder, base, Path(parent, name)):
                         yield info
 
+    def page(self, container: str, prefix: str, after: str, limit: int) -> Sequence[ObjectInfo]:
+        folder = Folder(self.zone, container)
+        base = self._root / container
+        with _reading(folder):
+            files = _sorted_files(self._within(base), prefix, after)
+            listed = (info for file in files if (info := self._listed(folder, base, file)))
+            return tuple(itertools.islice(listed, limit))
+
     def delete(self, location: Location) -> None:
         with _reading(location), contextlib.suppress(FileNotFoundError, NotADirectoryError):
             path = self._path(location)
@@ -142,20 +162,20 @@ class LocalStore:
     @contextlib.contextmanager
     def scratch(self, job_id: UUID) -> Iterator[Path]:
         with contextlib.ExitStack() as stack:
-            with _writing(self._scratch_name):
+            with writing(self._scratch_name):
                 own = stack.enter_context(scratch.opened(self._scratch_folder, job_id))
             yield own
 
     def scratch_jobs(self) -> Iterator[UUID]:
-        with _writing(self._scratch_name):
+        with writing(self._scratch_name):
             yield from scratch.jobs_in(self._scratch_folder)
 
     def clear_scratch(self, job_id: UUID) -> None:
-        with _writing(self._scratch_name):
+        with writing(self._scratch_name):
             scratch.move_away(self._scratch_folder / str(job_id), self._removed_folder)
 
     def sweep_up(self) -> None:
-        with _writing(f"the removed folders of the zone {self.zone}"):
+        with writing(f"the removed folders of the zone {self.zone}"):
             self._remove_leftovers()
             scratch.delete_moved(self._removed_folder)
 
@@ -248,7 +268,8 @@ def _reading(what: Location | Folder) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _writing(what: Location | str) -> Iterator[None]:
+def writing(what: Location | str) -> Iterator[None]:
+    """As `_reading`, for what is written."""
     try:
         yield
     except (NotADirectoryError, IsADirectoryError, FileExistsError):
@@ -313,6 +334,19 @@ def _moved(unfinished: Path, path: Path, create_only: bool) -> bool:
     except FileExistsError:
         return False
     return True
+
+
+def _sorted_files(base: Path, prefix: str, after: str, name: str = "") -> Iterator[Path]:
+    """Files whose names, relative to the base, begin with a prefix and come after another name, in the order of their
+    names. A folder is sorted with its slash, as in whole names: `a-b` and `a.tif` come before `a/b`."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(base / name) as entries:
+        found = sorted(f"{name}{entry.name}{'/' * entry.is_dir(follow_symlinks=False)}" for entry in entries)
+        for each in found:
+            if not each.endswith("/"):
+                if each.startswith(prefix) and each > after:
+                    yield base / each
+            elif (each.startswith(prefix) or prefix.startswith(each)) and (each > after or after.startswith(each)):
+                yield from _sorted_files(base, prefix, after, each)
 
 
 def _make_folders(folder: Path) -> list[Path]:

@@ -2,7 +2,8 @@
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Generator, Iterator
+import heapq
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -95,6 +96,14 @@ class ObjectStore:
             for page in self._containers(folder.container).list(folder.path or None):
                 for meta in page:
                     yield _info(Location(folder.zone, folder.container, meta["path"]), meta)
+
+    def page(self, container: str, prefix: str, after: str, limit: int) -> Sequence[ObjectInfo]:
+        """Reads the names of the whole folder of the prefix: an object store returns them in no particular order."""
+        folder = Folder(self.zone, container, prefix.rpartition("/")[0])
+        matching = (
+            info for info in self.list(folder) if info.location.blob.startswith(prefix) and info.location.blob > after
+        )
+        return heapq.nsmallest(limit, matching, key=lambda info: info.location.blob)
 
     def delete(self, location: Location) -> None:
         with contextlib.suppress(NotFound), _translated(location):

@@ -7,7 +7,7 @@ a thread (`await asyncio.to_thread(store.get, location)`).
 import contextlib
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
@@ -71,6 +71,10 @@ class Store(Protocol):
 
     def list(self, folder: Folder) -> Iterator[ObjectInfo]:
         """All objects below a folder, in no particular order."""
+        ...
+
+    def page(self, container: str, prefix: str, after: str, limit: int) -> Sequence[ObjectInfo]:
+        """Objects whose names begin with `prefix` and come after `after`, in the order of their names (code points)."""
         ...
 
     def delete(self, location: Location) -> None:

@@ -1,12 +1,14 @@
 """All zones as one storage: `storage.put(location, …)` uses the store of the location's zone."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from uuid import UUID
 
+from dagmaster.errors import NotAllowed
 from dagmaster.settings import Settings
 from dagmaster.storage.local import LocalStore
+from dagmaster.storage.local_uploads import LocalUploads
 from dagmaster.storage.location import (
     KINDS,
     Edition,
@@ -19,17 +21,30 @@ from dagmaster.storage.location import (
 )
 from dagmaster.storage.sources import BLOBS_ONLY, SourceFile, SourceRules, find_source
 from dagmaster.storage.store import ObjectInfo, Store, Stored
+from dagmaster.storage.uploads import UploadParts
 
 
 class Storage:
     """`containers` are the defaults of the zones. Scratch folders and intermediate blobs belong to silver."""
 
     def __init__(
-        self, stores: Mapping[Zone, Store], containers: Mapping[Zone, str], source_rules: SourceRules = BLOBS_ONLY
+        self,
+        stores: Mapping[Zone, Store],
+        containers: Mapping[Zone, str],
+        source_rules: SourceRules = BLOBS_ONLY,
+        uploads: UploadParts | None = None,
     ) -> None:
         self._stores = stores
         self.containers = containers
         self.source_rules = source_rules
+        self._uploads = uploads
+
+    @property
+    def uploads(self) -> UploadParts:
+        """The unfinished uploads of the bronze zone."""
+        if self._uploads is None:
+            raise NotAllowed("this storage accepts no uploads", code="storage.no-uploads")
+        return self._uploads
 
     def find_source(self, text: str, *, container: str | None = None, zone: Zone = Zone.BRONZE) -> SourceFile:
         """The file that a job names as its source, if the rules allow to read it."""
@@ -65,6 +80,10 @@ class Storage:
 
     def list(self, folder: Folder) -> Iterator[ObjectInfo]:
         return self._stores[folder.zone].list(folder)
+
+    def page(self, prefix: str, after: str, limit: int, *, container: str | None = None) -> Sequence[ObjectInfo]:
+        """Objects of the bronze zone whose names begin with `prefix`, in the order of their names."""
+        return self._stores[Zone.BRONZE].page(container or self.containers[Zone.BRONZE], prefix, after, limit)
 
     def delete(self, location: Location) -> None:
         self._stores[location.zone].delete(location)
@@ -134,9 +153,10 @@ def open_storage(settings: Settings) -> Storage:
     }
     above = settings.storage_folder or settings.home() / "storage"
     stores = {zone: LocalStore(zone, folder or above / zone) for zone, folder in folders.items()}
+    uploads = LocalUploads(stores[Zone.BRONZE])
     containers = {
         Zone.BRONZE: settings.bronze_container,
         Zone.SILVER: settings.silver_container,
         Zone.EXTERNAL: settings.external_container,
     }
-    return Storage(stores, containers, SourceRules.of(settings))
+    return Storage(stores, containers, SourceRules.of(settings), uploads)

@@ -26,6 +26,7 @@ from dagmaster.web.authentication import CALLER, IDENTITY, Authentication
 from dagmaster.web.metrics import RequestMetrics
 from dagmaster.web.origins import is_of_other_site, name_of
 from dagmaster.web.problems import Problems
+from dagmaster.web.uploads import is_chunk, mark_version
 
 REQUEST_ID = "X-Request-ID"
 _VALID_ID = re.compile(r"[A-Za-z0-9._:-]{1,64}")
@@ -37,12 +38,14 @@ class RequestMiddleware:
     hint_when_foreign: ClassVar[str] = "use localhost as the host name"
     hint_when_too_large: ClassVar[str | None] = None
     shows_images_elsewhere: ClassVar[bool] = False
+    uploads_below: ClassVar[str | None] = None  # the path of uploads, whose requests have a limit of their own
 
     def __init__(
         self,
         app: ASGIApp,
         *,
         max_body_bytes: int,
+        max_chunk_bytes: int | None = None,
         own_hosts: Iterable[str],
         is_open_to_all: bool,
         authentication: Authentication,
@@ -52,6 +55,7 @@ class RequestMiddleware:
         self._app = app
         self._metrics = metrics or RequestMetrics()
         self._max_body_bytes = max_body_bytes
+        self._max_chunk_bytes = max_chunk_bytes or max_body_bytes
         self._own_hosts = {"localhost", *own_hosts}
         self._is_open_to_all = is_open_to_all
         self._authentication = authentication
@@ -80,7 +84,7 @@ class RequestMiddleware:
                 await response(scope, receive, exchange.send)
                 return
             self.enter(scope)
-            await self._app(scope, self._limited(receive), exchange.send)
+            await self._app(scope, self._limited(receive, self._most_bytes(scope)), exchange.send)
         except Exception as error:  # the last place that can still send a response
             self._log.error("a request failed", request_id=exchange.request_id, path=scope["path"], exc_info=error)
             if not exchange.status:
@@ -102,8 +106,9 @@ class RequestMiddleware:
     def refusal(self, scope: Scope, headers: Headers) -> InvalidRequest | None:
         """The error for a request that is refused, or None."""
         length = headers.get("content-length", "")
-        if length.isdigit() and int(length) > self._max_body_bytes:
-            return self._too_large()
+        most_bytes = self._most_bytes(scope)
+        if length.isdigit() and int(length) > most_bytes:
+            return self._too_large(most_bytes)
         host = headers.get("host", "")
         if not self._is_open_to_all and not self._is_own(name_of(host)):
             return InvalidRequest(
@@ -128,11 +133,18 @@ class RequestMiddleware:
 
     def mark(self, scope: Scope, status: int, headers: MutableHeaders) -> None:
         """Change the headers of a response, including those of problems."""
+        if self.uploads_below is not None:
+            mark_version(scope, headers, self.uploads_below)
 
     def _is_own(self, name: str) -> bool:
         return name in self._own_hosts or is_loopback(name)
 
-    def _limited(self, receive: Receive) -> Receive:
+    def _most_bytes(self, scope: Scope) -> int:
+        """How many bytes the body of a request may have."""
+        is_upload = self.uploads_below is not None and is_chunk(scope, self.uploads_below)
+        return self._max_chunk_bytes if is_upload else self._max_body_bytes
+
+    def _limited(self, receive: Receive, most_bytes: int) -> Receive:
         """Count the bytes of the body as they arrive, because its Content-Length may be missing or wrong."""
         received = 0
 
@@ -140,18 +152,19 @@ class RequestMiddleware:
             nonlocal received
             message = await receive()
             received += len(message.get("body", b""))
-            if received > self._max_body_bytes:
+            if received > most_bytes:
                 # An HTTPException, because FastAPI passes it on unchanged while it reads a body.
-                raise HTTPException(413, self._too_large().message)
+                raise HTTPException(413, self._too_large(most_bytes).message)
             return message
 
         return counted
 
-    def _too_large(self) -> InvalidRequest:
+    def _too_large(self, most_bytes: int) -> InvalidRequest:
+        is_upload = most_bytes != self._max_body_bytes
         return InvalidRequest(
-            f"a request may have at most {self._max_body_bytes} bytes",
+            f"a request may have at most {most_bytes} bytes",
             code="request.too-large",
-            hint=self.hint_when_too_large,
+            hint="send the file in smaller parts" if is_upload else self.hint_when_too_large,
         )
 
 

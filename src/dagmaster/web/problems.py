@@ -70,6 +70,12 @@ STATUSES_BY_CODE: Mapping[str, HTTPStatus] = {
     "serving.too-many-requests": HTTPStatus.TOO_MANY_REQUESTS,
     "auth.too-many-attempts": HTTPStatus.TOO_MANY_REQUESTS,
     "request.too-large": HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    "upload.too-large": HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    "upload.too-many": HTTPStatus.TOO_MANY_REQUESTS,
+    "upload.locked": HTTPStatus.LOCKED,
+    "upload.media-type": HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+    "upload.protocol-version": HTTPStatus.PRECONDITION_FAILED,
+    "upload.stalled": HTTPStatus.REQUEST_TIMEOUT,
 }
 _RETRIED = (HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS)
 CODES_BY_STATUS: Mapping[int, str] = {

@@ -1,10 +1,11 @@
-"""What the upkeep of assets reads and writes: purged revisions, notified reviewers, old history."""
+"""What the upkeep of assets reads and writes: purged revisions, notified reviewers, old history, expired uploads."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
+from uuid import UUID
 
 from dagmaster.database.catalog.pgstac import lock_collection, set_limits
 from dagmaster.database.catalog.publish import PREPARE_LOCK_SECONDS, is_deployed
@@ -69,6 +70,22 @@ class PostgresAssetUpkeep(Session):
         }
         async with self._transaction("asset_upkeep") as connection:
             return bool(await dicts(connection, "asset_purge_end", values))
+
+    async def expired_uploads(self, limit: int) -> list[UUID]:
+        """Uploads that are not finished, and whose time is over."""
+        async with self._connected() as connection:
+            return [row["upload_id"] for row in await dicts(connection, "uploads_expired", {"limit": limit})]
+
+    async def remove_expired(self, upload_id: UUID) -> bool:
+        """Forget an upload. False if bytes have arrived meanwhile, or if another process has done it."""
+        async with self._transaction("asset_upkeep") as connection:
+            return bool(await dicts(connection, "upload_remove", {"upload_id": upload_id, "is_expired": True}))
+
+    async def open_uploads(self, upload_ids: Sequence[UUID]) -> set[UUID]:
+        """Those of these uploads that exist and are not finished."""
+        async with self._connected() as connection:
+            rows = await dicts(connection, "uploads_open_among", {"upload_ids": list(upload_ids)})
+            return {row["upload_id"] for row in rows}
 
     async def collections_left(self, limit: int) -> list[str]:
         """Datasets of deleted assets whose data is purged, and which the catalogue still has a collection of."""

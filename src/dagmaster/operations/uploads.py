@@ -1,0 +1,367 @@
+"""Upload files to the bronze zone in parts: begin, append, ask, cancel.
+
+    begin ──▶ a row, which reserves the name
+    append ──▶ the file of the upload, behind the bytes that are there
+                 └── the last byte ──▶ hash ──▶ the object ──▶ the row is finished
+
+The offset is the number of bytes that the storage has, whichever process received them. A crash loses nothing that was
+written: the next request continues there, and if all bytes are there, whoever asks for the upload first finishes it.
+The object appears at once and complete, and never replaces another one.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Final, TypeVar
+from uuid import UUID, uuid4
+
+from dagmaster.access.caller import Caller, Scope
+from dagmaster.assets.model import Upload
+from dagmaster.assets.uploads import prefix_of, with_suffix
+from dagmaster.client.models.uploads import SourceObject, UploadedSource, UploadInfo, UploadRequest
+from dagmaster.database.assets.reads import no_such_platform
+from dagmaster.database.assets.uploads import NewUpload, UploadStore
+from dagmaster.errors import Conflict, InvalidRequest, NotFound, UnfitData
+from dagmaster.quantities import size_text
+from dagmaster.settings import Settings
+from dagmaster.storage import Storage, Zone
+from dagmaster.storage.location import Location
+from dagmaster.storage.uploads import PartWriter
+
+T = TypeVar("T")
+BLOCK_BYTES: Final = 1024 * 1024  # in memory, of each request
+LOCAL: Final = "local"
+
+
+@dataclass(frozen=True, slots=True)
+class UploadRules:
+    max_bytes: int
+    most_open: int
+    expiry_seconds: float
+
+    @classmethod
+    def of(cls, settings: Settings) -> "UploadRules":
+        return cls(settings.max_upload_mb * 1_000_000, settings.max_open_uploads, settings.upload_expiry_hours * 3600.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Uploads:
+    """What uploads are made with: rows, bytes, limits."""
+
+    store: UploadStore
+    storage: Storage
+    rules: UploadRules
+
+    async def begin(self, request: UploadRequest, caller: Caller) -> UploadInfo:
+        """A new upload. The same file again (name, size and hash) is the same upload, finished or not."""
+        platform_id = _platform_of(request, caller)
+        self._check_size(request.size_bytes)
+        await self._require_platform(platform_id)
+        upload_id = uuid4()
+        for location in self._names(request, platform_id, upload_id):
+            if upload := await self._same(request, location, caller):
+                return await self._described(upload, caller)
+            if await _in_thread(self._is_taken, location):
+                continue
+            await _in_thread(self.storage.uploads.require_space, request.size_bytes)
+            new = NewUpload(
+                upload_id=upload_id,
+                platform_id=platform_id,
+                container=location.container,
+                blob=location.blob,
+                size_bytes=request.size_bytes,
+                sha256=request.sha256,
+                created_by=caller.name,
+                expires_in_seconds=self.rules.expiry_seconds,
+            )
+            if begun := await self.store.begin(new, most=self.rules.most_open):
+                return await self._described(begun, caller)
+        raise _name_taken(request.name)
+
+    async def append(
+        self, upload_id: UUID, caller: Caller, *, offset: int, length: int | None, chunks: AsyncIterator[bytes]
+    ) -> UploadInfo:
+        """Append the bytes of one request, at the offset that the caller believes in. `length` is how many it will
+        send, if it says so. What has arrived when the connection breaks is kept."""
+        upload = await self._visible(upload_id, caller)
+        if upload.finished_at is not None:
+            return await self._repeated(upload, caller, offset, length)
+        async with self._opened(upload_id) as writer:
+            position = await _in_thread(lambda: writer.position)
+            _check_range(upload, position, offset, length)
+            await self._receive(upload, writer, position, chunks)
+            return await self._settle(upload, caller, writer)
+
+    async def get(self, upload_id: UUID, caller: Caller) -> UploadInfo:
+        """The upload as it is now. If all bytes are there and the process that received them died, it is finished."""
+        upload = await self._visible(upload_id, caller)
+        info = await self._described(upload, caller)
+        if info.is_finished or info.offset_bytes < info.size_bytes:
+            return info
+        try:
+            return await self.append(upload_id, caller, offset=info.offset_bytes, length=0, chunks=_nothing())
+        except Conflict as error:
+            if error.code != "upload.locked":
+                raise
+            return info  # the process that received the last bytes is still at it
+
+    async def uploads(self, rows: Sequence[Upload], caller: Caller) -> list[UploadInfo]:
+        return [await self._described(row, caller) for row in rows]
+
+    async def cancel(self, upload_id: UUID, caller: Caller) -> None:
+        """Remove an upload and its bytes. A finished one stays: submissions may name its object."""
+        upload = await self._visible(upload_id, caller)
+        if upload.finished_at is not None:
+            raise Conflict(
+                "the upload is finished, and objects of the bronze zone are not removed",
+                code="upload.finished",
+                upload_id=str(upload_id),
+            )
+        async with self._opened(upload_id) as writer:
+            if not await self.store.remove(upload_id):
+                raise _not_found(upload_id)
+            await _in_thread(writer.remove)
+
+    async def sources(
+        self, caller: Caller, *, prefix: str, after: str, limit: int, container: str | None = None
+    ) -> Sequence[SourceObject]:
+        """Objects of the bronze zone in the order of their names; of a partner, its own."""
+        own = own_platform(caller)
+        if own is not None and container not in (None, self.storage.containers[Zone.BRONZE]):
+            return []
+        within = narrowed(prefix, prefix_of(own) if own else "")
+        if within is None:
+            return []
+        objects = await _in_thread(lambda: self.storage.page(within, after, limit, container=container))
+        return [
+            SourceObject(
+                container=each.location.container,
+                blob=each.location.blob,
+                size_bytes=each.size_bytes,
+                modified_at=each.modified_at,
+                etag=each.etag,
+            )
+            for each in objects
+        ]
+
+    # Steps
+
+    @asynccontextmanager
+    async def _opened(self, upload_id: UUID) -> AsyncIterator[PartWriter]:
+        writer = await _in_thread(self.storage.uploads.open, upload_id)
+        try:
+            yield writer
+        finally:
+            await _in_thread(writer.close)
+
+    async def _receive(self, upload: Upload, writer: PartWriter, position: int, chunks: AsyncIterator[bytes]) -> None:
+        """Write what arrives, a block at a time. Also what arrived before an error is written and synced."""
+        block = bytearray()
+        try:
+            async for chunk in chunks:
+                position += len(chunk)
+                if position > upload.size_bytes:
+                    raise _too_long(upload)
+                block += chunk
+                if len(block) >= BLOCK_BYTES:
+                    full, block = block, bytearray()  # a block that cannot be written is not written again below
+                    await _in_thread(writer.write, bytes(full))
+        finally:
+            if block:
+                await _in_thread(writer.write, bytes(block))
+            await _in_thread(writer.sync)
+            await self.store.note_bytes(upload.upload_id, self.rules.expiry_seconds)
+
+    async def _settle(self, upload: Upload, caller: Caller, writer: PartWriter) -> UploadInfo:
+        """Finish the upload if all bytes are there."""
+        current = await self.store.find(upload.upload_id)
+        if current is None:  # it expired or was cancelled before this request locked it
+            await _in_thread(writer.remove)
+            raise _not_found(upload.upload_id)
+        if current.finished_at is not None or await _in_thread(lambda: writer.position) < upload.size_bytes:
+            return await self._described(current, caller)
+        try:
+            stored = await _in_thread(writer.publish, _location(upload), upload.sha256)
+        except UnfitData:
+            await self.store.remove(upload.upload_id)
+            await _in_thread(writer.remove)
+            raise
+        except Conflict:  # somebody has put another object there meanwhile
+            raise _name_taken(upload.blob) from None
+        finished = await self.store.finish(upload.upload_id, stored.sha256, stored.etag)
+        await _in_thread(writer.remove)
+        if finished is None:
+            raise _not_found(upload.upload_id)
+        return await self._described(finished, caller)
+
+    async def _repeated(self, upload: Upload, caller: Caller, offset: int, length: int | None) -> UploadInfo:
+        """A request to a finished upload: the last one again, if it sends nothing."""
+        if offset != upload.size_bytes or length != 0:
+            raise wrong_offset(upload.upload_id, upload.size_bytes)
+        return await self._described(upload, caller)
+
+    async def _same(self, request: UploadRequest, location: Location, caller: Caller) -> Upload | None:
+        """The upload of the same file, if there is one: this caller's unfinished one, or a finished one whose object is
+        still there."""
+        if request.sha256 is None:
+            return None
+        for upload in await self.store.of_blob(location.container, location.blob):
+            if (upload.size_bytes, upload.sha256) != (request.size_bytes, request.sha256):
+                continue
+            if upload.finished_at is None and upload.created_by == caller.name:
+                return upload
+            if upload.finished_at is not None and await _in_thread(self._etag, location) == upload.etag:
+                return upload
+        return None
+
+    def _etag(self, location: Location) -> str | None:
+        try:
+            return self.storage.head(location).etag
+        except NotFound:
+            return None
+
+    def _is_taken(self, location: Location) -> bool:
+        """Whether an object has the name, or a part of it, or is below it."""
+        parts = location.blob.split("/")
+        above = ("/".join(parts[:count]) for count in range(1, len(parts) + 1))
+        has_object = any(self.storage.exists(replace(location, blob=blob)) for blob in above)
+        return has_object or bool(self.storage.page(f"{location.blob}/", "", 1, container=location.container))
+
+    def _names(self, request: UploadRequest, platform_id: str, upload_id: UUID) -> Iterator[Location]:
+        """The names that are tried, in this order. Their rules are checked here."""
+        prefix = prefix_of(platform_id)
+        yield self.storage.location(f"{prefix}{request.name}", zone=Zone.BRONZE)
+        if request.if_exists == "rename":
+            suffixed = with_suffix(request.name, request.sha256 or upload_id.hex)
+            yield self.storage.location(f"{prefix}{suffixed}", zone=Zone.BRONZE)
+
+    def _check_size(self, size_bytes: int) -> None:
+        if not size_bytes:
+            raise InvalidRequest("the file is empty", code="upload.empty")
+        if size_bytes > self.rules.max_bytes:
+            raise InvalidRequest(
+                f"a file may have at most {size_text(self.rules.max_bytes)}",
+                code="upload.too-large",
+                hint="MAX_UPLOAD_MB of the orchestrators is the limit",
+                max_bytes=self.rules.max_bytes,
+            )
+
+    async def _require_platform(self, platform_id: str) -> None:
+        platform = await self.store.platform(platform_id)
+        if not platform.is_active:
+            raise Conflict(
+                f"the platform '{platform_id}' is not active",
+                code="platform.inactive",
+                hint="ask an administrator to activate it",
+            )
+
+    async def _visible(self, upload_id: UUID, caller: Caller) -> Upload:
+        """The upload, if the caller may see it; else as if there were none."""
+        upload = await self.store.find(upload_id)
+        if upload is None or own_platform(caller) not in (None, upload.platform_id):
+            raise _not_found(upload_id)
+        return upload
+
+    async def _described(self, upload: Upload, caller: Caller) -> UploadInfo:
+        """A platform does not see which person of this installation has uploaded a file for it."""
+        is_shown = own_platform(caller) is None or upload.created_by == caller.name
+        is_finished = upload.finished_at is not None
+        arrived = 0 if is_finished else await _in_thread(self.storage.uploads.position, upload.upload_id)
+        return UploadInfo(
+            upload_id=upload.upload_id,
+            state="finished" if is_finished else "open",
+            name=upload.blob.removeprefix(prefix_of(upload.platform_id)),
+            platform_id=upload.platform_id,
+            source=UploadedSource(container=upload.container, blob=upload.blob),
+            size_bytes=upload.size_bytes,
+            offset_bytes=upload.size_bytes if is_finished else arrived,
+            sha256=upload.sha256,
+            etag=upload.etag,
+            created_by=upload.created_by if is_shown else None,
+            created_at=upload.created_at,
+            updated_at=upload.updated_at,
+            expires_at=upload.expires_at,
+            finished_at=upload.finished_at,
+        )
+
+
+def own_platform(caller: Caller) -> str | None:
+    """The only platform whose objects a caller may name and upload; None for callers who may use all of them."""
+    return caller.platform_id if caller.has(Scope.B2B) else None
+
+
+def narrowed(prefix: str, own: str) -> str | None:
+    """The prefix of names that begin with both; None if there are none."""
+    if prefix.startswith(own):
+        return prefix
+    return own if own.startswith(prefix) else None
+
+
+def wrong_offset(upload_id: UUID, offset: int) -> Conflict:
+    return Conflict(
+        f"{offset} bytes of this upload have arrived, so it continues there",
+        code="upload.wrong-offset",
+        hint="send the bytes from this offset on; HEAD asks for it",
+        upload_id=str(upload_id),
+        offset=offset,
+    )
+
+
+def _platform_of(request: UploadRequest, caller: Caller) -> str:
+    own = own_platform(caller)
+    if own is not None and request.platform_id not in (None, own):
+        raise no_such_platform(str(request.platform_id))
+    return own or request.platform_id or LOCAL
+
+
+def _check_range(upload: Upload, position: int, offset: int, length: int | None) -> None:
+    if offset != position:
+        raise wrong_offset(upload.upload_id, position)
+    if length is not None and offset + length > upload.size_bytes:
+        raise _too_long(upload)
+
+
+def _too_long(upload: Upload) -> InvalidRequest:
+    return InvalidRequest(
+        f"the request has more bytes than are missing: the upload has {upload.size_bytes} in all",
+        code="upload.too-long",
+        hint="check the size of the file, or begin a new upload",
+        size_bytes=upload.size_bytes,
+    )
+
+
+def _name_taken(name: str) -> Conflict:
+    return Conflict(
+        f"an object or an unfinished upload has the name '{name}', and objects are never overwritten",
+        code="upload.name-taken",
+        hint="choose another name, or let it get a suffix with `if_exists: rename`",
+    )
+
+
+def _not_found(upload_id: UUID) -> NotFound:
+    return NotFound(
+        "there is no such upload; it may have expired",
+        code="upload.not-found",
+        hint="begin a new one",
+        upload_id=str(upload_id),
+    )
+
+
+def _location(upload: Upload) -> Location:
+    return Location(Zone.BRONZE, upload.container, upload.blob)
+
+
+async def _nothing() -> AsyncIterator[bytes]:
+    return
+    yield b""  # what makes it a generator
+
+
+async def _in_thread(call: Callable[..., T], *arguments: object) -> T:
+    """Call it in a thread. If this task is cancelled, the call is awaited nevertheless: it may use an open file."""
+    task = asyncio.ensure_future(asyncio.to_thread(call, *arguments))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait({task})
+        raise
