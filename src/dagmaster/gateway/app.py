@@ -20,7 +20,7 @@ from dagmaster.access.permissions import Permission
 from dagmaster.client.limits import MAX_BODY_BYTES
 from dagmaster.client.models.operations import ProcessLiveness
 from dagmaster.errors import DagmasterError
-from dagmaster.gateway import admin, assets, operations, platform, status
+from dagmaster.gateway import admin, assets, operations, platform, status, uploads
 from dagmaster.gateway.operations import health_of
 from dagmaster.gateway.services import GatewayServices, Services
 from dagmaster.settings import Settings
@@ -71,6 +71,8 @@ def create_app(settings: Settings, dsn: str) -> FastAPI:
     )
     app.state.services = services
     register(app)
+    # Before those of `platform`, whose last part of a path may be a decision.
+    app.include_router(uploads.router)
     for router in (platform.router, operations.router, status.router, assets.router, admin.router, admin.proxy, probes):
         app.include_router(router)
     app.add_api_route(
@@ -80,6 +82,7 @@ def create_app(settings: Settings, dsn: str) -> FastAPI:
         GatewayMiddleware,
         limit=services.limit,
         max_body_bytes=MAX_BODY_BYTES,
+        max_chunk_bytes=settings.upload_chunk_mb * 1_000_000,
         own_hosts=[settings.gateway_host],
         is_open_to_all=settings.may_expose_gateway,
         authentication=services.authentication,
@@ -108,6 +111,7 @@ class _GatewayApp(FastAPI):
 class GatewayMiddleware(RequestMiddleware):
     endpoint = listen.GATEWAY
     problems = PROBLEMS
+    uploads_below = uploads.PATH
 
     def __init__(self, *arguments: Any, limit: RateLimit, **options: Any) -> None:
         super().__init__(*arguments, **options)

@@ -27,8 +27,13 @@ CHECK_SECONDS: Final = 3.0
 CONNECT_SECONDS: Final = 2.0
 RESPONSE_SECONDS: Final = 30.0
 LARGEST_RESPONSE_BYTES: Final = 32 * 1024 * 1024
-_PASSED_ON: Final = ("authorization", "x-api-key", "content-type", "accept", "if-match", "x-request-id")
-_PASSED_BACK: Final = ("content-type", "etag", "location", "retry-after", "www-authenticate", "cache-control")
+BODY_SECONDS: Final = 60.0  # as long as the servers wait for a body
+_OF_UPLOADS: Final = ("tus-resumable", "upload-length", "upload-offset", "upload-metadata")
+_PASSED_ON: Final = ("authorization", "x-api-key", "content-type", "accept", "if-match", "x-request-id", *_OF_UPLOADS)
+_PASSED_BACK: Final = (
+    *("content-type", "etag", "location", "retry-after", "www-authenticate", "cache-control"),
+    *(*_OF_UPLOADS, "tus-version", "tus-extension", "tus-max-size", "upload-expires"),
+)
 _log = log.get("gateway")
 
 
@@ -88,12 +93,13 @@ class Forwarder:
     def can_forward(self) -> bool:
         return any(backend.is_healthy for backend in self._backends)
 
-    async def send(self, request: ForwardedRequest) -> httpx2.Response:
-        """The response of an orchestrator, complete. Raises Unavailable if none responds."""
+    async def send(self, request: ForwardedRequest, body: AsyncIterator[bytes] | None = None) -> httpx2.Response:
+        """The response of an orchestrator, complete. Raises Unavailable if none responds. A `body` is sent on as it
+        arrives; errors in it are raised unchanged."""
         was_sent = False
         for backend in self._candidates():
             try:
-                return await self._send_to(backend, request)
+                return await self._send_to(backend, request, body)
             except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
                 self._note_failure(backend, error)  # nothing was sent
             except (httpx2.TransportError, TimeoutError) as error:
@@ -113,13 +119,21 @@ class Forwarder:
             hint="try again later; reading the status still works",
         )
 
-    async def _send_to(self, backend: Backend, request: ForwardedRequest) -> httpx2.Response:
+    async def _send_to(
+        self, backend: Backend, request: ForwardedRequest, body: AsyncIterator[bytes] | None
+    ) -> httpx2.Response:
         query = f"?{request.query}" if request.query else ""
         headers = {name: value for name, value in request.headers.items() if name.lower() in _PASSED_ON}
+        if body is not None and "content-length" in request.headers:
+            headers["content-length"] = request.headers["content-length"]
+        body_seconds = 0.0 if body is None else BODY_SECONDS
         async with (
-            asyncio.timeout(self._response_seconds + CONNECT_SECONDS),
+            asyncio.timeout(body_seconds + self._response_seconds + CONNECT_SECONDS),
             self._http.stream(
-                request.method, f"{backend.url}{request.path}{query}", headers=headers, content=request.body or None
+                request.method,
+                f"{backend.url}{request.path}{query}",
+                headers=headers,
+                content=body or request.body or None,
             ) as stream,
         ):
             return await _complete(stream)

@@ -54,7 +54,7 @@ async def submit(services: Services, caller: Submitter, request: Request, submis
     )
     response = await services.forwarder.send(forwarded)
     if not response.is_success:
-        return _problem(response, request)
+        return partner_problem(response, request)
     receipt = _receipt(request_id, orjson.loads(response.content))
     headers = {} if receipt.status_url is None else {"Location": receipt.status_url}
     return _json(receipt.model_dump(mode="json"), response.status_code, headers)
@@ -101,7 +101,7 @@ async def decide(
     )
     response = await services.forwarder.send(forwarded)
     if not response.is_success:
-        return _problem(response, request)
+        return partner_problem(response, request)
     after = await read_request(services, caller, decision.request_id)
     return _json(after.model_dump(mode="json"), HTTPStatus.OK)
 
@@ -129,7 +129,7 @@ def _receipt(request_id: str, result: dict[str, Any]) -> PartnerReceipt:
     )
 
 
-def _problem(response: httpx2.Response, request: Request) -> Response:
+def partner_problem(response: httpx2.Response, request: Request) -> Response:
     """A problem of an orchestrator, without what partners must not see."""
     if response.headers.get("content-type", "").partition(";")[0] != MEDIA_TYPE:
         return passed_back(response)
