@@ -14,6 +14,8 @@ from dagmaster.workflows.raster import RASTER_COLLECTION, RASTER_INGEST, workflo
 if TYPE_CHECKING:
     from dagmaster.client.models.assets import AssetSubmissionResult
     from dagmaster.client.models.base import Json
+    from dagmaster.ingest.progress import OpenBar
+    from dagmaster.ingest.sources import LocalFile
 
 
 @click.command(cls=Command)
@@ -74,8 +76,9 @@ def submit(
 ) -> int:
     """Submit data as a version of an asset. It is processed, and then waits for review.
 
-    FILEs of this machine are checked and copied into the bronze zone first; --blob names objects that are there
-    already. The references say which asset it is; `dagmaster platforms show` lists those of a platform.
+    FILEs of this machine are checked, and copied into the bronze zone first (with --server they are uploaded); --blob
+    names objects that are there already. The references say which asset it is; `dagmaster platforms show` lists those
+    of a platform.
 
     With --wait or --watch the exit code is 0 if the job completed, 1 otherwise.
     """
@@ -87,7 +90,10 @@ def submit(
     if dry_run and (wait or watch):
         raise InvalidRequest("--dry-run starts nothing, so --wait and --watch do not apply", code="usage")
     parameters = _parameters(state, workflow_id or workflow_for_files(len(files or blobs)), pairs, params)
-    source = _named_source(blobs) if blobs else _copied_source(state, files, parameters, is_dry_run=dry_run)
+    platform_id = str(submission["platform_id"])
+    source = (
+        _named_source(blobs) if blobs else _copied_source(state, files, parameters, platform_id, is_dry_run=dry_run)
+    )
     if source is None:
         return 1
     request = {
@@ -145,9 +151,11 @@ def _named_source(blobs: Sequence[str]) -> "Json":
     return source | ({"container": container} if container else {})
 
 
-def _copied_source(state: State, arguments: Sequence[str], parameters: "Json", *, is_dry_run: bool) -> "Json | None":
-    """Check files of this machine and copy them into the bronze zone. None if one is rejected."""
-    from dagmaster.cli.process import require_this_machine
+def _copied_source(
+    state: State, arguments: Sequence[str], parameters: "Json", platform_id: str, *, is_dry_run: bool
+) -> "Json | None":
+    """Check files of this machine and copy or upload them to the bronze zone. None if one is rejected."""
+    from dagmaster.cli.process import is_other_platform
     from dagmaster.cli.progress import progress_bar
     from dagmaster.cli.validation import validate
     from dagmaster.handlers.raster.options import Options
@@ -157,8 +165,6 @@ def _copied_source(state: State, arguments: Sequence[str], parameters: "Json", *
     from dagmaster.local.discovery import data_folder, find_api, running_platform
     from dagmaster.storage.zones import open_storage
 
-    if chosen := state.server or state.settings.server_url:
-        require_this_machine(chosen)
     find_api(state.settings, state.server)
     running = running_platform(data_folder(state.settings))
     storage = open_storage(running.with_its_storage(state.settings) if running else state.settings)
@@ -168,18 +174,38 @@ def _copied_source(state: State, arguments: Sequence[str], parameters: "Json", *
     with downloaded(find_sources(arguments, state.settings), state.settings, storage, progress) as files:
         if validate(state, files, rules, is_dated=True) is None:
             return None
+        if is_other_platform(state, running):
+            return _uploaded_source(state, files, platform_id, progress, is_dry_run=is_dry_run)
         copies = places_in_bronze(storage, files, progress)
         missing = next((copy.file for copy in copies if not copy.is_there), None)
         if missing and is_dry_run:
-            raise InvalidRequest(
-                f"a dry run copies nothing, and the bronze zone does not have {missing.label} yet",
-                code="file.not-in-bronze",
-                hint="submit it, or copy it into the bronze zone yourself and name it with --blob",
-            )
+            raise _not_in_bronze(missing.label)
         copy_missing(storage, copies, progress, state.comment)
-    blobs = [copy.location.blob for copy in copies]
-    named = {"blob": blobs[0]} if len(blobs) == 1 else {"blobs": blobs}
-    return {"container": copies[0].location.container, **named}
+    return _source_of(copies[0].location.container, [copy.location.blob for copy in copies])
+
+
+def _uploaded_source(
+    state: State, files: "Sequence[LocalFile]", platform_id: str, progress: "OpenBar", *, is_dry_run: bool
+) -> "Json":
+    from dagmaster.ingest.upload import upload_files
+
+    if is_dry_run:
+        raise _not_in_bronze(files[0].label)
+    sources = upload_files(state.client, files, platform_id, progress, state.comment)
+    return _source_of(sources[0].container, [source.blob for source in sources])
+
+
+def _source_of(container: str, blobs: Sequence[str]) -> "Json":
+    named = {"blob": blobs[0]} if len(blobs) == 1 else {"blobs": list(blobs)}
+    return {"container": container, **named}
+
+
+def _not_in_bronze(label: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"a dry run copies nothing, and the bronze zone does not have {label} yet",
+        code="file.not-in-bronze",
+        hint="submit it, or put it into the bronze zone with `dagmaster uploads put` and name it with --blob",
+    )
 
 
 # The next step, by the code of the refusal.

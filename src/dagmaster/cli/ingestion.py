@@ -22,7 +22,7 @@ from dagmaster.client.models.base import Json
 from dagmaster.client.outcome import JobOutcome
 from dagmaster.errors import DagmasterError, NotFound
 from dagmaster.ingest import submission
-from dagmaster.ingest.results import ResultSummary, ResultUrls, served_urls, summarise
+from dagmaster.ingest.results import ResultSummary, ResultUrls, served_urls, summarise, summarise_elsewhere
 from dagmaster.ingest.review import ReviewState, decide, preview_urls
 from dagmaster.ingest.submission import ALREADY_COMPLETED, RESUMED, Ingestion
 from dagmaster.ingest.validation import public_check
@@ -126,7 +126,11 @@ def _print_results(
         assert outcome is not None
         return _print_failure(state, ingestion, outcome, facts)
     review = decide(state.client, ingestion)
-    results = summarise(ingestion.storage, ingestion.edition, _urls(state, ingestion, review, maps_url, is_own=is_own))
+    urls = _urls(state, ingestion, review, maps_url, is_own=is_own)
+    if ingestion.storage is not None:
+        results = summarise(ingestion.storage, ingestion.edition, urls)
+    else:
+        results = summarise_elsewhere(ingestion.edition, facts["result"], urls)
     results = replace(results, preview=_preview(state, ingestion, results, maps_url))
     if state.json:
         is_served = review.is_approved and not is_own

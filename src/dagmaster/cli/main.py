@@ -28,6 +28,8 @@ COMMANDS = {
     "submit": "submit:submit",
     "assets": "assets:assets",
     "platforms": "platforms:platforms",
+    "uploads": "uploads:uploads",
+    "sources": "uploads:sources",
     "keys": "keys:keys",
     "audit": "audit:audit",
     "login": "login:login",

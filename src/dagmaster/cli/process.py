@@ -1,6 +1,7 @@
 """`dagmaster process`: raster files become COGs, a catalogued dataset and map tiles.
 
     find the files ─▶ validate them ─▶ copy them into the bronze zone ─▶ submit them as an asset (`ingestion`)
+                                    └▶ upload them, if the platform is not that of this data folder
 
 Invalid files are reported before anything is copied; the job validates them again. Several files become one collection.
 If no platform is running, one is started for the duration of the job, on the usual data folder.
@@ -10,7 +11,6 @@ import os
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 import click
 
@@ -112,8 +112,10 @@ def process(
     other options make a new revision, which replaces the previous one on the map. The result is approved with the
     clearance ouo, or with that of the asset, unless --review is given.
 
-    Uses the platform running on this machine (`dagmaster up`), or starts one for this job. The exit code is 1 if a file
-    is invalid or the job failed; Ctrl-C leaves the job running, with exit code 130.
+    Uses the platform running on this machine (`dagmaster up`), or starts one for this job. With --server (or
+    DAGMASTER_URL) the files are uploaded to that platform; the same command again continues an upload that was
+    interrupted. The exit code is 1 if a file is invalid or the job failed; Ctrl-C leaves the job running, with exit
+    code 130.
     """
     from dagmaster.cli.ingestion import follow
     from dagmaster.cli.progress import progress_bar
@@ -121,7 +123,8 @@ def process(
     from dagmaster.ingest.bronze import copy_missing, places_in_bronze
     from dagmaster.ingest.options import checked, dataset_name, raster_options, workflow_for
     from dagmaster.ingest.sources import downloaded, find_sources
-    from dagmaster.ingest.submission import Ingestion
+    from dagmaster.ingest.submission import LOCAL, Ingestion
+    from dagmaster.ingest.upload import upload_files
     from dagmaster.ingest.validation import FileRules
     from dagmaster.local.discovery import awaited_platform, data_folder
     from dagmaster.storage.zones import open_storage
@@ -133,6 +136,7 @@ def process(
     options = checked(options)
     running = awaited_platform(folder, lambda: state.note("waiting for a platform that is starting or stopping …"))
     is_running = _require_platform(state, running, is_start=is_start, is_waiting=is_waiting)
+    is_elsewhere = is_other_platform(state, running)
     storage = open_storage(running.with_its_storage(state.settings) if running else state.settings)
     rules = FileRules(options["source_crs"], options["raster_type"], raster_options(workflow, options))
     progress = partial(progress_bar, state)
@@ -142,15 +146,20 @@ def process(
         checks = validate(state, files, rules, is_dated=is_dated)
         if checks is None:
             return 1
-        copies = places_in_bronze(storage, files, progress)
-        copy_missing(storage, copies, progress, state.comment)
+        if is_elsewhere:
+            sources_there = upload_files(state.client, files, LOCAL, progress, state.comment)
+            stored = [(source.container, source.blob) for source in sources_there]
+        else:
+            copies = places_in_bronze(storage, files, progress)
+            copy_missing(storage, copies, progress, state.comment)
+            stored = [(copy.location.container, copy.location.blob) for copy in copies]
     ingestion = Ingestion(
         dataset=dataset,
         workflow=workflow,
-        container=copies[0].location.container,
-        blobs=[copy.location.blob for copy in copies],
+        container=stored[0][0],
+        blobs=[blob for _, blob in stored],
         parameters={name: value for name, value in options.items() if value is not None},
-        storage=storage,
+        storage=None if is_elsewhere else storage,
         previews=folder / "previews",
         preview=preview,
         version_label=version_label,
@@ -163,7 +172,7 @@ def process(
         return _on_own_platform(state, ingestion)
     if not is_waiting:
         return _detached(state, ingestion)
-    return follow(state, ingestion, lambda: _maps_of(folder, running))
+    return follow(state, ingestion, lambda: state.settings.public_url if is_elsewhere else _maps_of(folder, running))
 
 
 def _require_platform(state: State, running: "RunningPlatform | None", *, is_start: bool, is_waiting: bool) -> bool:
@@ -171,8 +180,6 @@ def _require_platform(state: State, running: "RunningPlatform | None", *, is_sta
     from dagmaster.local.discovery import find_api
 
     chosen = state.server or state.settings.server_url
-    if chosen and (running is None or (running.api_url or "").rstrip("/") != chosen.rstrip("/")):
-        require_this_machine(chosen)
     if chosen or running:
         find_api(state.settings, state.server)  # raises if it uses another database or serves no API
         return True
@@ -192,19 +199,14 @@ def _require_platform(state: State, running: "RunningPlatform | None", *, is_sta
     return False
 
 
-def require_this_machine(url: str) -> None:
-    """Files are copied into the storage of this machine, so the platform must run here."""
+def is_other_platform(state: State, running: "RunningPlatform | None") -> bool:
+    """Whether the chosen platform is another one than that of this data folder: files must be sent to it."""
     from dagmaster.client.connection import checked_url
-    from dagmaster.listen import is_loopback
 
-    host = urlsplit(checked_url(url)).hostname or ""
-    if not is_loopback(host):
-        raise InvalidRequest(
-            "a file cannot be sent to a remote platform yet",
-            code="process.elsewhere",
-            hint="copy it into the bronze zone there, then `dagmaster assets submit --blob …`; "
-            "without --server (DAGMASTER_URL) it is processed on this machine",
-        )
+    chosen = state.server or state.settings.server_url
+    if not chosen:
+        return False
+    return running is None or running.api_url is None or checked_url(running.api_url) != checked_url(chosen)
 
 
 def _is_known(state: State, dataset: str) -> bool:

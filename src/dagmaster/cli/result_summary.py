@@ -29,9 +29,10 @@ def preview_of(state: State, results: ResultSummary, target: Path, maps_url: str
 
 def print_summary(state: State, results: ResultSummary, *, is_stopping: bool = False) -> None:
     """The files and the URLs; if the platform stops after this, with a note that the URLs do not work then."""
-    size = f"{counted(results.cog_count, 'file')}, {size_text(results.cog_bytes)}"
+    count = counted(results.cog_count, "file")
+    size = f"{count}, {size_text(results.cog_bytes)}" if results.cog_bytes is not None else count
     files = {
-        "COGs": f"{results.cogs}  ({size})",
+        "COGs": f"{results.cogs}  ({size})" if results.cogs else f"{size} on the platform",
         "mosaic": results.mosaic,
         "preview": str(results.preview) if results.preview else None,
     }

@@ -42,6 +42,7 @@ _STATES = {
     "unpublished": ("■", "magenta"),
     "deleted": ("–", "dim"),
     "delivered": ("✔", "green"),
+    "finished": ("✔", "green"),
 }
 
 

@@ -56,6 +56,7 @@ from dagmaster.client.models.workflows import (
     WorkflowHistory,
     WorkflowSummary,
 )
+from dagmaster.client.uploads import AsyncUploads, Uploads
 from dagmaster.dataset_urls import DatasetUrls
 from dagmaster.errors import InvalidRequest, JobFailed, NotFound, Unavailable, WaitTimedOut
 from dagmaster.settings import load
@@ -68,7 +69,7 @@ _POLL_SECONDS = 2.0  # the progress that handlers report is not always an event
 _SHORTEST_PAUSE_SECONDS = 0.1  # between two requests for a job that changes all the time
 
 
-class AsyncClient(AsyncAssets, AsyncKeys):
+class AsyncClient(AsyncAssets, AsyncKeys, AsyncUploads):
     """A client of the platform at `server`, or of the one that commands use (DAGMASTER_URL, or `dagmaster up`).
 
     `key` is an API key or an OIDC token; by default DAGMASTER_KEY, or the key that `dagmaster login` has stored for
@@ -421,7 +422,7 @@ class AsyncClient(AsyncAssets, AsyncKeys):
         changed.set()
 
 
-class Client(Assets[AsyncClient], Keys[AsyncClient]):
+class Client(Assets[AsyncClient], Keys[AsyncClient], Uploads[AsyncClient]):
     """AsyncClient for scripts and notebooks: the same methods, which wait for the answer. Threads may share it.
 
     with Client() as client:
@@ -440,7 +441,7 @@ class Client(Assets[AsyncClient], Keys[AsyncClient]):
         headers: Mapping[str, str] | None = None,
     ) -> None:
         asynchronous = AsyncClient(
-            server, maps=maps, timeout_seconds=timeout_seconds, attempts=attempts, headers=headers
+            server, key=key, maps=maps, timeout_seconds=timeout_seconds, attempts=attempts, headers=headers
         )
         super().__init__(asynchronous, EventLoopThread())
         self.json = JsonClient(asynchronous.json, self._thread)

@@ -48,6 +48,7 @@ _LONGEST_BACKOFF_SECONDS = 10.0
 UNANSWERED = frozenset({"server.lost", "server.slow"})
 _NO_RESPONSE = {"server.unreachable", *UNANSWERED}
 _TEMPORARY = {
+    HTTPStatus.REQUEST_TIMEOUT,
     HTTPStatus.TOO_MANY_REQUESTS,
     HTTPStatus.BAD_GATEWAY,
     HTTPStatus.SERVICE_UNAVAILABLE,
@@ -60,6 +61,7 @@ _ERRORS_BY_STATUS: Mapping[int, type[DagmasterError]] = {
     HTTPStatus.NOT_FOUND: NotFound,
     HTTPStatus.CONFLICT: Conflict,
     HTTPStatus.PRECONDITION_FAILED: Conflict,
+    HTTPStatus.LOCKED: Conflict,
     HTTPStatus.REQUEST_TIMEOUT: Unavailable,
     HTTPStatus.TOO_MANY_REQUESTS: Unavailable,
 }
@@ -159,12 +161,13 @@ class Connection:
         expected: str = "application/json",
         is_repeatable: bool = False,
         prefix: str = PREFIX,
+        most_bytes: int = MAX_BODY_BYTES,
     ) -> httpx2.Response:
         """A complete response. A request that may be repeated is repeated while the platform is unavailable."""
         sent = _encoded(body) if body is not None else content
-        if sent is not None and len(sent) > MAX_BODY_BYTES:
+        if sent is not None and len(sent) > most_bytes:
             raise InvalidRequest(
-                f"the request has {len(sent):,} bytes; at most {MAX_BODY_BYTES:,} are allowed",
+                f"the request has {len(sent):,} bytes; at most {most_bytes:,} are allowed",
                 code="request.too-large",
                 hint="put large data into storage and pass a reference",
             )
@@ -181,7 +184,7 @@ class Connection:
                 )
                 _raise_unless_ok(response, self.url, expected)
             except Unavailable as error:
-                if attempt == attempts or not _is_temporary(error):
+                if attempt == attempts or not is_temporary(error):
                     raise
                 await asyncio.sleep(_backoff_seconds(error, attempt))
             else:
@@ -266,7 +269,8 @@ def _encoded(body: Json) -> bytes:
         raise InvalidRequest(message, code="request.not-json", hint="pass texts, numbers, lists and dicts") from None
 
 
-def _is_temporary(error: Unavailable) -> bool:
+def is_temporary(error: Unavailable) -> bool:
+    """Whether the platform may answer the same request later."""
     return error.code in _NO_RESPONSE or error.facts.get("status") in _TEMPORARY
 
 

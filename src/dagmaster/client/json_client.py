@@ -21,6 +21,7 @@ from dagmaster.client.connection import (
 )
 from dagmaster.client.json_assets import AssetRequests, AsyncAssetRequests
 from dagmaster.client.json_keys import AsyncKeyRequests, KeyRequests
+from dagmaster.client.json_uploads import AsyncUploadRequests, UploadRequests
 from dagmaster.client.limits import MOST_ITEMS
 from dagmaster.client.models.base import Json, unexpected
 from dagmaster.errors import InvalidRequest, NotFound, Unavailable
@@ -49,7 +50,7 @@ class Outage:
 Update: TypeAlias = StreamedEvent | Connected | Outage
 
 
-class AsyncJsonClient(AsyncAssetRequests, AsyncKeyRequests):
+class AsyncJsonClient(AsyncAssetRequests, AsyncKeyRequests, AsyncUploadRequests):
     """The requests of the API. Answers are JSON, as the API sent it."""
 
     def __init__(self, connection: Connection) -> None:
@@ -417,7 +418,7 @@ class AsyncJsonClient(AsyncAssetRequests, AsyncKeyRequests):
         )
 
 
-class JsonClient(AssetRequests[AsyncJsonClient], KeyRequests[AsyncJsonClient]):
+class JsonClient(AssetRequests[AsyncJsonClient], KeyRequests[AsyncJsonClient], UploadRequests[AsyncJsonClient]):
     """AsyncJsonClient for callers without an event loop. Threads may share it."""
 
     @classmethod

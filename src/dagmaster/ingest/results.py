@@ -29,9 +29,9 @@ class ResultUrls:
 @dataclass(frozen=True, slots=True)
 class ResultSummary:
     dataset_id: str
-    cogs: str
+    cogs: str | None  # None if the files are on another machine
     cog_count: int
-    cog_bytes: int
+    cog_bytes: int | None
     mosaic: str | None
     urls: ResultUrls = ResultUrls()
     preview: Path | None = None
@@ -64,13 +64,26 @@ def summarise(storage: "Storage", edition: Edition, urls: ResultUrls) -> ResultS
     )
 
 
-def served_urls(storage: "Storage", edition: Edition, maps_url: str) -> ResultUrls:
+def summarise_elsewhere(edition: Edition, result: object, urls: ResultUrls) -> ResultSummary:
+    """What a platform on another machine says of its job."""
+    said = result if isinstance(result, dict) else {}
+    count = said.get("total_tiles") or said.get("item_count") or 1
+    return ResultSummary(
+        dataset_id=edition.dataset,
+        cogs=None,
+        cog_count=count if isinstance(count, int) else 1,
+        cog_bytes=None,
+        mosaic=None,
+        urls=urls,
+    )
+
+
+def served_urls(storage: "Storage | None", edition: Edition, maps_url: str) -> ResultUrls:
     """The URLs of an approved version."""
     addresses, dataset, ordinal = Addresses(maps_url), edition.dataset, edition.ordinal
+    documents = _siblings(storage, edition.stac("x")) if storage else []
     items = sorted(
-        stored.location.name.removesuffix(".json")
-        for stored in _siblings(storage, edition.stac("x"))
-        if stored.location.name != "collection.json"
+        stored.location.name.removesuffix(".json") for stored in documents if stored.location.name != "collection.json"
     )
     return ResultUrls(
         collection=addresses.collection(dataset),

@@ -32,14 +32,15 @@ RESUMED = "resumed"
 
 @dataclass(slots=True)
 class Ingestion:
-    """What is processed, and how. `result` is set once it is submitted, `outcome` says what that led to."""
+    """What is processed, and how. `storage` is that of the platform, if this machine reaches it. `result` is set once
+    it is submitted, `outcome` says what that led to."""
 
     dataset: str
     workflow: str
     container: str
     blobs: Sequence[str]
     parameters: dict[str, Any]
-    storage: "Storage"
+    storage: "Storage | None"
     previews: Path
     preview: Path | None = None
     version_label: str | None = None
@@ -115,6 +116,9 @@ def _submit(client: JsonClient, ingestion: Ingestion) -> None:
 
 
 def _has_results(client: JsonClient, ingestion: Ingestion) -> bool:
+    """Of a platform elsewhere it is believed."""
+    if ingestion.storage is None:
+        return True
     job = _job(client, ingestion.job_id)
     result = job.get("result_data") if job else None
     return is_complete(ingestion.storage, ingestion.edition, result if isinstance(result, dict) else {})

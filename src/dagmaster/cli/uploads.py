@@ -1,0 +1,138 @@
+"""`dagmaster uploads` and `dagmaster sources`: send files to the bronze zone, and list what is there."""
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from dagmaster.cli.command import Group, State, limit_option, pass_state
+from dagmaster.cli.completion import complete_platforms
+from dagmaster.cli.printable import one_line
+from dagmaster.cli.tables import Column, ago, print_table
+
+if TYPE_CHECKING:
+    from dagmaster.client.models.base import Json
+    from dagmaster.client.models.uploads import UploadInfo
+
+
+@click.group(cls=Group)
+def uploads() -> None:
+    """Send files to the bronze zone, in parts."""
+
+
+@uploads.command("put")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--name", metavar="NAME", help="Name below that of the platform  [default: that of the file]")
+@click.option(
+    "--platform",
+    "platform_id",
+    metavar="PLATFORM",
+    shell_complete=complete_platforms,
+    help="Platform whose object it becomes  [default: that of the key, or local]",
+)
+@click.option("--refuse", "is_refused", is_flag=True, help="Fail if another file has the name, instead of a suffix")
+@pass_state
+def put_file(state: State, *, file: Path, name: str | None, platform_id: str | None, is_refused: bool) -> None:
+    """Send FILE, and print the object that it has become: CONTAINER/BLOB.
+
+    The same command again continues an upload that was interrupted. A file that is there already is not sent again.
+    `dagmaster assets submit --blob CONTAINER/BLOB` submits it.
+    """
+    from dagmaster.cli.progress import progress_bar
+    from dagmaster.client.models.base import read
+    from dagmaster.client.models.uploads import UploadInfo
+    from dagmaster.client.sending import SendOptions
+    from dagmaster.ingest.bronze import blob_name
+    from dagmaster.ingest.sources import source_file
+    from dagmaster.quantities import size_text
+
+    path = source_file(file)
+    with progress_bar(state, f"uploading {file.name}, {size_text(path.stat().st_size)}") as bar:
+        options = SendOptions(
+            name=name or blob_name(file),
+            platform_id=platform_id,
+            if_exists="refuse" if is_refused else "rename",
+            on_progress=bar.show,
+        )
+        answer = state.client.upload_file(path, options)
+    if state.json:
+        state.emit(answer)
+        return
+    upload = read(UploadInfo, answer)
+    state.say(f"{upload.source.container}/{upload.source.blob}")
+
+
+@uploads.command("ls")
+@click.option("--state", "upload_state", type=click.Choice(["open", "finished"]), help="Only those in this state")
+@limit_option(1000, default=50)
+@click.option("--after", metavar="CURSOR", help="Continue after this upload (`next` of the previous page)")
+@pass_state
+def list_uploads(state: State, *, upload_state: str | None, limit: int, after: str | None) -> None:
+    """List uploads, newest first."""
+    page, following = state.client.uploads(limit, after, state=upload_state)
+    state.print_page("uploads", page, following, partial(_print_uploads, state, page), what="uploads")
+
+
+@uploads.command("rm")
+@click.argument("upload", type=click.UUID)
+@pass_state
+def remove_upload(state: State, upload: object) -> None:
+    """Cancel an upload that is not finished. UPLOAD is its id."""
+    state.client.cancel_upload(str(upload))
+    if state.json:
+        state.emit({"upload_id": str(upload), "is_removed": True})
+    else:
+        state.say(f"upload {upload} is removed")
+
+
+@click.group(cls=Group)
+def sources() -> None:
+    """List the objects of the bronze zone."""
+
+
+@sources.command("ls")
+@click.argument("prefix", default="")
+@click.option("--container", metavar="NAME", help="Another container than that of the bronze zone")
+@limit_option(10_000, default=50)
+@click.option("--after", metavar="BLOB", help="Continue after this object (`next` of the previous page)")
+@pass_state
+def list_sources(state: State, *, prefix: str, container: str | None, limit: int, after: str | None) -> None:
+    """List objects by name; with PREFIX, those whose names begin so."""
+    page, following = state.client.sources(limit, after, prefix=prefix or None, container=container)
+    state.print_page("sources", page, following, partial(_print_sources, state, page), what="objects")
+
+
+def _print_uploads(state: State, page: "list[Json]") -> None:
+    from dagmaster.client.models.base import read_all
+    from dagmaster.client.models.uploads import UploadInfo
+
+    columns: list[Column[UploadInfo]] = [
+        Column("upload", lambda upload: str(upload.upload_id)),
+        Column("age", lambda upload: ago(upload.created_at, state.client.now), is_number=True, drop=2),
+        Column("state", lambda upload: str(upload.state), is_state=True),
+        Column("arrived", _arrived, is_number=True, drop=1),
+        Column("by", lambda upload: one_line(upload.created_by or ""), drop=3),
+        Column("object", lambda upload: one_line(f"{upload.source.container}/{upload.source.blob}"), is_long=True),
+    ]
+    print_table(state.console, columns, read_all(UploadInfo, page))
+
+
+def _arrived(upload: "UploadInfo") -> str:
+    from dagmaster.quantities import size_text
+
+    total = size_text(upload.size_bytes)
+    return total if upload.is_finished else f"{upload.offset_bytes * 100 // upload.size_bytes} % of {total}"
+
+
+def _print_sources(state: State, page: "list[Json]") -> None:
+    from dagmaster.client.models.base import read_all
+    from dagmaster.client.models.uploads import SourceObject
+    from dagmaster.quantities import size_text
+
+    columns: list[Column[SourceObject]] = [
+        Column("size", lambda source: size_text(source.size_bytes), is_number=True, drop=2),
+        Column("age", lambda source: ago(source.modified_at, state.client.now), is_number=True, drop=1),
+        Column("object", lambda source: one_line(f"{source.container}/{source.blob}"), is_long=True),
+    ]
+    print_table(state.console, columns, read_all(SourceObject, page))
