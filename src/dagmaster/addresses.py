@@ -11,12 +11,11 @@ import re
 from collections.abc import Iterable
 from urllib.parse import quote, unquote, urlsplit
 
-from dagmaster.dataset_urls import STAC, TILES, DatasetUrls
+from dagmaster.dataset_urls import FILES, STAC, TILES, DatasetUrls
 from dagmaster.errors import InvalidRequest
 from dagmaster.settings import Settings
 from dagmaster.storage.location import Location, Zone
 
-FILES = "/files"
 SERVED_ZONES = (Zone.SILVER, Zone.EXTERNAL)
 
 _SERVED = re.compile(

@@ -9,7 +9,15 @@ too; `addresses.py` adds the URLs of files, and parses.
 from urllib.parse import quote, urlencode
 
 SEARCHES, STAC, TILES = "/searches", "/stac", "/tiles"
+FILES, MAPS = "/files", "/maps"
+_MORE = ("/tileMatrixSets", "/colorMaps", "/colormaps", "/conformance", "/pages")
+# What clients may ask the map server for: these paths and everything below them. Another server may forward them.
+MAP_PATHS = (MAPS, STAC, TILES, SEARCHES, FILES, *_MORE)
 GRID = "WebMercatorQuad"
+
+
+def is_of_maps(path: str) -> bool:
+    return path in MAP_PATHS or path.startswith(tuple(f"{prefix}/" for prefix in MAP_PATHS))
 
 
 class DatasetUrls:

@@ -352,6 +352,11 @@ class Settings(BaseSettings):
         description="Address on which the map server listens; non-loopback addresses need AUTH_ENABLED",
     )
     serving_port: PortOrAny = Field(8003, description="Port of the map server; 0 takes any free port")
+    serving_urls: Annotated[tuple[str, ...], NoDecode] = Field(
+        (),
+        description="URLs of map servers, separated by commas, to which the API forwards requests for maps, so that "
+        "web UI, API and maps have one address; `dagmaster up` sets it",
+    )
     serving_grids: str = Field(
         "WebMercatorQuad,WorldCRS84Quad,WGS1984Quad,WorldMercatorWGS84Quad,EuropeanETRS89_LAEAQuad,UTM31WGS84Quad,"
         "UPSArcticWGS84Quad,UPSAntarcticWGS84Quad,NZTM2000Quad,CanadianNAD83_LCC",
@@ -365,12 +370,12 @@ class Settings(BaseSettings):
     public_url: str | None = Field(
         None,
         max_length=512,
-        description="http(s)://… at which clients reach the map server; every link to it begins with this",
+        description="http(s)://… at which clients reach the maps; every link to them begins with this",
     )
     trusted_proxies: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
-        description="IP addresses or networks, separated by commas, of proxies in front of the map server: a request "
-        "from one of them is counted for the client that its header X-Forwarded-For names",
+        description="IP addresses or networks, separated by commas, of proxies in front of the API or the map server: "
+        "a request from one of them has the client and the scheme that X-Forwarded-For and X-Forwarded-Proto name",
     )
     stac_href_prefixes: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
@@ -470,7 +475,7 @@ class Settings(BaseSettings):
             raise ValueError("not an http or https URL without user name and password")
         return value
 
-    @field_validator("orchestrator_urls", "worker_urls", mode="before")
+    @field_validator("orchestrator_urls", "worker_urls", "serving_urls", mode="before")
     @classmethod
     def _urls(cls, value: object) -> object:
         urls = [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value

@@ -276,6 +276,8 @@ OF_ALL = {
 # The same for everyone: they know nothing of datasets, or repeat what the request says.
 WITHOUT_DATA = {
     ("GET", "/"): always("/"),
+    ("GET", "/maps"): always("/maps"),
+    ("GET", "/maps/openapi.json"): always("/maps/openapi.json"),
     ("GET", "/pages/{name}"): always("/pages/map.js"),
     ("GET", "/livez"): always("/livez"),
     ("GET", "/openapi.json"): always("/openapi.json"),

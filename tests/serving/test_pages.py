@@ -84,11 +84,20 @@ def test_the_landing_page_names_no_dataset_and_is_described(client):
     assert "get" in description["paths"]["/"]
 
 
+def test_below_the_address_of_the_api_the_landing_page_has_links_of_its_own(client):
+    page = client.get("/maps", headers={"Accept": CHROMIUM})
+    links = {link["rel"]: link["href"] for link in client.get("/maps").json()["links"]}
+
+    assert page.text == client.get("/", headers={"Accept": CHROMIUM}).text
+    assert links["self"] == "http://localhost:8003/maps?f=json"
+    assert client.get(links["service-desc"]).json() == client.get("/openapi.json").json()
+
+
 def test_an_unknown_dataset_is_a_page_with_a_way_back(client):
     page = client.get("/tiles/unknown/map", headers={"Accept": CHROMIUM})
 
     assert "The dataset does not exist." in page.text
-    assert 'href="../../"' in page.text
+    assert 'href="../../maps"' in page.text
     assert client.get("/tiles/unknown/../../pages/common.css").status_code == 200
     assert page.headers["cache-control"] == "no-store"
     check(client.get("/tiles/unknown/map"), 404, "asset.not-found")
@@ -122,7 +131,7 @@ def test_a_message_on_the_page_for_missing_things_is_not_filled_again(client):
 def test_an_unknown_address_is_a_page_too(client):
     page = client.get("/no/such/page", headers={"Accept": CHROMIUM})
 
-    assert (page.status_code, 'href="../../"' in page.text) == (404, True)
+    assert (page.status_code, 'href="../../maps"' in page.text) == (404, True)
     assert "{" not in re.sub(r"\s", "", page.text)
     check(client.get("/no/such/page"), 404, "route.not-found")
 

@@ -9,8 +9,11 @@ import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
+from dagmaster.access.keys import parse_key
+from dagmaster.access.sessions import SessionText, new_session
 from dagmaster.client.models.assets import CreatedKey, KeyRequest
 from dagmaster.database.assets.keys import KeyChange, KeyStore
+from dagmaster.database.assets.sessions import SignIn
 from dagmaster.operations.keys import create_key, revoke_key
 from dagmaster.serving.app import create_app
 from dagmaster.settings import load
@@ -38,6 +41,17 @@ def revoke(dsn: str, key: CreatedKey) -> None:
             await revoke_key(keys, key.key_id, KeyChange("test"))
 
     asyncio.run(revoked())
+
+
+def session_of(dsn: str, key: CreatedKey) -> SessionText:
+    async def started() -> SessionText:
+        text, hash_of_key = new_session(), parse_key(key.key).hash
+        async with KeyStore(dsn) as keys:
+            person = SignIn(key.name, tuple(key.scopes), None, key.key_id, hash_of_key)
+            await keys.sessions.start(text, person, lasts_seconds=600, request_id=None)
+        return text
+
+    return asyncio.run(started())
 
 
 @pytest.fixture
@@ -97,6 +111,33 @@ def test_keys_decide_who_reads_what(servers, served, assets, dataset, submit):
     revoke(served, viewer)
     assert statuses({"X-API-Key": viewer.key}) == [401] * 3
     assert statuses({"X-API-Key": reviewer.key}) == [200] * 3
+
+
+def test_the_cookie_of_a_session_reads_what_its_key_reads(servers, served, assets, dataset, submit):
+    client, _ = servers
+    submit()
+    assets.approve(dataset, 0, "ouo")
+    viewer = key_of(served, "viewer")
+    session = session_of(served, viewer)
+    cookie = {"Cookie": f"dagmaster_session={session.text}"}
+    own_page = {**cookie, "Origin": "http://localhost:8003", "X-CSRF-Token": session.csrf_token}
+    path, search = f"/tiles/{dataset}/WebMercatorQuad/tilejson.json", {"collections": [dataset]}
+
+    read = client.get(path, headers=cookie)
+    found = client.post("/stac/search", json=search, headers=own_page)
+    foreign = client.post("/stac/search", json=search, headers=cookie)
+    metrics = client.get("/metrics", headers=cookie)
+    revoke(served, viewer)
+    revoked = client.get(path, headers=cookie)
+    public = client.get("/stac/collections/plain", headers=cookie)
+    ended = client.get("/metrics", headers=cookie)
+
+    assert (read.status_code, found.json()["features"][0]["collection"]) == (200, dataset)
+    assert "Cookie" in read.headers["vary"]
+    assert (foreign.status_code, foreign.json()["code"]) == (403, "request.foreign-origin")
+    assert metrics.status_code == 403
+    assert (revoked.status_code, public.status_code) == (404, 200)
+    assert (ended.status_code, ended.json()["code"]) == (401, "auth.session-ended")
 
 
 def test_pages_of_other_sites_may_read_what_is_public(servers):

@@ -4,6 +4,7 @@ create_app(settings, dsn, library, handlers)
   ├── middleware: request id, host and origin, caller, size of bodies
   ├── / /docs /openapi.json /livez /readyz /metrics
   ├── /api/jobs /api/dbadmin: the old API
+  ├── /tiles /stac /files …: forwarded to the map server
   └── /api/v1: jobs workflows submit status assets platforms callbacks bootstrap dead-letters janitor orchestrators
                workers queues stats stream caller keys session uploads sources health
 """
@@ -55,6 +56,7 @@ from dagmaster.api import (
 )
 from dagmaster.api.legacy import routes as legacy
 from dagmaster.api.legacy.problems import OldProblems
+from dagmaster.api.maps import map_routes
 from dagmaster.api.middleware import ApiMiddleware
 from dagmaster.api.services import ApiServices
 from dagmaster.client.limits import MAX_BODY_BYTES, PREFIX
@@ -126,6 +128,7 @@ def create_app(
     app.include_router(health.probes)
     app.include_router(index.router)
     app.include_router(metrics.router)
+    app.router.routes += map_routes(services.maps)
     app.state.request_metrics = RequestMetrics()
     app.add_middleware(
         ApiMiddleware,

@@ -14,6 +14,7 @@ from dagmaster.api.estimates import Past
 from dagmaster.api.follower import Follower
 from dagmaster.api.legacy.forward import OldSystem
 from dagmaster.api.legacy.sharing import Shares
+from dagmaster.api.maps import MapForwarder
 from dagmaster.database.assets.keys import KeyStore
 from dagmaster.database.assets.store import AssetStore
 from dagmaster.database.assets.uploads import UploadStore
@@ -79,9 +80,11 @@ class ApiServices:
     sign_in_limit: RateLimit = field(init=False)
     old_system: OldSystem | None = field(init=False, default=None)
     shares: Shares = field(init=False)
+    maps: MapForwarder = field(init=False)
 
     def __post_init__(self) -> None:
         self.shares = Shares.read(self.settings.legacy_shares)
+        self.maps = MapForwarder(self.settings.serving_urls)
         self.sign_in_limit = RateLimit(
             SIGN_INS_PER_SECOND,
             SIGN_INS_AT_ONCE,
@@ -107,7 +110,7 @@ class ApiServices:
         self.follower.start()
         self.changes.start()
         try:
-            async with self.keys, authentication_running(self.authentication):
+            async with self.keys, authentication_running(self.authentication), self.maps.running():
                 yield
         finally:
             await self.changes.close()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dagmaster.cli.command import Command, State, end_the_line, pass_state
+from dagmaster.dataset_urls import MAPS
 
 if TYPE_CHECKING:
     from dagmaster.local.platform import LocalPlatform
@@ -96,6 +97,8 @@ def _announce(state: State, local: "LocalPlatform") -> None:
         return
     from rich.table import Table
 
+    if local.ui_url:
+        state.say(f"open     {local.ui_url}\n")
     table = Table(show_header=True, header_style="bold", box=None, pad_edge=False)
     for heading in ("role", "process", "where"):
         table.add_column(heading, no_wrap=True)
@@ -121,7 +124,7 @@ def _rows(local: "LocalPlatform") -> list[tuple[str, str, str]]:
         rows.append(("", "", f"data in {local.cluster.folder}"))
     served = {"orchestrator 1": f"API at {local.api_url}/docs"} if local.api_url else {}
     if local.maps_url:
-        served["serving 1"] = f"maps at {local.maps_url}"
+        served["serving 1"] = f"maps at {local.maps_url}{MAPS}"
     if local.gateway_url:
         served["gateway 1"] = f"gateway for partners at {local.gateway_url}"
     rows += [(child.name, str(child.pid), served.get(child.name, "")) for child in local.children]
@@ -137,8 +140,10 @@ def _facts(local: "LocalPlatform") -> dict[str, Any]:
         "pid": os.getpid(),
         "data_folder": str(local.folder),
         "database_url": redact(local.dsn),
+        "ui_url": local.ui_url,
         "api_url": local.api_url,
         "maps_url": local.maps_url,
+        "serving_url": local.serving_url,
         "gateway_url": local.gateway_url,
         "postgres_pid": local.cluster.server_pid() if local.cluster else None,
         "children": [{"role": c.role, "number": c.number, "pid": c.pid} for c in local.children],

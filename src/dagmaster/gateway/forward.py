@@ -1,6 +1,5 @@
 """Send requests on to orchestrators: to one that is healthy, with the credentials of the caller.
 
-    every few seconds: GET /livez of each address ──▶ healthy, or the reason why not
     a request ──▶ the next healthy address ──▶ its response
                   └── no connection ──▶ the next one; none left: 503
                   └── connected, but no response in time: 504. It is not repeated, unless it is safe to repeat
@@ -10,8 +9,7 @@ The orchestrator verifies the caller again. The gateway adds no rights.
 
 import asyncio
 import contextlib
-import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -21,10 +19,8 @@ from starlette.responses import Response
 from dagmaster import __version__
 from dagmaster.client.models.gateway import OrchestratorState
 from dagmaster.errors import InvalidRequest, Unavailable
-from dagmaster.observe import log
+from dagmaster.web.backends import CONNECT_SECONDS, Backend, Backends
 
-CHECK_SECONDS: Final = 3.0
-CONNECT_SECONDS: Final = 2.0
 RESPONSE_SECONDS: Final = 30.0
 LARGEST_RESPONSE_BYTES: Final = 32 * 1024 * 1024
 BODY_SECONDS: Final = 60.0  # as long as the servers wait for a body
@@ -34,21 +30,6 @@ _PASSED_BACK: Final = (
     *("content-type", "etag", "location", "retry-after", "www-authenticate", "cache-control"),
     *(*_OF_UPLOADS, "tus-version", "tus-extension", "tus-max-size", "upload-expires"),
 )
-_log = log.get("gateway")
-
-
-@dataclass(slots=True)
-class Backend:
-    """One address, and what the last check said."""
-
-    url: str
-    is_healthy: bool = True  # until a check says otherwise: the first request need not wait for one
-    error: str | None = None
-    checked_at: float | None = None
-
-    def state(self) -> OrchestratorState:
-        ago = None if self.checked_at is None else round(time.monotonic() - self.checked_at, 1)
-        return OrchestratorState(url=self.url, is_healthy=self.is_healthy, error=self.error, checked_seconds_ago=ago)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,43 +48,36 @@ class Forwarder:
     """Use as a context: it checks the addresses in the background."""
 
     def __init__(self, urls: Sequence[str], *, response_seconds: float = RESPONSE_SECONDS) -> None:
-        self._backends = [Backend(url.rstrip("/")) for url in urls]
-        self._next = 0
         timeout = httpx2.Timeout(response_seconds, connect=CONNECT_SECONDS)
         self._response_seconds = response_seconds
         self._http = httpx2.AsyncClient(
             timeout=timeout, trust_env=False, follow_redirects=False, headers={"User-Agent": f"dagmaster/{__version__}"}
         )
+        self._backends = Backends(urls, self._http, role="gateway")
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        task = asyncio.create_task(self._check_forever(), name="gateway-checks")
-        try:
+        async with contextlib.aclosing(self._http), self._backends.checked():
             yield
-        finally:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
-            await self._http.aclose()
 
     def states(self) -> list[OrchestratorState]:
-        return [backend.state() for backend in self._backends]
+        return self._backends.states()
 
     @property
     def can_forward(self) -> bool:
-        return any(backend.is_healthy for backend in self._backends)
+        return self._backends.has_healthy
 
     async def send(self, request: ForwardedRequest, body: AsyncIterator[bytes] | None = None) -> httpx2.Response:
         """The response of an orchestrator, complete. Raises Unavailable if none responds. A `body` is sent on as it
         arrives; errors in it are raised unchanged."""
         was_sent = False
-        for backend in self._candidates():
+        for backend in self._backends.candidates():
             try:
                 return await self._send_to(backend, request, body)
             except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
-                self._note_failure(backend, error)  # nothing was sent
+                backend.note_failure(error)  # nothing was sent
             except (httpx2.TransportError, TimeoutError) as error:
-                self._note_failure(backend, error)
+                backend.note_failure(error)
                 was_sent = True
                 if not request.is_repeatable:
                     break
@@ -137,34 +111,6 @@ class Forwarder:
             ) as stream,
         ):
             return await _complete(stream)
-
-    def _candidates(self) -> Iterator[Backend]:
-        """Those that are healthy, each request beginning with another one; then the others, as checks may be late."""
-        count = len(self._backends)
-        self._next += 1
-        order = [self._backends[(self._next + place) % count] for place in range(count)]
-        yield from sorted(order, key=lambda backend: not backend.is_healthy)
-
-    def _note_failure(self, backend: Backend, error: Exception) -> None:
-        backend.is_healthy = False
-        backend.error = f"{type(error).__name__}: {error}"[:200]
-
-    async def _check_forever(self) -> None:
-        while True:
-            await asyncio.gather(*(self._check(backend) for backend in self._backends))
-            await asyncio.sleep(CHECK_SECONDS)
-
-    async def _check(self, backend: Backend) -> None:
-        was_healthy = backend.is_healthy
-        try:
-            response = await self._http.get(f"{backend.url}/livez", timeout=CONNECT_SECONDS)
-            backend.is_healthy = response.status_code == 200
-            backend.error = None if backend.is_healthy else f"/livez answers {response.status_code}"
-        except httpx2.HTTPError as error:
-            self._note_failure(backend, error)
-        backend.checked_at = time.monotonic()
-        if was_healthy != backend.is_healthy:
-            _log.warning("an orchestrator changed", url=backend.url, is_healthy=backend.is_healthy, error=backend.error)
 
 
 async def _complete(stream: httpx2.Response) -> httpx2.Response:

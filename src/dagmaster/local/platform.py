@@ -14,6 +14,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib import import_module
+from ipaddress import ip_network
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -22,6 +23,7 @@ from dagmaster.errors import Conflict, NotAllowed, Unavailable
 from dagmaster.listen import API, GATEWAY, HEALTH, SERVING, Endpoint, bind, bind_somewhere
 from dagmaster.local import discovery
 from dagmaster.local.children import STOP_SIGNALS, ChildProcess, Say, stop_all
+from dagmaster.web.page_headers import UI
 
 if TYPE_CHECKING:
     from dagmaster.database.schema.deploy import SchemaState
@@ -32,6 +34,7 @@ READY_PATIENCE_SECONDS = 60.0
 # What a worker may need after its handlers' grace period: to kill those that still run, and to write the last reports.
 _LEAVING_SECONDS = 18.0
 _DATABASE_CHECK_SECONDS = 1.0
+_ADDRESSES_OF_THIS_MACHINE = ("127.0.0.1", "::1")
 
 # On one machine a crash is noticed within seconds. A group does not apply if the user chose one of its settings.
 _FAST_PROFILE: tuple[dict[str, float], ...] = (
@@ -64,7 +67,7 @@ class LocalPlatform:
     overrides: Mapping[str, str] = field(default_factory=dict)
     children: list[ChildProcess] = field(default_factory=list)
     api_url: str | None = None
-    maps_url: str | None = None
+    serving_url: str | None = None  # of the map server itself
     gateway_url: str | None = None
     ready_seconds: float = 0.0
     is_interrupted: bool = False
@@ -158,9 +161,13 @@ class LocalPlatform:
 
     def _start_children(self, api: socket.socket | None, maps: socket.socket | None) -> None:
         if maps:
-            self.maps_url = _url(self.settings.serving_host, maps.getsockname()[1])
+            self.serving_url = _url(self.settings.serving_host, maps.getsockname()[1])
+        if api:
+            self.api_url = _url(self.settings.api_host, api.getsockname()[1])
         environment = self._environment()
-        # The map server takes the address for its links from each request; catalogue items use this one.
+        if self.serving_url:
+            environment = {**environment, "SERVING_URLS": self.serving_url}
+        # The map server takes the address for its links from each request; results of jobs use this one.
         if self.maps_url and not self.settings.public_url:
             environment = {**environment, "PUBLIC_URL": self.maps_url}
         roles = [("orchestrator", n) for n in range(self.orchestrators)] + [("worker", n) for n in range(self.workers)]
@@ -172,15 +179,25 @@ class LocalPlatform:
             )
             for role, number in roles
         ]
-        if api:
-            self.api_url = _url(self.settings.api_host, api.getsockname()[1])
         for child in self.children:
             child.start()
+
+    @property
+    def maps_url(self) -> str | None:
+        """Where people and programs reach the maps: at the address of the API, which forwards them."""
+        return self.serving_url and (self.api_url or self.serving_url)
+
+    @property
+    def ui_url(self) -> str | None:
+        return f"{self.api_url}{UI}/" if self.api_url else None
 
     def _start_maps(self, maps: socket.socket | None) -> None:
         """After the others, because it loads most. Requests that arrive earlier wait in its socket."""
         if maps:
-            self.children.append(ChildProcess("serving", 1, self._environment(), maps))
+            # The API forwards requests to it, from an address of this machine.
+            own = (*self.settings.trusted_proxies, *_ADDRESSES_OF_THIS_MACHINE, self.settings.serving_host)
+            environment = {**self._environment(), "TRUSTED_PROXIES": ",".join(filter(_is_address, own))}
+            self.children.append(ChildProcess("serving", 1, environment, maps))
             self.children[-1].start()
 
     def _start_gateway(self, gateway: socket.socket | None) -> None:
@@ -292,6 +309,13 @@ def _url(host: str, port: int) -> str:
     """The address for commands on this machine; loopback if the server listens on all addresses."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104  compared, not listened on
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _is_address(text: str) -> bool:
+    """Whether it is an IP address or a network, and not a host name."""
+    with suppress(ValueError):
+        return ip_network(text, strict=False).num_addresses > 0 and text not in ("0.0.0.0", "::")  # noqa: S104
+    return False
 
 
 def ensure_schema(dsn: str, say: Say) -> "SchemaState":

@@ -127,7 +127,9 @@ def _api_server(
     from dagmaster.api.app import create_app
     from dagmaster.api.server import ApiServer
 
-    return ApiServer(create_app(settings, dsn, role.library, registry, orchestrator=role), bound)
+    return ApiServer(
+        create_app(settings, dsn, role.library, registry, orchestrator=role), bound, settings.trusted_proxies
+    )
 
 
 class _WithApi:

@@ -2,7 +2,7 @@
 
 create_app(settings, dsn)
   ├── MapMiddleware: request id, host, caller, public URL, cache headers
-  ├── / /pages/… /livez /readyz /metrics /openapi.json
+  ├── / /maps /pages/… /livez /readyz /metrics /openapi.json
   ├── /stac/…              stac-fastapi-pgstac
   ├── /tiles/{asset_id}/…  TiTiler, on COGs and mosaics
   ├── /searches/…          mosaics of the items that a search finds

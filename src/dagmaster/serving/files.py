@@ -26,7 +26,8 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response, StreamingResponse
 
 from dagmaster.access.links import PARAMETER
-from dagmaster.addresses import FILES, SERVED_ZONES
+from dagmaster.addresses import SERVED_ZONES
+from dagmaster.dataset_urls import FILES
 from dagmaster.errors import InvalidRequest, NotFound
 from dagmaster.serving.access import ReadableRevision
 from dagmaster.serving.caching import cache_control, matches_etag

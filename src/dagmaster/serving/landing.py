@@ -1,4 +1,5 @@
 """The root of the map server: the page with all datasets for browsers, the landing page of OGC API for other clients.
+Both are also at /maps, for clients that reach the map server by the address of the API.
 
 The landing page names no dataset: it links to lists, which contain what the caller may see.
 """
@@ -11,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from dagmaster.access.permissions import Permission
-from dagmaster.dataset_urls import STAC, TILES
+from dagmaster.dataset_urls import MAPS, STAC, TILES
 from dagmaster.errors import InvalidRequest
 from dagmaster.serving import pages
 from dagmaster.web.accept import prefers_html
@@ -24,6 +25,7 @@ _FORMATS: list[JsonValue] = ["json", "html"]
 router = APIRouter(tags=["tiles"])
 
 
+@router.get(MAPS, include_in_schema=False, dependencies=[requires(Permission.ANYONE)])
 @router.get(
     "/",
     operation_id="tiles.getLandingPage",
@@ -46,8 +48,16 @@ async def get_landing_page(
     return response
 
 
+@router.get(f"{MAPS}/openapi.json", include_in_schema=False, dependencies=[requires(Permission.ANYONE)])
+async def get_description(request: Request) -> JSONResponse:
+    return JSONResponse(request.app.openapi())
+
+
 def landing_page(request: Request) -> dict[str, Any]:
     base = str(request.base_url).rstrip("/")
+    # Below the address of the API the root and /openapi.json are those of the API.
+    is_root = request.scope["path"] != MAPS
+    root, description = ("/", "/openapi.json") if is_root else (MAPS, f"{MAPS}/openapi.json")
 
     def link(rel: str, path: str, title: str, media_type: str = _JSON, **more: Any) -> dict[str, Any]:
         return {"rel": rel, "type": media_type, "title": title, "href": f"{base}{path}", **more}
@@ -56,9 +66,9 @@ def landing_page(request: Request) -> dict[str, Any]:
         "title": request.app.title,
         "description": request.app.description,
         "links": [
-            link("self", "/?f=json", "This document"),
-            link("alternate", "/?f=html", "All datasets as a page", "text/html"),
-            link("service-desc", "/openapi.json", "The description of this API", "application/vnd.oai.openapi+json"),
+            link("self", f"{root}?f=json", "This document"),
+            link("alternate", f"{root}?f=html", "All datasets as a page", "text/html"),
+            link("service-desc", description, "The description of this API", "application/vnd.oai.openapi+json"),
             link("conformance", "/conformance", "The classes of OGC API that are implemented"),
             link(f"{_OGC}/conformance", "/conformance", "The classes of OGC API that are implemented"),
             link("data", f"{STAC}/collections", "The datasets"),

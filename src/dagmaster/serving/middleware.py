@@ -26,7 +26,6 @@ _FORWARDED = (b"forwarded", b"x-forwarded-host", b"x-forwarded-proto", b"x-forwa
 class MapMiddleware(RequestMiddleware):
     endpoint = listen.SERVING
     problems = PROBLEMS
-    shows_images_elsewhere = True  # tiles in a notebook
     hint_when_foreign = "use localhost as the host name, or set PUBLIC_URL"
 
     def __init__(
@@ -59,6 +58,9 @@ class MapMiddleware(RequestMiddleware):
             hint = "use the address on which the map server listens"
             return NotAllowed("metrics are not served at the public URL", code="metrics.not-public", hint=hint)
         return super().refusal(scope, headers)
+
+    def shows_images_elsewhere(self, _path: str) -> bool:
+        return True  # tiles in a notebook
 
     def _is_public(self, host: str) -> bool:
         name = name_of(host)

@@ -37,7 +37,6 @@ class RequestMiddleware:
     problems: ClassVar[Problems]
     hint_when_foreign: ClassVar[str] = "use localhost as the host name"
     hint_when_too_large: ClassVar[str | None] = None
-    shows_images_elsewhere: ClassVar[bool] = False
     uploads_below: ClassVar[str | None] = None  # the path of uploads, whose requests have a limit of their own
 
     def __init__(
@@ -117,12 +116,18 @@ class RequestMiddleware:
                 hint=self.hint_when_foreign,
                 host=host,
             )
-        if self._refuses_other_sites and is_of_other_site(scope, headers, with_images=self.shows_images_elsewhere):
+        if self._refuses_other_sites and is_of_other_site(
+            scope, headers, with_images=self.shows_images_elsewhere(scope["path"])
+        ):
             return InvalidRequest(
                 "requests from pages of other web sites are refused, because authentication is disabled",
                 code="request.foreign-origin",
             )
         return None
+
+    def shows_images_elsewhere(self, _path: str) -> bool:
+        """Whether pages of other sites may show images of a path, if authentication is disabled."""
+        return False
 
     def needs_caller(self, _path: str) -> bool:
         """Whether requests for a path are authenticated. Others are answered while the database is down, too."""

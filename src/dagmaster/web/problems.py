@@ -68,6 +68,7 @@ STATUSES_BY_CODE: Mapping[str, HTTPStatus] = {
     "legacy.no-response": HTTPStatus.GATEWAY_TIMEOUT,
     "legacy.bad-response": HTTPStatus.BAD_GATEWAY,
     "serving.too-many-requests": HTTPStatus.TOO_MANY_REQUESTS,
+    "maps.no-response": HTTPStatus.GATEWAY_TIMEOUT,
     "auth.too-many-attempts": HTTPStatus.TOO_MANY_REQUESTS,
     "request.too-large": HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
     "upload.too-large": HTTPStatus.REQUEST_ENTITY_TOO_LARGE,

@@ -1,0 +1,231 @@
+"""The maps under the address of the API: requests for their paths are forwarded to the map server.
+
+    browser ──▶ /tiles /stac /files … of port 8000 ──▶ map server, with the same Host header and credentials
+                                                       └── response, passed on as it arrives, in pieces
+
+So pages, the API and maps have one origin. The map server authenticates the caller and builds its links from the Host
+header, which is that of the browser. Nothing is stored on the way: a file of any size needs little memory, and a client
+that goes away ends the request to the map server. All requests of these paths only read, so one that got no response is
+sent to the next address.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import httpx2
+from starlette.requests import Request
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from dagmaster.access.permissions import Permission
+from dagmaster.dataset_urls import FILES, MAP_PATHS
+from dagmaster.errors import InvalidRequest, NotFound, Unavailable
+from dagmaster.observe import log
+from dagmaster.web.backends import CONNECT_SECONDS, Backend, Backends
+from dagmaster.web.middleware import REQUEST_ID
+from dagmaster.web.problems import request_id_of
+
+METHODS: Final = ("GET", "HEAD", "POST", "OPTIONS")
+# Until the response begins, and between its pieces. A map server that has just been started needs some seconds.
+RESPONSE_SECONDS: Final = 60.0
+# That of searches; the map server accepts no larger body.
+LARGEST_BODY_BYTES: Final = 1_048_576
+_KEPT_OPEN_SECONDS: Final = 20.0  # shorter than the map server keeps a connection, which it could close under a request
+# Of one connection, not of the request (RFC 9110). The server adds a date of its own.
+_OF_CONNECTION: Final = frozenset(
+    (
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    )
+)
+_FORWARDED: Final = (b"forwarded", b"x-forwarded-", b"x-real-ip")
+_TIMEOUT: Final = {"connect": CONNECT_SECONDS, "read": RESPONSE_SECONDS, "write": 30.0, "pool": 5.0}
+_log = log.get("api")
+
+
+@dataclass(slots=True)
+class Slots:
+    """At most `at_once` requests are forwarded; `waiting` more wait for a slot, for a limited time."""
+
+    at_once: int
+    waiting: int
+    seconds: float
+    _free: asyncio.Semaphore = field(init=False)
+    _waiting: int = 0
+
+    def __post_init__(self) -> None:
+        self._free = asyncio.Semaphore(self.at_once)
+
+    @contextlib.asynccontextmanager
+    async def one(self) -> AsyncIterator[None]:
+        if self._free.locked() and self._waiting >= self.waiting:
+            raise _busy()
+        self._waiting += 1
+        try:
+            async with asyncio.timeout(self.seconds):
+                await self._free.acquire()
+        except TimeoutError:
+            raise _busy() from None
+        finally:
+            self._waiting -= 1
+        try:
+            yield
+        finally:
+            self._free.release()
+
+
+class MapForwarder:
+    """An ASGI app. Use `running` as a context: it checks the addresses, if there are several."""
+
+    permission = Permission.ANYONE  # the map server decides
+
+    def __init__(self, urls: Sequence[str]) -> None:
+        # Files have slots of their own: a few slow downloads must not hold up tiles.
+        self._slots = Slots(at_once=64, waiting=512, seconds=20.0)
+        self._file_slots = Slots(at_once=32, waiting=64, seconds=20.0)
+        most = self._slots.at_once + self._file_slots.at_once
+        self._transport = httpx2.AsyncHTTPTransport(
+            trust_env=False,
+            limits=httpx2.Limits(
+                max_connections=most, max_keepalive_connections=most, keepalive_expiry=_KEPT_OPEN_SECONDS
+            ),
+        )
+        self._checks = httpx2.AsyncClient(trust_env=False)
+        self._backends = Backends(urls, self._checks, role="map server", checks_single=False)
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        async with (
+            contextlib.aclosing(self._transport),
+            contextlib.aclosing(self._checks),
+            self._backends.checked(),
+        ):
+            yield
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if not self._backends:
+            raise NotFound(
+                "this server has no maps", code="maps.not-configured", hint="SERVING_URLS names the map servers"
+            )
+        body = await _body(receive)
+        slots = self._file_slots if scope["path"].startswith(f"{FILES}/") else self._slots
+        exchange = asyncio.create_task(self._exchange(slots, scope, body, send))
+        gone = asyncio.create_task(_until_gone(receive))
+        try:
+            await asyncio.wait((exchange, gone), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            is_complete = exchange.done()
+            for task in (exchange, gone):
+                task.cancel()
+            await asyncio.gather(exchange, gone, return_exceptions=True)
+        if is_complete:
+            exchange.result()
+
+    async def _exchange(self, slots: Slots, scope: Scope, body: bytes, send: Send) -> None:
+        async with slots.one():
+            response = await self._response(scope, body)
+            try:
+                await _pass_on(response, send)
+            finally:
+                await response.aclose()
+
+    async def _response(self, scope: Scope, body: bytes) -> httpx2.Response:
+        """The response of a map server, which has begun."""
+        for backend in self._backends.candidates():
+            try:
+                response = await self._transport.handle_async_request(_request(backend, scope, body))
+                backend.is_healthy = True
+                return response
+            except httpx2.ReadTimeout:
+                raise Unavailable(
+                    f"the map server did not respond within {RESPONSE_SECONDS:g} s",
+                    code="maps.no-response",
+                    hint="try again later",
+                ) from None
+            except httpx2.TransportError as error:
+                backend.note_failure(error)
+                _log.warning("a map server does not respond", url=backend.url, error=backend.error)
+        raise Unavailable(
+            "no map server can be reached",
+            code="maps.unavailable",
+            hint="try again in some seconds; jobs and the API do not depend on it",
+        )
+
+
+def map_routes(forwarder: MapForwarder) -> list[Route]:
+    paths = (path for prefix in MAP_PATHS for path in (prefix, f"{prefix}/{{path:path}}"))
+    return [Route(path, forwarder, methods=METHODS, include_in_schema=False) for path in paths]
+
+
+def _request(backend: Backend, scope: Scope, body: bytes) -> httpx2.Request:
+    request_id = request_id_of(Request(scope)) or ""
+    headers = [(name, value) for name, value in _passed_on(scope["headers"]) if not name.startswith(_FORWARDED)]
+    headers = [(name, value) for name, value in headers if name not in (b"content-length", REQUEST_ID.lower().encode())]
+    headers += [
+        (b"x-forwarded-for", (scope.get("client") or ("",))[0].encode()),
+        (b"x-forwarded-proto", scope["scheme"].encode()),
+        (REQUEST_ID.lower().encode(), request_id.encode()),
+    ]
+    # Byte for byte: a parser of URLs would resolve `..`, and with it reach other paths.
+    query = b"?" + scope["query_string"] if scope["query_string"] else b""
+    target: bytes = httpx2.URL(backend.url).raw_path.rstrip(b"/") + scope["raw_path"] + query
+    return httpx2.Request(
+        scope["method"],
+        backend.url,
+        headers=headers,
+        content=body,
+        extensions={"target": target, "timeout": _TIMEOUT},
+    )
+
+
+async def _pass_on(response: httpx2.Response, send: Send) -> None:
+    headers = [pair for pair in _passed_on(response.headers.raw) if pair[0] != b"date"]
+    await send({"type": "http.response.start", "status": response.status_code, "headers": headers})
+    assert isinstance(response.stream, httpx2.AsyncByteStream)
+    try:
+        async for piece in response.stream:
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+    except httpx2.TransportError as error:
+        # Too late for a problem. The server closes the connection, so that the client notices.
+        _log.warning("a map server ended a response too early", error=f"{type(error).__name__}: {error}")
+        return
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def _passed_on(headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """Without headers of the connection, and without those that the connection names as its own."""
+    lower = [(name.lower(), value) for name, value in headers]
+    named = {part.strip().lower() for name, value in lower if name == b"connection" for part in value.split(b",")}
+    return [(name, value) for name, value in lower if name not in _OF_CONNECTION and name not in named]
+
+
+async def _body(receive: Receive) -> bytes:
+    body = bytearray()
+    while True:
+        message = await receive()
+        body += message.get("body", b"")
+        if len(body) > LARGEST_BODY_BYTES:
+            raise InvalidRequest(
+                f"a request for maps may have at most {LARGEST_BODY_BYTES} bytes", code="request.too-large"
+            )
+        if not message.get("more_body"):
+            return bytes(body)
+
+
+async def _until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _busy() -> Unavailable:
+    return Unavailable("too many requests for maps are in progress", code="maps.too-busy", hint="try again")

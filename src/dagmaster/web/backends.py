@@ -1,0 +1,102 @@
+"""The servers to which requests are forwarded, and whether they respond.
+
+    every few seconds: GET /livez of each address ──▶ healthy, or the reason why not
+
+Checks only decide which address is tried first: all of them are tried before a request fails. A single address is not
+checked.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import httpx2
+
+from dagmaster.client.models.gateway import OrchestratorState
+from dagmaster.observe import log
+
+CHECK_SECONDS: Final = 3.0
+CONNECT_SECONDS: Final = 2.0
+
+
+@dataclass(slots=True)
+class Backend:
+    """One address, and what the last check said."""
+
+    url: str
+    is_healthy: bool = True  # until a check says otherwise: the first request need not wait for one
+    error: str | None = None
+    checked_at: float | None = None
+
+    def state(self) -> OrchestratorState:
+        ago = None if self.checked_at is None else round(time.monotonic() - self.checked_at, 1)
+        return OrchestratorState(url=self.url, is_healthy=self.is_healthy, error=self.error, checked_seconds_ago=ago)
+
+    def note_failure(self, error: Exception) -> None:
+        self.is_healthy = False
+        self.error = f"{type(error).__name__}: {error}"[:200]
+
+
+class Backends:
+    """`role` is what the addresses serve, for the log."""
+
+    def __init__(self, urls: Sequence[str], http: httpx2.AsyncClient, *, role: str, checks_single: bool = True) -> None:
+        self._backends = [Backend(url.rstrip("/")) for url in urls]
+        self._http = http
+        self._role = role
+        self._is_checked = len(self._backends) > (0 if checks_single else 1)
+        self._next = 0
+        self._log = log.get(role)
+
+    def __len__(self) -> int:
+        return len(self._backends)
+
+    @contextlib.asynccontextmanager
+    async def checked(self) -> AsyncIterator[None]:
+        """Check the addresses in the background, for the block."""
+        if not self._is_checked:
+            yield
+            return
+        task = asyncio.create_task(self._check_forever(), name=f"checks of {self._role}")
+        try:
+            yield
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    def states(self) -> list[OrchestratorState]:
+        return [backend.state() for backend in self._backends]
+
+    @property
+    def has_healthy(self) -> bool:
+        return any(backend.is_healthy for backend in self._backends)
+
+    def candidates(self) -> Iterator[Backend]:
+        """Those that are healthy, each request beginning with another one; then the others, as checks may be late."""
+        count = len(self._backends)
+        self._next += 1
+        order = [self._backends[(self._next + place) % count] for place in range(count)]
+        yield from sorted(order, key=lambda backend: not backend.is_healthy)
+
+    async def _check_forever(self) -> None:
+        while True:
+            await asyncio.gather(*(self._check(backend) for backend in self._backends))
+            await asyncio.sleep(CHECK_SECONDS)
+
+    async def _check(self, backend: Backend) -> None:
+        was_healthy = backend.is_healthy
+        try:
+            response = await self._http.get(f"{backend.url}/livez", timeout=CONNECT_SECONDS)
+            backend.is_healthy = response.status_code == 200
+            backend.error = None if backend.is_healthy else f"/livez answers {response.status_code}"
+        except httpx2.HTTPError as error:
+            backend.note_failure(error)
+        backend.checked_at = time.monotonic()
+        if was_healthy != backend.is_healthy:
+            self._log.warning(
+                f"{self._role} changed", url=backend.url, is_healthy=backend.is_healthy, error=backend.error
+            )
