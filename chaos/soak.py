@@ -1,6 +1,7 @@
 """`make soak`: steady load with retention running, for an hour or as long as is asked for. Does anything grow?
 
-Every minute: memory and open files of each role, dead rows and the size of all tables and indexes, how long a task
+Every minute: memory and open files of each role (orchestrators, workers and the map server) and the memory of the
+largest child process of each, dead rows and the size of all tables and indexes, how long a task
 waited for a worker (claim), and how long a job waited for its next step after a result (step). What was seen at first,
 once retention keeps pace, is compared with what is seen at last: the medians of the first and the last third.
 """
@@ -15,7 +16,8 @@ import re
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ import psycopg
 
 from chaos.__main__ import run
 from chaos.load import Load, Wishes
+from chaos.maps import MapClients, start_map_server
 from chaos.stage import AS_IT_SHIPS, Stage, settle, staged
 from dagmaster.database.maintenance.history import verify
 from dagmaster.observe import log
@@ -109,6 +112,9 @@ class Soak:
         sample = {}
         for process in self.stage.cast.processes:
             sample[f"{process.name} MB"] = resident_megabytes(process.pid)
+            sample[f"{process.name} largest child MB"] = max(
+                map(resident_megabytes, descendants(process.pid)), default=0.0
+            )
             sample[f"{process.name} files"] = float(len(list(Path(f"/proc/{process.pid}/fd").iterdir())))
         sample |= await self._of_database()
         self.samples.append(sample)
@@ -128,16 +134,29 @@ class Soak:
 
     def line(self) -> str:
         now = self.samples[-1]
-        largest = max(
-            value for name, value in now.items() if name.startswith(("orch", "worker")) and name.endswith(" MB")
-        )
+        roles = [f"{process.name} MB" for process in self.stage.cast.processes]
+        largest = " ".join(f"{now[name]:.0f}" for name in roles)
         rest = "  ".join(f"{name} {now.get(name, 0):,.0f}" for name in ALLOWANCES if name not in ("MB", "files"))
-        return f"largest role {largest:.0f} MB  {rest}"
+        return f"roles {largest} MB  {rest}"
 
 
 def resident_megabytes(pid: int) -> float:
-    match = re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
+    """Zero for a process that has ended."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0.0
+    match = re.search(r"VmRSS:\s+(\d+)", status)
     return int(match[1]) / 1024 if match else 0.0
+
+
+def descendants(pid: int) -> list[int]:
+    """The child processes of a process, and theirs."""
+    children: list[int] = []
+    with suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            children += map(int, (task / "children").read_text().split())
+    return [each for child in children for each in (child, *descendants(child))]
 
 
 def parsed(arguments: list[str]) -> argparse.Namespace:
@@ -146,6 +165,7 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--rate", type=float, default=60, help="tasks a second")
     parser.add_argument("--orchestrators", type=int, default=2)
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--map-rate", type=float, default=10, help="requests a second to the map server; 0: none")
     parser.add_argument("--seed", type=int, help="decides the load")
     parser.add_argument("--json", type=Path, help="also write every sample to this file")
     return parser.parse_args(arguments)
@@ -160,43 +180,63 @@ async def main(arguments: argparse.Namespace) -> int:
     settings = AS_IT_SHIPS | {"retention_days": kept / DAY_SECONDS, "janitor_interval_sec": max(2.0, kept / 12)}
     print(f"{os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}, default durability")
     async with staged(
-        settings, orchestrators=arguments.orchestrators, workers=arguments.workers, has_audit=False
+        settings,
+        orchestrators=arguments.orchestrators,
+        workers=arguments.workers,
+        has_catalog=arguments.map_rate > 0,
+        has_audit=False,
     ) as stage:
         print(f"steady load for {arguments.minutes:g} minutes; jobs are kept for {kept:.0f} s; seed {seed}", flush=True)
         soak = Soak(stage, window)
-        jobs = await _soaked(soak, Wishes(seed, stage.folder / "effects"), arguments.rate, seconds, 2 * kept)
+        load = _load(stage, Wishes(seed, stage.folder / "effects"), arguments.rate)
+        streams = [load.stream()]
+        if arguments.map_rate:
+            maps = MapClients(await start_map_server(stage), arguments.map_rate, seed)
+            streams.append(maps.stream())
+        await _soaked(soak, streams, lambda: f"{len(load.acknowledged):6,} jobs", seconds, 2 * kept)
         report = await verify(stage.cast.dsn)
     trend_list = trends(soak.samples)
-    print(report_text(trend_list, jobs, len(report.findings)))
+    print(report_text(trend_list, len(load.acknowledged), len(report.findings)))
+    if arguments.map_rate:
+        print(f"{maps.answered:,} requests to the map server; not answered as expected: {dict(maps.unexpected) or 0}")
     if arguments.json:
         arguments.json.write_text(json.dumps(soak.samples, indent=2))
-    return 0 if all(trend.is_flat for trend in trend_list) and report.is_clean else 1
+    has_bad_answers = bool(arguments.map_rate and maps.unexpected)
+    return 0 if all(trend.is_flat for trend in trend_list) and report.is_clean and not has_bad_answers else 1
 
 
-async def _soaked(soak: Soak, wishes: Wishes, rate: float, seconds: float, warm_up: float) -> int:
+def _load(stage: Stage, wishes: Wishes, rate: float) -> Load:
+    folder = stage.folder
+    return Load(stage.submitter, folder / "storage", folder / "submitted", wishes, rate, 1500, has_rasters=False)
+
+
+async def _soaked(
+    soak: Soak,
+    streams: Iterable[Coroutine[Any, Any, None]],
+    describe: Callable[[], str],
+    seconds: float,
+    warm_up: float,
+) -> None:
     """Samples are taken from when retention has begun to keep pace."""
-    folder = soak.stage.folder
-    load = Load(soak.stage.submitter, folder / "storage", folder / "submitted", wishes, rate, 1500, has_rasters=False)
-    streaming = asyncio.create_task(load.stream())
+    streaming = [asyncio.create_task(stream) for stream in streams]
     began = time.monotonic()
     try:
         while (passed := time.monotonic() - began) < seconds:
-            await asyncio.wait([streaming], timeout=soak.window)
-            if streaming.done():
-                await streaming
+            ended, _ = await asyncio.wait(streaming, timeout=soak.window, return_when=asyncio.FIRST_COMPLETED)
+            for stream in ended:
+                await stream
             if passed < warm_up:
                 continue
             await soak.sample()
-            print(f"{time.monotonic() - began:5.0f} s  {len(load.acknowledged):6,} jobs  {soak.line()}", flush=True)
+            print(f"{time.monotonic() - began:5.0f} s  {describe()}  {soak.line()}", flush=True)
     finally:
-        await settle([streaming])
-    return len(load.acknowledged)
+        await settle(streaming)
 
 
 def report_text(trend_list: Sequence[Trend], jobs: int, findings: int) -> str:
-    lines = [f"\n{'figure':28}{'at first':>12}{'at last':>12}"]
+    lines = [f"\n{'figure':34}{'at first':>12}{'at last':>12}"]
     lines += [
-        f"{trend.name:28}{trend.first:12,.1f}{trend.last:12,.1f}{'' if trend.is_flat else '  GROWS'}"
+        f"{trend.name:34}{trend.first:12,.1f}{trend.last:12,.1f}{'' if trend.is_flat else '  GROWS'}"
         for trend in trend_list
     ]
     growing = [trend.name for trend in trend_list if not trend.is_flat]
