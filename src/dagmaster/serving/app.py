@@ -107,12 +107,9 @@ def create_app(settings: Settings, dsn: str, *, storage: Storage | None = None) 
     app.add_exception_handler(caching.NotModified, _on_not_modified)
     for each in (app, stac_app):
         set_authentication(each, settings.auth_enabled)
+    # The most requested first: routes are tried one after the other, and there are some sixty.
+    app.include_router(files.router, dependencies=[FOR_ANYONE])
     app.include_router(tiles.router(supported), prefix=tiles.PREFIX, dependencies=[FOR_ANYONE])
-    app.include_router(searches.router(), prefix=SEARCHES, dependencies=[FOR_ANYONE])
-    app.include_router(grids.router(supported), dependencies=[FOR_ANYONE])
-    for module in (files, landing, legends, pages):
-        app.include_router(module.router, dependencies=[FOR_ANYONE])
-    app.include_router(health.router)
     # As routes, not as a mount: the paths of the STAC app begin with the prefix.
     inner = _InnerApp(stac_app)
     catalogue = _CatalogueRoot(inner)
@@ -121,6 +118,11 @@ def create_app(settings: Settings, dsn: str, *, storage: Storage | None = None) 
         Route(f"{stac.PREFIX}/", catalogue),
         Route(f"{stac.PREFIX}/{{path:path}}", inner),
     ]
+    app.include_router(searches.router(), prefix=SEARCHES, dependencies=[FOR_ANYONE])
+    app.include_router(grids.router(supported), dependencies=[FOR_ANYONE])
+    for module in (landing, legends, pages):
+        app.include_router(module.router, dependencies=[FOR_ANYONE])
+    app.include_router(health.router)
     open_plain_routes(app.routes)
     if settings.may_expose_maps:
         # A public server allows maps on other sites. On loopback, any site in the user's browser could read the data.

@@ -17,6 +17,7 @@ from dagmaster.access.keys import StoredKey
 from dagmaster.client.models.assets import KeyInfo
 from dagmaster.database.assets.sessions import SessionStore
 from dagmaster.database.connect import Connection, pool, translate_errors
+from dagmaster.database.prepared_reads import PreparedReads
 from dagmaster.database.queries import query
 from dagmaster.database.reads.session import models
 from dagmaster.database.session import dicts
@@ -55,6 +56,7 @@ class KeyStore:
 
     def __init__(self, dsn: str, role: str = "keys", size: int = _POOL_SIZE) -> None:
         self._pool = pool(dsn, role, 0, size)
+        self._lookups = PreparedReads(dsn, role)
         self._uses = _Uses()
         self.sessions = SessionStore(self._pool)
 
@@ -64,10 +66,12 @@ class KeyStore:
 
     async def __aexit__(self, *_error: object) -> None:
         await self._pool.close()
+        await self._lookups.close()
 
     async def find(self, key_id: str) -> StoredKey | None:
-        rows = await self._dicts("find_key", {"key_id": key_id})
-        return next(iter(models(StoredKey, rows)), None)
+        with translate_errors():
+            rows = await self._lookups.dicts("find_key", {"key_id": key_id})
+        return StoredKey(**rows[0]) if rows else None
 
     async def page(
         self, *, limit: int, after: tuple[datetime, str] | None = None, with_revoked: bool = False

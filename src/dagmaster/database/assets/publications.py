@@ -2,7 +2,7 @@
 
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,8 @@ from dagmaster.database.queries import query
 from dagmaster.database.session import dicts
 
 Json = dict[str, Any]
+# The rows of a statement, by its name and values.
+ReadDicts = Callable[[str, Mapping[str, Any]], Awaitable[list[Json]]]
 _ASSET_ID = re.compile(r"[0-9a-f]{32}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 _SECRET_BYTES = 32
@@ -47,13 +49,13 @@ class LinkKey:
 
 
 async def read_publication(
-    connection: Connection, name: str, ordinal: int | None = None, revision: int | None = None
+    read: ReadDicts, name: str, ordinal: int | None = None, revision: int | None = None
 ) -> AssetPublication | None:
     """By the id of an asset or of its dataset: a dataset id never looks like the id of an asset."""
     if not _NAME.fullmatch(name):
         return None
     statement = "publication_of_asset" if _ASSET_ID.fullmatch(name) else "publication_of_dataset"
-    rows = await dicts(connection, statement, {"name": name, "ordinal": ordinal, "revision": revision})
+    rows = await read(statement, {"name": name, "ordinal": ordinal, "revision": revision})
     return _publication(rows[0]) if rows else None
 
 
@@ -102,8 +104,8 @@ async def read_hrefs(connection: Connection, dataset_id: str, ordinal: int, revi
     return [row["href"] for row in await dicts(connection, "revision_hrefs", values) if row["href"]]
 
 
-async def read_signing_secret(connection: Connection, key_id: str) -> str | None:
-    rows = await dicts(connection, "signing_key", {"key_id": key_id})
+async def read_signing_secret(read: ReadDicts, key_id: str) -> str | None:
+    rows = await read("signing_key", {"key_id": key_id})
     return rows[0]["secret"] if rows else None
 
 

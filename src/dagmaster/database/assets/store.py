@@ -73,7 +73,7 @@ class AssetStore(AssetSubmissions):
     ) -> AssetPublication | None:
         """What decides who may read a version; without an ordinal, the latest one."""
         async with self._connected() as connection:
-            return await publications.read_publication(connection, key, ordinal, revision)
+            return await publications.read_publication(partial(dicts, connection), key, ordinal, revision)
 
     async def signing_key(self) -> LinkKey:
         """The key of new signed links. The first use creates it."""

@@ -13,6 +13,7 @@ from dagmaster.database.assets import publications
 from dagmaster.database.assets.publications import AssetPublication
 from dagmaster.database.catalog.pgstac import not_deployed
 from dagmaster.database.connect import Connection, pool, translate_errors
+from dagmaster.database.prepared_reads import PreparedReads
 from dagmaster.database.session import dicts
 from dagmaster.errors import Unavailable
 
@@ -42,6 +43,7 @@ class CatalogReader:
 
     def __init__(self, dsn: str) -> None:
         self._pool = pool(dsn, "serving", 0, _POOL_SIZE, statement_timeout_seconds=_STATEMENT_SECONDS)
+        self._access = PreparedReads(dsn, "serving-access", statement_timeout_seconds=_STATEMENT_SECONDS)
 
     async def __aenter__(self) -> "CatalogReader":
         await self._pool.open()
@@ -49,12 +51,13 @@ class CatalogReader:
 
     async def __aexit__(self, *_: object) -> None:
         await self._pool.close()
+        await self._access.close()
 
     async def publication(
         self, name: str, ordinal: int | None = None, revision: int | None = None
     ) -> AssetPublication | None:
-        async with self._connected() as connection:
-            return await publications.read_publication(connection, name, ordinal, revision)
+        with _translated():
+            return await publications.read_publication(self._access.dicts, name, ordinal, revision)
 
     async def documents(self, dataset_id: str, ordinal: int, revision: int, ids: Sequence[str]) -> dict[str, Json]:
         async with self._connected() as connection:
@@ -69,8 +72,8 @@ class CatalogReader:
             return await publications.read_hrefs(connection, dataset_id, ordinal, revision)
 
     async def signing_secret(self, key_id: str) -> str | None:
-        async with self._connected() as connection:
-            return await publications.read_signing_secret(connection, key_id)
+        with _translated():
+            return await publications.read_signing_secret(self._access.dicts, key_id)
 
     async def collections(self, clearances: Iterable[Clearance]) -> PublishedCollections:
         async with self._connected() as connection:
@@ -84,20 +87,26 @@ class CatalogReader:
 
     @asynccontextmanager
     async def _connected(self) -> AsyncIterator[Connection]:
-        with _translated(), translate_errors():
+        with _translated():
             async with self._pool.connection() as connection:
-                try:
-                    yield connection
-                except psycopg.errors.QueryCanceled:
-                    raise too_slow(_STATEMENT_SECONDS) from None
+                yield connection
 
 
 @contextmanager
 def _translated() -> Iterator[None]:
     try:
-        yield
+        with translate_errors(), _limited():
+            yield
     except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName, psycopg.errors.UndefinedFunction):
         raise not_deployed() from None
     except PoolTimeout:
         message = "no connection to the database was free in time"
         raise Unavailable(message, code="database.unavailable", hint="check that the server runs") from None
+
+
+@contextmanager
+def _limited() -> Iterator[None]:
+    try:
+        yield
+    except psycopg.errors.QueryCanceled:
+        raise too_slow(_STATEMENT_SECONDS) from None
