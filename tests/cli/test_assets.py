@@ -40,10 +40,10 @@ class Running:
         self._thread.join(20)
         self._loop.close()
 
-    def process(self, answer: dict[str, Any], status: str = "completed") -> None:
+    def process(self, answer: dict[str, Any], status: str = "completed", **result: Any) -> None:
         """Write what the job of a submission makes, and end it."""
         self.do(self.kit.write_documents(answer["dataset_id"], answer["version_ordinal"], answer["revision"]))
-        self.do(self.kit.end_job(answer["job_id"], status))
+        self.do(self.kit.end_job(answer["job_id"], status, **result))
 
 
 @pytest.fixture
@@ -78,6 +78,22 @@ def submitted(cli: Dagmaster, running: Running) -> Callable[..., dict[str, Any]]
 def lines(text: str) -> dict[str, str]:
     """The facts of a page: a word and its value on each line."""
     return dict(line.split(maxsplit=1) for line in text.splitlines() if line[:1].isalpha() and " " in line)
+
+
+def test_what_was_found_is_shown_also_when_the_job_is_gone(cli, running):
+    answer = cli("assets", "submit", *DDH, "--blob", "floods.tif", "--json").json
+    finding = {"code": "raster.no-nodata", "message": "no nodata value", "advice": "declare one", "severity": "warn"}
+    note = {"code": "raster.large", "message": "the file is large", "severity": "info"}
+    running.process(answer, findings=[note, finding])
+    running.do(running.kit.execute("DELETE FROM dagapp.dag_jobs WHERE job_id = %s", answer["job_id"]))
+
+    shown, as_json = cli("assets", "show", "floods-r1"), cli("assets", "show", "floods-r1", "--json").json
+
+    assert "version 0, warning raster.no-nodata: no nodata value (declare one)\n" in shown.out
+    assert "the file is large" not in shown.out
+    (version,) = as_json["versions"]
+    assert [each["code"] for each in version["revisions"][0]["findings"]] == ["raster.no-nodata", "raster.large"]
+    assert version["revisions"][0]["findings"][0]["hint"] == "declare one"
 
 
 @pytest.mark.requirement("M3")

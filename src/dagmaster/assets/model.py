@@ -140,10 +140,12 @@ class AssetRevision(Record):
     """One run of the processing of a version: what was submitted, and what its job made of it.
 
     `outputs` has blob_path, table_name, stac_item_id, stac_collection_id, external_blob_path, adf_run_id as far as they
-    exist. `reviewed_as` is the decision on this revision; it stays when a newer revision is submitted. `export_due_at`
-    is set when the revision must be copied to the external zone, `withdrawal_due_at` when its copy must be removed.
-    `is_unfit`: it failed because of its source. From `purge_started_at` on it can be neither approved nor run again;
-    at `purged_at` its objects and documents are gone. `review_notified_at`: reviewers know that it waits.
+    exist. `findings` are those of the validation and the processing; NULL until the job has ended, and in rows of
+    earlier releases whose job is gone. `reviewed_as` is the decision on this revision; it stays when a newer revision
+    is submitted. `export_due_at` is set when the revision must be copied to the external zone, `withdrawal_due_at` when
+    its copy must be removed. `is_unfit`: it failed because of its source. From `purge_started_at` on it can be neither
+    approved nor run again; at `purged_at` its objects and documents are gone. `review_notified_at`: reviewers know that
+    it waits.
     `same_content_as` is another version that was made of the same bytes, known once the source was read.
     """
 
@@ -185,6 +187,7 @@ class AssetRevision(Record):
     is_unfit: bool = False
     error_message: str | None = None
     outputs: dict[str, Any] = {}
+    findings: list[dict[str, Any]] | None = None
     reviewed_as: ApprovalState | None = None
     reviewed_at: datetime | None = None
     export_due_at: datetime | None = None

@@ -11,6 +11,7 @@ from dagmaster.client.models.assets import (
     AssetInfo,
     AssetSummary,
     AuditEntry,
+    FindingInfo,
     PlatformInfo,
     VersionInfo,
 )
@@ -42,7 +43,7 @@ def print_asset(state: "State", asset: AssetInfo) -> None:
     if asset.versions:
         state.say("")
         print_table(state.console, _VERSION_COLUMNS, asset.versions)
-    for line in _reasons(asset.versions):
+    for line in (*_reasons(asset.versions), *_findings(asset.versions)):
         state.say(line)
 
 
@@ -111,6 +112,24 @@ def _reasons(versions: Sequence[VersionInfo]) -> list[str]:
         if newest and newest.is_partial:
             lines.append(f"version {version.version_ordinal} is incomplete: see `dagmaster jobs show {newest.job_id}`")
     return lines
+
+
+def _findings(versions: Sequence[VersionInfo]) -> list[str]:
+    """What was found in the newest revision of each version. What is only for information is in the JSON."""
+    return [
+        _finding_text(version, finding)
+        for version in versions
+        for revision in version.revisions
+        if revision.revision == version.revision
+        for finding in revision.findings
+        if finding.severity != "info" and finding.message not in (revision.error_message or "")
+    ]
+
+
+def _finding_text(version: VersionInfo, finding: FindingInfo) -> str:
+    kind = "error" if finding.severity == "error" else "warning"
+    hint = f" ({one_line(finding.hint)})" if finding.hint else ""
+    return f"version {version.version_ordinal}, {kind} {finding.code}: {one_line(finding.message)}{hint}"
 
 
 _VERSION_COLUMNS: list[Column[VersionInfo]] = [

@@ -78,7 +78,27 @@ class AssetSubmissionResult(ApiModel):
     refusal: dict[str, Any] | None = None
 
 
+class FindingInfo(ApiModel):
+    """What a check found in the source or in the result. The platform applies the correction that `fix` names.
+
+    `hint` says what to do. `count` is how many files or tiles have it, and `places` are the first of them. `stage` is
+    `validation` if it was found before anything was written, and `processing` if every pixel had to be read for it.
+    """
+
+    code: str
+    severity: Extensible[Literal["info", "warn", "error"]]
+    message: str
+    hint: str | None = None
+    fix: str | None = None
+    stage: str | None = None
+    count: int = 1
+    places: list[str] = []
+
+
 class RevisionInfo(ApiModel):
+    """`findings` are those of the validation and the processing, the most severe first. They stay when the job is
+    deleted."""
+
     revision: int
     processing_state: Extensible[Literal["queued", "processing", "completed", "failed"]]
     is_partial: bool = False
@@ -93,6 +113,7 @@ class RevisionInfo(ApiModel):
     submitted_by: str | None = None
     error_message: str | None = None
     outputs: dict[str, Any] = {}
+    findings: list[FindingInfo] = []
     is_export_due: bool = False
     created_at: datetime
     processed_at: datetime | None = None

@@ -74,8 +74,8 @@ SELECT version_ordinal, version_label, platform_refs, revision, approved_revisio
 -- name: asset_revisions_of
 -- The revisions of an asset, newest first.
 SELECT version_ordinal, revision, processing_state, is_partial, reviewed_as, reviewed_at, job_id, workflow_id, source,
-       content_hash, same_content_as, submitted_by, error_message, outputs, export_due_at IS NOT NULL AS is_export_due, created_at,
-       processed_at, purged_at
+       content_hash, same_content_as, submitted_by, error_message, outputs, coalesce(findings, '[]') AS findings,
+       export_due_at IS NOT NULL AS is_export_due, created_at, processed_at, purged_at
   FROM dagapp.asset_revisions
  WHERE asset_id = %(asset_id)s
  ORDER BY version_ordinal, revision DESC;

@@ -37,6 +37,58 @@ SELECT min(other.version_ordinal)
    AND version.deleted_at IS NULL
 $$;
 
+-- One finding in the form in which a revision keeps it; null if it is not one. What handlers report may have any shape and size.
+CREATE OR REPLACE FUNCTION dagapp.finding_of(reported jsonb) RETURNS jsonb
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+AS $$
+SELECT jsonb_strip_nulls(jsonb_build_object(
+           'code', left(reported ->> 'code', 200),
+           'severity', CASE WHEN reported ->> 'severity' IN ('warn', 'error') THEN reported ->> 'severity' ELSE 'info' END,
+           'message', left(reported ->> 'message', 2000),
+           'hint', left(coalesce(nullif(reported ->> 'hint', ''), nullif(reported ->> 'advice', '')), 2000),
+           'fix', left(reported ->> 'fix', 200),
+           'stage', left(reported ->> 'stage', 200),
+           'count', CASE WHEN reported ->> 'count' ~ '^[1-9][0-9]{0,8}$' THEN (reported ->> 'count')::integer ELSE 1 END,
+           'places', (SELECT jsonb_agg(left(place #>> '{}', 300))
+                        FROM jsonb_path_query_array(reported, '$.places[0 to 4] ? (@.type() == "string")') AS places,
+                             jsonb_array_elements(places) AS place)
+       ))
+ WHERE reported ->> 'code' <> '' AND reported ->> 'message' <> ''
+$$;
+
+-- The findings of a job that has ended, each code once, the most severe first: those of its result, and what made its data
+-- unfit. Without a result, those of its nodes.
+CREATE OR REPLACE FUNCTION dagapp.findings_of_job(of_job uuid, result jsonb) RETURNS jsonb
+LANGUAGE sql STABLE
+AS $$
+WITH reported AS (
+    SELECT 1 AS place, finding, number
+      FROM jsonb_path_query_array(result, '$.findings[0 to 99]') AS findings,
+           jsonb_array_elements(findings) WITH ORDINALITY AS each (finding, number)
+    UNION ALL
+    SELECT 2, finding, number
+      FROM dagapp.dag_node_states AS node,
+           jsonb_path_query_array(node.output, '$.findings[0 to 99]') AS findings,
+           jsonb_array_elements(findings) WITH ORDINALITY AS each (finding, number)
+     WHERE node.job_id = of_job
+       AND node.parent_node_id IS NULL
+       AND NOT coalesce(result ? 'findings', false)
+    UNION ALL
+    SELECT 3, node.error || '{"severity": "error"}', 0
+      FROM dagapp.dag_node_states AS node
+     WHERE node.job_id = of_job AND node.status = 'failed' AND node.error ->> 'blame' = 'data'
+), kept AS (
+    SELECT DISTINCT ON (finding ->> 'code') place, number, finding
+      FROM (SELECT place, number, dagapp.finding_of(reported.finding) AS finding FROM reported) AS valid
+     WHERE finding IS NOT NULL
+     ORDER BY finding ->> 'code', place, number
+), worst AS (
+    SELECT finding, row_number() OVER (ORDER BY array_position('{error,warn,info}'::text[], finding ->> 'severity'), place, number) AS rank
+      FROM kept
+)
+SELECT coalesce(jsonb_agg(finding ORDER BY rank), '[]') FROM worst WHERE rank <= 100
+$$;
+
 -- Record that a job started, ended or was resumed. Runs in the transaction that changes the job: it happens exactly once,
 -- whatever dies. Locks: the job (held), then the version, then the revision; reviewers lock the asset, then versions, then
 -- revisions, and never a job.
@@ -70,6 +122,7 @@ BEGIN
                'stac_item_id', result -> 'stac_item_id',
                'stac_collection_id', result -> 'stac_collection_id'
            )),
+           findings = CASE WHEN state IN ('completed', 'failed') THEN dagapp.findings_of_job(NEW.job_id, result) END,
            processed_at = CASE WHEN state IN ('completed', 'failed') THEN dagapp.clock() END,
            review_notified_at = CASE WHEN state = 'completed' THEN revision.review_notified_at END
      WHERE revision.job_id = NEW.job_id
@@ -93,6 +146,22 @@ BEGIN
     RETURN NULL;
 END
 $$;
+
+-- Revisions of releases that left the findings in the job: as long as the job exists, they are taken from it.
+WITH unknown AS (
+    SELECT revision.asset_id, revision.version_ordinal, revision.revision, job.job_id, job.result_data
+      FROM dagapp.asset_revisions AS revision
+      JOIN dagapp.dag_jobs AS job USING (job_id)
+     WHERE revision.findings IS NULL
+       AND revision.processing_state IN ('completed', 'failed')
+     ORDER BY revision.asset_id, revision.version_ordinal, revision.revision
+       FOR UPDATE OF revision SKIP LOCKED
+)
+UPDATE dagapp.asset_revisions AS revision
+   SET findings = dagapp.findings_of_job(unknown.job_id, unknown.result_data)
+  FROM unknown
+ WHERE (revision.asset_id, revision.version_ordinal, revision.revision)
+     = (unknown.asset_id, unknown.version_ordinal, unknown.revision);
 
 -- Retention deletes jobs that have ended; a revision whose job was deleted before its end will never be processed.
 CREATE OR REPLACE FUNCTION dagapp.forget_job() RETURNS trigger
