@@ -70,8 +70,9 @@ async def test_queues_have_rates_and_running_tasks_have_leases(database):
 async def test_a_worker_that_reports_nonsense_hides_no_queue(database, stats):
     with psycopg.connect(database, autocommit=True) as connection:
         connection.execute(
-            "INSERT INTO dagapp.workers (worker_id, host, pid, software_version, worker_type, queues, handlers, stats) "
-            "VALUES (gen_random_uuid(), 'h', 1, '1', 'general', '{q}', '{}', coalesce(%s::jsonb, '{}'))",
+            "INSERT INTO dagapp.workers (worker_id, host, pid, software_version, worker_type, queues, handlers, stats, "
+            "heartbeat_at) VALUES (gen_random_uuid(), 'h', 1, '1', 'general', '{q}', '{}', %s::jsonb, "
+            "now() + interval '1 hour')",
             [stats],
         )
     async with api(database) as client:

@@ -18,6 +18,7 @@ from fastapi.openapi.utils import get_openapi
 
 from dagmaster import __version__
 from dagmaster.api import (
+    asset_pages,
     assets,
     audit,
     bootstrap,
@@ -161,6 +162,7 @@ def _versioned() -> APIRouter:
         uploads,
         sources,
         assets,
+        asset_pages,
         reviews,
         platforms,
         audit,

@@ -12,17 +12,17 @@ from dagmaster.api import examples
 from dagmaster.api.problems import responses
 from dagmaster.api.services import ApiServices, Services
 from dagmaster.api.visibility import visible_assets, visible_part
+from dagmaster.client.models.asset_pages import ListedAsset, ListedState
 from dagmaster.client.models.assets import (
     AssetHistoryEntry,
     AssetInfo,
-    AssetSummary,
     ClearanceLevel,
     VersionInfo,
 )
 from dagmaster.client.models.pages import Page
 from dagmaster.errors import InvalidRequest, NotAllowed, NotFound
 from dagmaster.web.authentication import needs
-from dagmaster.web.pages import LONGEST_NAME, Cursor, Limit, joined, moment_and_id, page_of
+from dagmaster.web.pages import LONGEST_NAME, CommaSeparated, Cursor, Limit, joined, moment_and_id, page_of
 
 router = APIRouter(prefix="/assets", tags=["assets"])
 
@@ -58,9 +58,10 @@ async def list_assets(
         Query(max_length=4000, description="Only assets with these references, a JSON object; or `ref.NAME=value`"),
     ] = None,
     deleted: Annotated[bool, Query(description="Only deleted assets")] = False,
+    state: Annotated[CommaSeparated[ListedState] | None, Query(description="Only assets in these states")] = None,
     after: Cursor = None,
     limit: Limit = 50,
-) -> Page[AssetSummary]:
+) -> Page[ListedAsset]:
     """A platform sees its own assets, a viewer the published ones."""
     cursor = moment_and_id(after)
     rows = await services.assets.assets(
@@ -72,7 +73,8 @@ async def list_assets(
         refs={**_refs_of(refs), **_named_refs(request)},
         text=q,
         to_review=to_review or None,
-        is_deleted=deleted,
+        is_deleted=None if state and "deleted" in state else deleted,
+        states=state,
     )
     return page_of(rows, limit, lambda asset: joined(asset.created_at.isoformat(), asset.asset_id))
 

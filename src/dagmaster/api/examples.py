@@ -382,6 +382,8 @@ _MODELS: dict[str, dict[str, Any]] = {
         "modified_at": _T0,
         "etag": "4a-18c9e2f0a1b2c3d4-9b72ec0",
     },
+    "PendingReview": {"version_ordinal": 1, "revision": 1, "waiting_since": _T3, "bbox": [10.0, 46.0, 12.0, 47.0]},
+    "Provenance": {"inputs": {"name": "Ada"}, "version_ordinal": 1, "revision": 1},
     "SourceReference": {"container": "bronze", "blob": "floods.tif", "blobs": None},
     "StageSummary": {"number": 2, "nodes": 1, "completed": 1},
     "Stats": {

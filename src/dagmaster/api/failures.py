@@ -40,7 +40,8 @@ async def first_failure(
 
 def _ended_at(node: NodeSummary) -> float:
     """A fan_out is the cause of what follows it, whenever its children failed."""
-    moment = node.dispatched_at if node.failed_count else node.completed_at
+    begun_at = node.dispatched_at or node.started_at or node.completed_at
+    moment = begun_at if node.failed_count else node.completed_at
     return moment.timestamp() if moment else float("inf")
 
 

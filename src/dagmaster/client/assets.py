@@ -4,11 +4,17 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Literal
 
 from dagmaster.client.blocking import Blocking, C, blocking, iterating
+from dagmaster.client.models.asset_pages import (
+    AssetRequestInfo,
+    ListedAsset,
+    PendingReview,
+    Provenance,
+    VersionComparison,
+)
 from dagmaster.client.models.assets import (
     AssetHistoryEntry,
     AssetInfo,
     AssetSubmissionResult,
-    AssetSummary,
     AuditEntry,
     PlatformInfo,
     SignedLink,
@@ -73,19 +79,45 @@ class AsyncAssets(PagedClient):
         refs: Mapping[str, str] | None = None,
         text: str | None = None,
         deleted: bool = False,
+        state: str | Sequence[str] | None = None,
         limit: int | None = None,
-    ) -> AsyncIterator[AssetSummary]:
+    ) -> AsyncIterator[ListedAsset]:
         """Assets, newest first. More pages are requested as they are needed."""
         filters: dict[str, Any] = {
             "platform_id": platform_id,
             "clearance": clearance,
             "to_review": to_review or None,
             "q": text,
+            "state": state,
             "deleted": deleted or None,
             **{f"ref.{name}": value for name, value in (refs or {}).items()},
         }
-        async for asset in self._all(AssetSummary, "/assets", limit, **filters):
+        async for asset in self._all(ListedAsset, "/assets", limit, **filters):
             yield asset
+
+    async def reviews(
+        self, *, platform_id: str | None = None, limit: int | None = None
+    ) -> AsyncIterator[PendingReview]:
+        """Versions that wait for a review, the one that has waited longest first."""
+        async for review in self._all(PendingReview, "/reviews", limit, platform_id=platform_id):
+            yield review
+
+    async def compare_versions(self, asset_id: str, before: int, after: int) -> VersionComparison:
+        """Two versions of an asset, and where extent, CRS, size, bands and statistics differ."""
+        return parse(VersionComparison, await self.json.compare_versions(asset_id, before, after))
+
+    async def provenance(self, asset_id: str, version: int) -> Provenance:
+        """The source of a version, and the workflow and the job that made it."""
+        return parse(Provenance, await self.json.provenance(asset_id, version))
+
+    async def asset_requests(
+        self, asset_id: str, *, version: int | None = None, limit: int | None = None
+    ) -> AsyncIterator[AssetRequestInfo]:
+        """The requests of the platform for an asset, with their callbacks, newest first."""
+        asset = await self.asset(asset_id)
+        path = f"/assets/{asset.asset_id}/requests"
+        async for request in self._all(AssetRequestInfo, path, limit, version=version):
+            yield request
 
     async def asset(self, asset_id: str) -> AssetInfo:
         """An asset with its versions and their revisions."""
@@ -236,6 +268,10 @@ class Assets(Blocking[C]):
     assets = iterating(AsyncAssets.assets)
     asset = blocking(AsyncAssets.asset)
     asset_history = iterating(AsyncAssets.asset_history)
+    reviews = iterating(AsyncAssets.reviews)
+    compare_versions = blocking(AsyncAssets.compare_versions)
+    provenance = blocking(AsyncAssets.provenance)
+    asset_requests = iterating(AsyncAssets.asset_requests)
     approve = blocking(AsyncAssets.approve)
     reject = blocking(AsyncAssets.reject)
     clear = blocking(AsyncAssets.clear)

@@ -31,6 +31,12 @@ class AsyncAssetRequests:
         """An asset with its versions and their revisions."""
         return await self.connection.object("GET", _path(name))
 
+    async def compare_versions(self, name: str, before: int, after: int) -> Json:
+        return await self.connection.object("GET", f"{_path(name)}/compare", params={"from": before, "to": after})
+
+    async def provenance(self, name: str, version: int) -> Json:
+        return await self.connection.object("GET", f"{_path(name)}/versions/{version}/provenance")
+
     async def asset_history(
         self, name: str, limit: int, after: str | None = None, *, version: int | None = None
     ) -> tuple[list[Json], str | None]:
@@ -89,6 +95,8 @@ class AssetRequests(Blocking[C]):
     submission = blocking(AsyncAssetRequests.submission)
     assets = blocking(AsyncAssetRequests.assets)
     asset = blocking(AsyncAssetRequests.asset)
+    compare_versions = blocking(AsyncAssetRequests.compare_versions)
+    provenance = blocking(AsyncAssetRequests.provenance)
     asset_history = blocking(AsyncAssetRequests.asset_history)
     change_asset = blocking(AsyncAssetRequests.change_asset)
     delete_asset = blocking(AsyncAssetRequests.delete_asset)

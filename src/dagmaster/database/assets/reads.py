@@ -2,7 +2,7 @@
 how far a submission is."""
 
 from collections import defaultdict
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -11,11 +11,12 @@ from typing import Any, Self
 from psycopg.types.json import Jsonb
 from psycopg_pool import AsyncConnectionPool
 
+from dagmaster.assets.comparison import Documents
 from dagmaster.assets.states import Clearance
+from dagmaster.client.models.asset_pages import AssetRequestInfo, ListedAsset, PendingReview, Provenance
 from dagmaster.client.models.assets import (
     AssetHistoryEntry,
     AssetInfo,
-    AssetSummary,
     AuditEntry,
     PlatformInfo,
     RevisionInfo,
@@ -80,8 +81,9 @@ class AssetReads:
         text: str | None = None,
         refs: Mapping[str, str] | None = None,
         is_deleted: bool | None = False,
+        states: Sequence[str] | None = None,
         visible: VisibleAssets | None = None,
-    ) -> list[AssetSummary]:
+    ) -> list[ListedAsset]:
         """Newest first; without `visible`, all of them. `after` is (created_at, asset_id) of the last one of the page
         before. `text` is looked for in ids, titles and references; `refs` must all be among the references that
         identify the asset."""
@@ -96,10 +98,62 @@ class AssetReads:
             "pattern": f"%{_escaped(text)}%" if text else None,
             "refs": Jsonb(dict(refs)) if refs else None,
             "is_deleted": is_deleted,
+            "states": list(states) if states else None,
             "own_platform": visible.own_platform if visible else None,
             "clearances": sorted(visible.clearances) if visible else None,
         }
-        return models(AssetSummary, await self._dicts("assets_page", values))
+        return models(ListedAsset, [_with_bbox(row) for row in await self._dicts("assets_page", values)])
+
+    async def review_queue(
+        self, *, limit: int, after: tuple[datetime, str, int] | None = None, platform_id: str | None = None
+    ) -> list[PendingReview]:
+        """The version that has waited longest first. `after` is (waiting_since, asset_id, version_ordinal) of the last
+        one of the page before."""
+        after_at, after_asset, after_ordinal = after or (None, None, None)
+        values = {
+            "limit": limit,
+            "after_at": after_at,
+            "after_asset": after_asset,
+            "after_ordinal": after_ordinal,
+            "platform_id": platform_id,
+        }
+        return models(PendingReview, [_with_bbox(row) for row in await self._dicts("review_queue", values)])
+
+    async def review_count(self, limit: int, platform_id: str | None = None) -> int:
+        (row,) = await self._dicts("review_count", {"limit": limit, "platform_id": platform_id})
+        return int(row["count"])
+
+    async def documents(self, dataset_id: str, ordinal: int, revision: int) -> Documents:
+        values = {"dataset_id": dataset_id, "ordinal": ordinal, "revision": revision}
+        (row,) = await self._dicts("documents_summary", values)
+        objects = {name: row[name] if isinstance(row[name], dict) else None for name in ("collection", "item")}
+        return Documents(**objects, item_count=row["item_count"], size_bytes=row["size_bytes"])
+
+    async def origin(self, asset_id: str, ordinal: int, revision: int) -> Provenance:
+        """Without what the documents say of the processing."""
+        values = {"asset_id": asset_id, "ordinal": ordinal, "revision": revision}
+        for row in await self._dicts("revision_origin", values):
+            return models(Provenance, [{**row, "asset_id": asset_id}])[0]
+        raise NotFound(f"the version has no revision {revision}", code="revision.not-found")
+
+    async def requests(
+        self,
+        asset_id: str,
+        *,
+        limit: int,
+        after: tuple[datetime, str] | None = None,
+        version_ordinal: int | None = None,
+    ) -> list[AssetRequestInfo]:
+        """Newest first. `after` is (created_at, request_id) of the last one of the page before."""
+        after_at, after_id = after or (None, None)
+        values = {
+            "asset_id": asset_id,
+            "ordinal": version_ordinal,
+            "limit": limit,
+            "after_at": after_at,
+            "after_id": after_id,
+        }
+        return models(AssetRequestInfo, await self._dicts("asset_requests", values))
 
     async def asset(self, key: str) -> AssetInfo:
         """By asset id or dataset id. `NotFound` if there is none; deleted ones are found."""
@@ -158,6 +212,13 @@ async def read_asset(connection: Connection, key: str) -> AssetInfo:
         revisions = await dicts(connection, "asset_revisions_of", {"asset_id": row["asset_id"]})
         return _asset_of(row, versions, revisions)
     raise no_such_asset(key)
+
+
+def _with_bbox(row: dict[str, Any]) -> dict[str, Any]:
+    """The bbox of a document may be anything, if it was changed by hand."""
+    bbox = row["bbox"]
+    is_readable = isinstance(bbox, list) and len(bbox) == 4 and all(isinstance(edge, int | float) for edge in bbox)
+    return {**row, "bbox": bbox if is_readable else None}
 
 
 def no_such_asset(key: str) -> NotFound:

@@ -1,5 +1,6 @@
 """Callbacks and the attempts to deliver them."""
 
+from collections.abc import Sequence
 from uuid import UUID
 
 from dagmaster.client.models.callback_events import CallbackInfo, DeliveryInfo
@@ -20,6 +21,14 @@ class CallbackReads(ReadSession):
         """Newest first. `after` is the sequence of the last one of the page before."""
         filters = {"request_id": request_id, "platform_id": platform_id, "state": state, "callback_id": None}
         return await self._many("api_callbacks", {**filters, "limit": limit, "after": after}, CallbackInfo)
+
+    async def callbacks_of(self, request_ids: Sequence[str]) -> dict[str, list[CallbackInfo]]:
+        """The callbacks of requests, newest first."""
+        found: dict[str, list[CallbackInfo]] = {request_id: [] for request_id in request_ids}
+        values = {"request_ids": list(request_ids)}
+        for callback in await self._many("callbacks_of_requests", values, CallbackInfo):
+            found[callback.request_id].append(callback)
+        return found
 
     async def callback(self, callback_id: UUID) -> CallbackInfo:
         nothing = {"request_id": None, "platform_id": None, "state": None, "after": None}

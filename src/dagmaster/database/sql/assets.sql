@@ -17,6 +17,7 @@ SELECT count(*)::int AS version_count,
 -- platform, and of the others what is published with one of these clearances.
 SELECT
 -- use: asset_columns
+       , state.states, extent.bbox
   FROM dagapp.geospatial_assets AS a
  CROSS JOIN LATERAL (
        SELECT %(clearances)s::text[] IS NULL OR a.platform_id IS NOT DISTINCT FROM %(own_platform)s::text AS is_whole
@@ -29,11 +30,40 @@ SELECT
               )::int AS version_count,
               count(*) FILTER (
                   WHERE seen.is_whole AND v.approval_state = 'pending_review' AND v.processing_state = 'completed'
-              )::int AS to_review
+              )::int AS to_review,
+              coalesce(bool_or(v.processing_state IN ('queued', 'processing')), false) AS is_processing,
+              (array_agg(v.processing_state ORDER BY v.version_ordinal DESC))[1] = 'failed' AS is_failed,
+              (array_agg(v.approval_state ORDER BY v.version_ordinal DESC))[1] = 'rejected' AS is_rejected
          FROM dagapp.asset_versions AS v
         WHERE v.asset_id = a.asset_id AND v.deleted_at IS NULL
        ) AS counted
- WHERE (seen.is_whole
+ CROSS JOIN LATERAL (
+       SELECT array_remove(ARRAY[
+                  CASE WHEN a.deleted_at IS NOT NULL THEN 'deleted' END,
+                  CASE WHEN counted.to_review > 0 AND a.deleted_at IS NULL THEN 'needs_review' END,
+                  CASE WHEN seen.is_whole AND counted.is_processing THEN 'processing' END,
+                  CASE WHEN seen.is_whole AND counted.is_failed THEN 'failed' END,
+                  CASE WHEN seen.is_whole AND counted.is_rejected THEN 'rejected' END,
+                  CASE WHEN a.latest_approved_version_ordinal IS NOT NULL AND a.deleted_at IS NULL
+                       THEN CASE a.clearance_state WHEN 'uncleared' THEN 'approved' ELSE 'published' END END
+              ], NULL) AS states
+       ) AS state
+  LEFT JOIN LATERAL (
+       SELECT d.content #> '{extent,spatial,bbox,0}' AS bbox
+         FROM dagapp.asset_versions AS v
+         JOIN dagapp.stac_documents AS d
+           ON d.dataset_id = a.dataset_id AND d.version_ordinal = v.version_ordinal AND d.document_id = ''
+          AND d.revision = CASE WHEN seen.is_whole THEN v.revision ELSE v.approved_revision END
+        WHERE v.asset_id = a.asset_id AND v.deleted_at IS NULL
+          AND (seen.is_whole
+               OR v.approved_revision IS NOT NULL AND v.unpublished_at IS NULL
+                  AND v.version_ordinal = a.latest_approved_version_ordinal)
+        ORDER BY v.version_ordinal DESC
+        LIMIT 1
+       ) AS extent
+    ON true
+ WHERE (%(states)s::text[] IS NULL OR state.states && %(states)s::text[])
+   AND (seen.is_whole
         OR a.deleted_at IS NULL
            AND a.latest_approved_version_ordinal IS NOT NULL
            AND a.clearance_state = ANY (%(clearances)s))

@@ -1,0 +1,216 @@
+"""What the pages of assets show: the review queue, the difference of two versions, where a version comes from, and the
+requests of its platform with their callbacks."""
+
+from datetime import datetime
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+
+from dagmaster.access.caller import Caller
+from dagmaster.access.decision import may_preview
+from dagmaster.access.permissions import Permission, may
+from dagmaster.api.assets import AssetName, Ordinal, Reader, read_asset, version_of
+from dagmaster.api.problems import responses
+from dagmaster.api.services import ApiServices, Services
+from dagmaster.assets.comparison import Documents, changes_between, summary_of
+from dagmaster.client.models.asset_pages import (
+    AssetRequestInfo,
+    Difference,
+    Provenance,
+    RasterFacts,
+    ReviewPage,
+    VersionComparison,
+)
+from dagmaster.client.models.assets import AssetInfo, VersionInfo
+from dagmaster.client.models.pages import Page
+from dagmaster.errors import NotAllowed, NotFound
+from dagmaster.observe.redaction import redact_value
+from dagmaster.web.authentication import requires
+from dagmaster.web.pages import Cursor, Limit, bad_cursor, joined, page_of
+
+router = APIRouter(tags=["assets"])
+
+MOST_COUNTED = 1000
+RevisionNumber = Annotated[
+    int | None, Query(ge=1, le=2**31 - 1, description="By default the newest one that the caller may see")
+]
+_MOST = 2**31 - 1
+_SEPARATOR = "~"
+
+
+@router.get(
+    "/reviews",
+    operation_id="list_reviews",
+    summary="List versions that wait for a review, the oldest first",
+    responses=responses(),
+    dependencies=[requires(Permission.ASSETS_REVIEW)],
+)
+async def list_reviews(
+    services: Services,
+    platform_id: Annotated[str | None, Query(max_length=64, description="Only versions of this platform")] = None,
+    after: Cursor = None,
+    limit: Limit = 50,
+) -> ReviewPage:
+    rows = await services.assets.review_queue(limit=limit + 1, after=_place(after), platform_id=platform_id)
+    count = await services.assets.review_count(MOST_COUNTED + 1, platform_id)
+    page = page_of(
+        rows,
+        limit,
+        lambda review: joined(joined(review.waiting_since.isoformat(), review.asset_id), review.version_ordinal),
+    )
+    return ReviewPage(items=page.items, next=page.next, total=min(count, MOST_COUNTED), is_exact=count <= MOST_COUNTED)
+
+
+@router.get(
+    "/assets/{asset_id}/compare",
+    operation_id="compare_versions",
+    summary="Compare two versions of an asset",
+    responses=responses(404),
+)
+async def compare_versions(
+    *,
+    services: Services,
+    caller: Reader,
+    asset_id: AssetName,
+    before: Annotated[int, Query(alias="from", ge=0, le=_MOST, description="The number of a version, from 0")],
+    after: Annotated[int, Query(alias="to", ge=0, le=_MOST, description="The number of another version")],
+    before_revision: Annotated[
+        int | None, Query(alias="from_revision", ge=1, le=_MOST, description="By default the newest one")
+    ] = None,
+    after_revision: Annotated[
+        int | None, Query(alias="to_revision", ge=1, le=_MOST, description="By default the newest one")
+    ] = None,
+) -> VersionComparison:
+    """Extent, CRS, size, bands and statistics, as the STAC documents of both have them. Two revisions of one version
+    can be compared too."""
+    asset = await read_asset(services, caller, asset_id)
+    first = await _facts(services, asset, version_of(asset, before), before_revision)
+    second = await _facts(services, asset, version_of(asset, after), after_revision)
+    changes = changes_between(summary_of(first[1]), summary_of(second[1]))
+    return VersionComparison(
+        asset_id=asset.asset_id,
+        before=first[0],
+        after=second[0],
+        differences=[
+            Difference(field=each.field, before=each.before, after=each.after, delta=each.delta) for each in changes
+        ],
+    )
+
+
+async def _facts(
+    services: ApiServices, asset: AssetInfo, version: VersionInfo, wanted: int | None
+) -> tuple[RasterFacts, Documents]:
+    revision = _revision_of(version, wanted)
+    documents = await services.assets.documents(asset.dataset_id, version.version_ordinal, revision)
+    if documents.collection is None:
+        raise NotFound(
+            f"revision {revision} of version {version.version_ordinal} has no documents",
+            code="revision.no-documents",
+            hint="it was not processed, or its data was deleted",
+        )
+    summary = summary_of(documents)
+    names = [name for name in RasterFacts.model_fields if hasattr(summary, name)]
+    facts = RasterFacts(
+        version_ordinal=version.version_ordinal,
+        version_label=version.version_label,
+        revision=revision,
+        **{name: getattr(summary, name) for name in names},
+    )
+    return facts, documents
+
+
+def _revision_of(version: VersionInfo, wanted: int | None) -> int:
+    """A revision that the caller may see; by default the newest one that was processed."""
+    visible = {revision.revision: revision for revision in version.revisions}
+    if wanted is not None:
+        if wanted not in visible:
+            raise NotFound(f"the version has no revision {wanted}", code="revision.not-found")
+        return wanted
+    processed = [number for number, each in visible.items() if each.processing_state == "completed"]
+    return max(processed, default=version.revision)
+
+
+@router.get(
+    "/assets/{asset_id}/versions/{version_ordinal}/provenance",
+    operation_id="get_provenance",
+    summary="Get where a version comes from",
+    responses=responses(404),
+)
+async def get_provenance(
+    services: Services,
+    caller: Reader,
+    asset_id: AssetName,
+    version_ordinal: Ordinal,
+    revision: RevisionNumber = None,
+) -> Provenance:
+    """Its source, the workflow and the job that made it, and how: for reviewers, operators and administrators."""
+    asset = await _previewed(services, caller, asset_id)
+    number = _revision_of(version_of(asset, version_ordinal), revision)
+    origin = await services.assets.origin(asset.asset_id, version_ordinal, number)
+    documents = await services.assets.documents(asset.dataset_id, version_ordinal, number)
+    secrets_removed = {name: redact_value(getattr(origin, name)) for name in ("source", "parameters", "inputs")}
+    return origin.model_copy(update={**secrets_removed, "processing": _processing(documents)})
+
+
+def _processing(documents: Documents) -> dict[str, Any]:
+    properties = (documents.item or {}).get("properties")
+    fields = properties if isinstance(properties, dict) else {}
+    return {name: value for name, value in fields.items() if name.startswith("processing:")}
+
+
+@router.get(
+    "/assets/{asset_id}/requests",
+    operation_id="list_asset_requests",
+    summary="List the requests of the platform for an asset, newest first",
+    responses=responses(404),
+)
+async def list_asset_requests(
+    *,
+    services: Services,
+    caller: Reader,
+    asset_id: AssetName,
+    version: Annotated[int | None, Query(ge=0, le=2**31 - 1, description="Only requests for this version")] = None,
+    after: Cursor = None,
+    limit: Limit = 50,
+) -> Page[AssetRequestInfo]:
+    """For reviewers, operators and administrators. Operators also see the callbacks."""
+    asset = await _previewed(services, caller, asset_id)
+    rows = await services.assets.requests(
+        asset.asset_id, limit=limit + 1, after=_moment_and_name(after), version_ordinal=version
+    )
+    page = page_of(rows, limit, lambda request: joined(request.created_at.isoformat(), request.request_id))
+    if may(caller, Permission.QUEUES_OPERATE):
+        callbacks = await services.reads.callbacks_of([request.request_id for request in page.items])
+        items = [each.model_copy(update={"callbacks": callbacks[each.request_id]}) for each in page.items]
+        return Page(items=items, next=page.next)
+    return page
+
+
+async def _previewed(services: ApiServices, caller: Caller, asset_id: str) -> AssetInfo:
+    asset = await read_asset(services, caller, asset_id)
+    if not may_preview(caller):
+        raise NotAllowed("this is for reviewers and operators", code="history.not-allowed")
+    return asset
+
+
+def _place(after: str | None) -> tuple[datetime, str, int] | None:
+    if after is None:
+        return None
+    first, _, ordinal = after.rpartition(_SEPARATOR)
+    if not ordinal.isascii() or not ordinal.isdigit() or len(ordinal) > 9:
+        raise bad_cursor(after)
+    moment = _moment_and_name(first)
+    return None if moment is None else (*moment, int(ordinal))
+
+
+def _moment_and_name(after: str | None) -> tuple[datetime, str] | None:
+    if after is None:
+        return None
+    moment, _, name = after.partition(_SEPARATOR)
+    try:
+        parsed = datetime.fromisoformat(moment)
+    except ValueError:
+        raise bad_cursor(after) from None
+    if parsed.tzinfo is None or not name or "\x00" in name:
+        raise bad_cursor(after)
+    return parsed, name

@@ -1,0 +1,166 @@
+"""What two revisions have in common and where they differ, computed from their STAC documents. Everything here is pure.
+
+Documents may be of an earlier release, or damaged: a fact that cannot be read is left out.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+Json = Mapping[str, Any]
+_STATISTICS = ("minimum", "maximum", "mean", "stddev", "valid_percent", "count")
+_BAND_FIELDS = ("name", "description", "data_type", "nodata", "unit")
+_FIELDS = (
+    "title",
+    "license",
+    "bbox",
+    "interval",
+    "crs",
+    "width",
+    "height",
+    "resolution_metres",
+    "item_count",
+    "size_bytes",
+    "source_checksum",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Documents:
+    """The documents of a revision: its collection, one of its items, and the number and size of all."""
+
+    collection: Json | None
+    item: Json | None
+    item_count: int
+    size_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class RasterSummary:
+    """What the documents say of the data."""
+
+    title: str | None = None
+    license: str | None = None
+    bbox: list[float] | None = None
+    interval: list[str | None] | None = None
+    crs: str | None = None
+    width: int | None = None
+    height: int | None = None
+    resolution_metres: float | None = None
+    item_count: int = 0
+    size_bytes: int | None = None
+    source_checksum: str | None = None
+    bands: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A field with different values. `delta` is the difference of two numbers."""
+
+    field: str
+    before: Any
+    after: Any
+    delta: float | None = None
+
+
+def summary_of(documents: Documents) -> RasterSummary:
+    collection, item = documents.collection or {}, documents.item or {}
+    data = _at(item, "assets", "data") if documents.item_count == 1 else None
+    shape = _at(data, "proj:shape")
+    is_shape = isinstance(shape, list) and len(shape) == 2 and all(isinstance(size, int) for size in shape)
+    return RasterSummary(
+        title=_text(_at(collection, "title")),
+        license=_text(_at(collection, "license")),
+        bbox=_numbers(_at(collection, "extent", "spatial", "bbox", 0), 4) or _numbers(_at(item, "bbox"), 4),
+        interval=_interval(_at(collection, "extent", "temporal", "interval", 0)),
+        crs=_crs(item),
+        width=shape[1] if is_shape else None,
+        height=shape[0] if is_shape else None,
+        resolution_metres=_number(_at(item, "properties", "gsd")),
+        item_count=documents.item_count,
+        size_bytes=documents.size_bytes,
+        source_checksum=_text(_at(collection, "dagmaster:source_checksum")),
+        bands=[_band(band) for band in _bands(collection, item) if isinstance(band, Mapping)],
+    )
+
+
+def changes_between(before: RasterSummary, after: RasterSummary) -> list[Change]:
+    """Every field that differs, in a fixed order."""
+    changes = [_change(name, getattr(before, name), getattr(after, name)) for name in _FIELDS]
+    changes.append(_change("band_count", len(before.bands), len(after.bands)))
+    for number in range(max(len(before.bands), len(after.bands))):
+        changes += _band_changes(number + 1, _nth(before.bands, number), _nth(after.bands, number))
+    return [change for change in changes if change.before != change.after]
+
+
+def _band_changes(number: int, before: Json, after: Json) -> Iterator[Change]:
+    for name in _BAND_FIELDS:
+        yield _change(f"bands.{number}.{name}", before.get(name), after.get(name))
+    for name in _STATISTICS:
+        yield _change(
+            f"bands.{number}.statistics.{name}",
+            _at(before, "statistics", name),
+            _at(after, "statistics", name),
+        )
+
+
+def _change(name: str, before: Any, after: Any) -> Change:
+    first, second = _number(before), _number(after)
+    return Change(name, before, after, None if first is None or second is None else second - first)
+
+
+def _nth(bands: Sequence[Json], number: int) -> Json:
+    return bands[number] if number < len(bands) else {}
+
+
+def _bands(collection: Json, item: Json) -> Sequence[Any]:
+    """Those of the whole dataset, if it has tiles; otherwise those of its file."""
+    for bands in (_at(collection, "assets", "mosaic", "bands"), _at(item, "assets", "data", "bands")):
+        if isinstance(bands, list) and bands:
+            return bands
+    return []
+
+
+def _band(band: Json) -> dict[str, Any]:
+    fields = {name: band.get(name) for name in _BAND_FIELDS}
+    statistics = {name: value for name in _STATISTICS if (value := _at(band, "statistics", name)) is not None}
+    return {**fields, "statistics": statistics or None}
+
+
+def _crs(item: Json) -> str | None:
+    for place in (_at(item, "properties"), _at(item, "assets", "data")):
+        for name in ("proj:code", "proj:wkt2"):
+            if text := _text(_at(place, name)):
+                return text
+    return None
+
+
+def _interval(value: Any) -> list[str | None] | None:
+    if not isinstance(value, list) or len(value) != 2:
+        return None
+    return [_text(end) for end in value]
+
+
+def _at(value: Any, *path: str | int) -> Any:
+    for step in path:
+        if isinstance(value, Mapping) and isinstance(step, str):
+            value = value.get(step)
+        elif isinstance(value, list) and isinstance(step, int) and step < len(value):
+            value = value[step]
+        else:
+            return None
+    return value
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _number(value: Any) -> float | None:
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _numbers(value: Any, count: int) -> list[float] | None:
+    if not isinstance(value, list) or len(value) != count or any(_number(each) is None for each in value):
+        return None
+    return [float(each) for each in value]
