@@ -121,6 +121,8 @@ async def _some_work(dsn: str, folder: Path) -> dict[str, str]:
         "job_id": str(job["job_id"]),
         "node_id": "verify__3",
         "workflow_id": "demo",
+        "job_type": "hello_world",
+        "stage": "1",
         "queue": "container-tasks",
         "dead_letter_id": str(letter["dead_letter_id"]),
         "sha256": payload["sha256"],

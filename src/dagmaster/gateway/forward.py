@@ -9,9 +9,10 @@ The orchestrator verifies the caller again. The gateway adds no rights.
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import httpx2
 from starlette.responses import Response
@@ -126,6 +127,12 @@ async def _complete(stream: httpx2.Response) -> httpx2.Response:
         chunks.append(chunk)
     headers = [(name, value) for name, value in stream.headers.multi_items() if name.lower() != "content-encoding"]
     return httpx2.Response(stream.status_code, headers=headers, content=b"".join(chunks), request=stream.request)
+
+
+def encoded(content: Any) -> bytes:
+    """A body to be forwarded. Texts with lone surrogates and integers of any size are sent on as they came: the
+    orchestrator says what is wrong with them."""
+    return json.dumps(content, separators=(",", ":")).encode()
 
 
 def passed_back(response: httpx2.Response) -> Response:

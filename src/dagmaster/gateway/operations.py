@@ -11,7 +11,7 @@ from dagmaster.access.permissions import Permission
 from dagmaster.client.limits import PREFIX
 from dagmaster.client.models.gateway import BatchResult, BatchResults, BatchSubmission, GatewayHealth
 from dagmaster.errors import DagmasterError
-from dagmaster.gateway.forward import ForwardedRequest, passed_back
+from dagmaster.gateway.forward import ForwardedRequest, encoded, passed_back
 from dagmaster.gateway.services import GatewayServices, Services
 from dagmaster.web.authentication import requires
 from dagmaster.web.problems import status_of
@@ -82,7 +82,7 @@ def _forwarded(request: Request, submission: dict[str, object]) -> ForwardedRequ
         f"{PREFIX}/jobs",
         {**dict(request.headers), "content-type": "application/json"},
         query=request.url.query,
-        body=orjson.dumps(submission),
+        body=encoded(submission),
         is_repeatable=bool(submission.get("idempotency_key")),
     )
 

@@ -13,7 +13,7 @@ from dagmaster.access.permissions import Permission
 from dagmaster.client.limits import PREFIX
 from dagmaster.client.models.gateway import PartnerDecision, PartnerReceipt, PartnerStatus, PartnerSubmission
 from dagmaster.errors import NotFound
-from dagmaster.gateway.forward import ForwardedRequest, passed_back
+from dagmaster.gateway.forward import ForwardedRequest, encoded, passed_back
 from dagmaster.gateway.services import GatewayServices, Services, platform_of
 from dagmaster.web.authentication import needs
 from dagmaster.web.problems import MEDIA_TYPE
@@ -49,7 +49,7 @@ async def submit(services: Services, caller: Submitter, request: Request, submis
         "POST",
         f"{PREFIX}/submit",
         {**dict(request.headers), "content-type": "application/json"},
-        body=orjson.dumps(body),
+        body=encoded(body),
         is_repeatable=not submission.force,
     )
     response = await services.forwarder.send(forwarded)
@@ -97,7 +97,7 @@ async def decide(
         "POST",
         f"{PREFIX}/assets/{about.asset_id}/versions/{about.version_ordinal}/{action}",
         {**dict(request.headers), "content-type": "application/json"},
-        body=orjson.dumps({name: value for name, value in body.items() if value is not None}),
+        body=encoded({name: value for name, value in body.items() if value is not None}),
     )
     response = await services.forwarder.send(forwarded)
     if not response.is_success:

@@ -12,7 +12,7 @@ _SERVED_BY = "`dagmaster`, or `legacy` if the request was forwarded to the old s
 
 class OldApiModel(ApiModel):
     # An answer that was forwarded has whatever fields the old system sends.
-    model_config = ConfigDict(frozen=True, extra="allow")
+    model_config = ConfigDict(frozen=True, extra="allow", json_schema_serialization_defaults_required=False)
 
 
 class OldSubmissionAnswer(OldApiModel):
