@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagmaster.access import keys
+from dagmaster.access import secret_text
 from dagmaster.access.keys import KeyText, new_key, parse_key
 from dagmaster.observe.redaction import redact, redact_value
 
@@ -57,13 +57,13 @@ def test_nothing_may_stand_around_a_key(around):
 
 def test_hashes_are_compared_in_constant_time(monkeypatch):
     compared = []
-    monkeypatch.setattr(keys.hmac, "compare_digest", lambda a, b: compared.append((a, b)) or a == b)
+    monkeypatch.setattr(secret_text.hmac, "compare_digest", lambda a, b: compared.append((a, b)) or a == b)
     key = new_key()
 
     assert key.has_hash(key.hash)
     assert not key.has_hash("")
     assert compared == [(key.hash, key.hash), (key.hash, "")]
-    assert keys.hmac is hmac
+    assert secret_text.hmac is hmac
 
 
 def test_the_text_is_not_in_the_repr():

@@ -101,13 +101,17 @@ async def test_every_route_treats_the_cookie_as_it_treats_the_key(database):
                 url = path.replace("{job_id}", "0198b2c4-7c1e-7a10-8f00-2f6f6e1c9a01").replace(
                     "{dead_letter_id}", "b8a1f6a2-2a44-4a38-9c1f-0d5f0f0f7a11"
                 )
+                if path.endswith("/stream"):
+                    url += "?after=invalid"  # a stream of changes never ends
                 answer = await client.request(method, url, headers=own_page(session))
                 is_allowed = permission is Permission.ANYONE or permission in ALLOWED[scope]
                 assert (answer.status_code == 403) == (not is_allowed), (method, path, scope, answer.text)
                 assert answer.status_code != 401
-                if method != "GET":
+                if method not in ("GET", "HEAD", "OPTIONS"):  # which change nothing
                     without = await client.request(method, url, headers=SAME_ORIGIN)
-                    check(without, 403, "session.csrf")
+                    assert without.status_code == 403
+                    if path.startswith(V1):  # the API of the old system describes errors in its own way
+                        check(without, 403, "session.csrf")
 
 
 @pytest.mark.parametrize(

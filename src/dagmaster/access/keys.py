@@ -1,41 +1,20 @@
-"""API keys as text: `dgm_<key id>_<secret>`.
+"""API keys: `dgm_<key id>_<secret>`."""
 
-The prefix lets people and secret scanners recognise a key. The id finds its row; it is not secret. The secret has 256
-random bits, so its SHA-256 needs neither salt nor a slow hash: nobody can guess it from the hash.
-"""
-
-import hashlib
-import hmac
-import re
-import secrets
-import string
 from dataclasses import dataclass, field
 
+from dagmaster.access.secret_text import SecretFormat, SecretText
 from dagmaster.errors import NotFound
 
 PREFIX = "dgm_"
-_ID_CHARACTERS = string.ascii_lowercase + string.digits
-_ID_LENGTH = 12
-_SECRET_BYTES = 32
-_KEY = re.compile(rf"{PREFIX}([a-z0-9]{{{_ID_LENGTH}}})_([A-Za-z0-9_-]{{43}})")
-_KEY_ID = re.compile(rf"[a-z0-9]{{{_ID_LENGTH}}}")
+_FORMAT = SecretFormat(PREFIX, id_length=12)
 
 
 @dataclass(frozen=True, slots=True)
-class KeyText:
+class KeyText(SecretText):
     """A key as its owner has it. The text is left out of `repr`."""
 
     key_id: str
     text: str = field(repr=False)
-
-    @property
-    def hash(self) -> str:
-        """What the database stores in place of the key."""
-        return hashlib.sha256(self.text.encode()).hexdigest()
-
-    def has_hash(self, stored: str) -> bool:
-        """In a time that does not depend on where they differ."""
-        return hmac.compare_digest(self.hash, stored)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,17 +33,17 @@ class StoredKey:
 
 def new_key(key_id: str | None = None) -> KeyText:
     """A new key, or a new secret for an existing one."""
-    key_id = key_id or "".join(secrets.choice(_ID_CHARACTERS) for _ in range(_ID_LENGTH))
-    return KeyText(key_id, f"{PREFIX}{key_id}_{secrets.token_urlsafe(_SECRET_BYTES)}")
+    key_id = key_id or _FORMAT.new_id()
+    return KeyText(key_id, _FORMAT.new_text(key_id))
 
 
 def parse_key(text: str) -> KeyText | None:
     """The key in a text, or None if the text is not a key."""
-    match = _KEY.fullmatch(text)
-    return KeyText(match[1], text) if match else None
+    key_id = _FORMAT.id_in(text)
+    return KeyText(key_id, text) if key_id else None
 
 
 def require_key_id(key_id: str) -> None:
     """The message does not repeat the text: it may be a whole key."""
-    if not _KEY_ID.fullmatch(key_id):
+    if not _FORMAT.is_id(key_id):
         raise NotFound("this is not the id of a key", code="key.not-found", hint="`dagmaster keys ls` lists them")

@@ -7,34 +7,21 @@ from the text: the server tells it to pages of its own origin, and pages of othe
 import base64
 import hashlib
 import hmac
-import re
-import secrets
-import string
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from dagmaster.access.secret_text import SecretFormat, SecretText
+
 PREFIX = "dgs_"
-_ID_CHARACTERS = string.ascii_lowercase + string.digits
-_ID_LENGTH = 16
-_SECRET_BYTES = 32
-_SESSION = re.compile(rf"{PREFIX}([a-z0-9]{{{_ID_LENGTH}}})_([A-Za-z0-9_-]{{43}})")
+_FORMAT = SecretFormat(PREFIX, id_length=16)
 
 
 @dataclass(frozen=True, slots=True)
-class SessionText:
+class SessionText(SecretText):
     """A session as its browser has it. The text is left out of `repr`."""
 
     session_id: str
     text: str = field(repr=False)
-
-    @property
-    def hash(self) -> str:
-        """What the database stores in place of the text."""
-        return hashlib.sha256(self.text.encode()).hexdigest()
-
-    def has_hash(self, stored: str) -> bool:
-        """In a time that does not depend on where they differ."""
-        return hmac.compare_digest(self.hash, stored)
 
     @property
     def csrf_token(self) -> str:
@@ -60,11 +47,11 @@ class StoredSession:
 
 
 def new_session() -> SessionText:
-    session_id = "".join(secrets.choice(_ID_CHARACTERS) for _ in range(_ID_LENGTH))
-    return SessionText(session_id, f"{PREFIX}{session_id}_{secrets.token_urlsafe(_SECRET_BYTES)}")
+    session_id = _FORMAT.new_id()
+    return SessionText(session_id, _FORMAT.new_text(session_id))
 
 
 def parse_session(text: str) -> SessionText | None:
     """The session in a text, or None if the text is not one."""
-    match = _SESSION.fullmatch(text)
-    return SessionText(match[1], text) if match else None
+    session_id = _FORMAT.id_in(text)
+    return SessionText(session_id, text) if session_id else None

@@ -84,11 +84,13 @@ def pool(
     statement_timeout_seconds: float = 15,
     lock_timeout_seconds: float = 3,
     idle_in_transaction_seconds: float = 10,
+    wait_seconds: float = 10,
+    settings: Mapping[str, str] | None = None,
 ) -> ConnectionPool:
     """A pool of such connections, not yet opened. They are in autocommit mode: transactions are explicit."""
     timeouts = (statement_timeout_seconds, lock_timeout_seconds, idle_in_transaction_seconds)
     return AsyncConnectionPool(
-        conninfo(dsn, role, *timeouts),
+        conninfo(dsn, role, *timeouts, settings=settings),
         kwargs={"autocommit": True},
         min_size=min_size,
         max_size=max_size,
@@ -96,7 +98,7 @@ def pool(
         configure=configure,
         check=check_connection,
         name=f"dagmaster-{role}",
-        timeout=10,
+        timeout=wait_seconds,
     )
 
 

@@ -9,7 +9,6 @@ from datetime import datetime
 from typing import Any, Self
 
 from psycopg.types.json import Jsonb
-from psycopg_pool import AsyncConnectionPool
 
 from dagmaster.assets.comparison import Documents
 from dagmaster.assets.states import Clearance
@@ -23,7 +22,7 @@ from dagmaster.client.models.assets import (
     SubmissionStatus,
     VersionInfo,
 )
-from dagmaster.database.connect import Connection, Database, configure, conninfo, translate_errors
+from dagmaster.database.connect import Connection, Database, pool, translate_errors
 from dagmaster.database.notify.notifier import Notifier
 from dagmaster.database.reads.session import models
 from dagmaster.database.session import dicts
@@ -58,7 +57,7 @@ class AssetReads:
         """The notifier announces what was committed. Without one, other processes see it when they poll."""
         self._notifier = notifier
         self._owns_pool = isinstance(database, str)
-        self._pool = _pool(database, role, size) if isinstance(database, str) else database
+        self._pool = pool(database, role, 0, size, settings=PLANNING) if isinstance(database, str) else database
 
     async def __aenter__(self) -> Self:
         return self
@@ -254,17 +253,3 @@ def _version_of(asset: dict[str, Any], version: dict[str, Any], revisions: list[
 def _escaped(text: str) -> str:
     """For LIKE, literally."""
     return text.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
-
-
-def _pool(dsn: str, role: str, size: int) -> Database:
-    return AsyncConnectionPool(
-        conninfo(dsn, role, 15, 3, 10, settings=PLANNING),
-        kwargs={"autocommit": True},
-        min_size=0,
-        max_size=size,
-        open=False,
-        configure=configure,
-        check=AsyncConnectionPool.check_connection,
-        name=f"dagmaster-{role}",
-        timeout=10,
-    )

@@ -3,9 +3,7 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from psycopg_pool import AsyncConnectionPool
-
-from dagmaster.database.connect import BY_KEY, Connection, configure, conninfo, translate_errors
+from dagmaster.database.connect import BY_KEY, Connection, pool, translate_errors
 from dagmaster.database.reads.callbacks import CallbackReads
 from dagmaster.database.reads.changes import ChangeReads
 from dagmaster.database.reads.estimates import EstimateReads
@@ -35,17 +33,7 @@ class ApiReads(
 
     def __init__(self, dsn: str, role: str = "api", size: int = POOL_SIZE) -> None:
         super().__init__(dsn, role)
-        self._pool: AsyncConnectionPool[Connection] = AsyncConnectionPool(
-            conninfo(dsn, role, 15, 3, 10, settings=PLANNING),
-            kwargs={"autocommit": True},
-            min_size=0,
-            max_size=size,
-            open=False,
-            configure=configure,
-            check=AsyncConnectionPool.check_connection,
-            name=f"dagmaster-{role}",
-            timeout=5,
-        )
+        self._pool = pool(dsn, role, 0, size, wait_seconds=5, settings=PLANNING)
 
     async def open(self) -> None:
         await self._pool.open()
