@@ -303,6 +303,12 @@ class Settings(BaseSettings):
         description="Allow the gateway on non-loopback addresses without authentication: whoever reaches it is an "
         "administrator",
     )
+    external_database_url: str | None = Field(
+        None,
+        repr=False,
+        description="postgresql://… of a second database, into which `metadata.publish_external` writes the layers of "
+        "public data",
+    )
     gateway_database_url: str | None = Field(
         None,
         repr=False,

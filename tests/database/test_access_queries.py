@@ -23,6 +23,9 @@ VALUES: dict[str, dict[str, Any]] = {
     "find_session": {"session_id": "session-7"},
     "served_collections": {"clearances": ["public"]},
     "asset_submission": {"request_id": "request-7"},
+    "layer_metadata_of": {"asset_id": ASSET, "layers": ["raster"]},
+    "layer_external_due": {"asset_id": None, "limit": 20},
+    "gateway_layer_metadata": {"asset_id": ASSET},
 }
 # One row of each table for each asset. Every tenth is public.
 FILL = (
@@ -48,6 +51,20 @@ FILL = (
                                           request_hash)
     SELECT 'request-' || n, 'local', lpad(to_hex(n), 32, '0'), 0, 1, 'new_asset', ''
       FROM generate_series(1, {assets}) AS n
+    """,
+    """
+    INSERT INTO dagapp.layer_catalog (asset_id, layer, dataset_id, platform_id, title, clearance_state, version_ordinal,
+                                      revision, digest, published_by)
+    SELECT asset_id, 'raster', dataset_id, 'local', 'Title', clearance_state, 0, 1, 'x', 'bob'
+      FROM dagapp.geospatial_assets
+    """,
+    """
+    INSERT INTO dagapp.layer_metadata (asset_id, layer, title, updated_by)
+    SELECT asset_id, 'raster', 'Title', 'bob' FROM dagapp.geospatial_assets
+    """,
+    """
+    INSERT INTO dagapp.external_layers (asset_id, layer, dataset_id, requested_by)
+    SELECT asset_id, 'raster', dataset_id, 'bob' FROM dagapp.geospatial_assets
     """,
     """
     INSERT INTO dagapp.api_keys (key_id, name, scopes, secret_hash)
@@ -82,5 +99,7 @@ def test_a_decision_reads_no_table_of_assets_from_end_to_end(filled: str, name: 
         asked = f"EXPLAIN (COSTS OFF) EXECUTE it ({', '.join(['%s'] * len(names))})"
         lines = [row[0] for row in cursor.execute(asked, [VALUES[name][each] for each in names]).fetchall()]
 
-    assert [line for line in lines if re.search(r"Seq Scan on (?:geospatial_|asset_|api_keys)", line)] == []
+    assert [
+        line for line in lines if re.search(r"Seq Scan on (?:geospatial_|asset_|api_keys|layer_|external_)", line)
+    ] == []
     assert any("Index" in line for line in lines), lines

@@ -106,6 +106,12 @@ OF_ASSETS = (
     "change_asset",
     "change_platform",
     "prepare_catalogue",
+    "edit_layer",
+    "publish_layer",
+    "record_command",
+    "external_layers",
+    "external_database",
+    "invalidate_cache",
     "create_key",
     "asset_upkeep",
     "adopt_dataset",
@@ -252,7 +258,8 @@ def test_every_write_transaction_has_points_on_both_sides_of_its_commit_or_a_rea
     assert not COMMITS.keys() & ELSEWHERE.keys()
     assert COMMITS.keys() | ELSEWHERE.keys() == {transaction.name for transaction in TRANSACTIONS}
     # Those of documents are swept with raster jobs and those of callbacks in test_callbacks.py, both in tests/engine,
-    # those of assets and keys in tests/operations/test_crashes.py, and those of uploads in test_uploads.py beside it.
+    # those of assets and keys in tests/operations/test_crashes.py, those of commands in tests/commands/test_crashes.py,
+    # and those of uploads in tests/operations/test_uploads.py.
     commits = {commit for _, commit in SWEPT} | {"callbacks", "documents", *OF_ASSETS}
     assert commits == {*faults.TRANSACTIONS, *faults.STATEMENTS, "orchestrator"}
 
@@ -266,4 +273,4 @@ def test_no_transaction_is_begun_without_points_at_its_commit() -> None:
         if "before-commit" not in match[2] or "after-commit" not in (match[3] or "")
     ]
 
-    assert bare == ["history.py"], "which only reads"
+    assert bare == ["due.py", "history.py", "jobs.py"], "which only read"

@@ -19,8 +19,8 @@ from dagmaster.database.queries import all_queries, numbered
 CHILDREN = 10_000
 
 
-# Those that need pgSTAC are prepared where it is deployed.
-OURS = sorted(name for name in all_queries() if not name.startswith(("catalog_", "served_")))
+# Those that need pgSTAC are prepared where it is deployed, and those of the external database there.
+OURS = sorted(name for name in all_queries() if not name.startswith(("catalog_", "served_", "external_")))
 
 
 @pytest.mark.requirement("D1")

@@ -15,7 +15,7 @@ from psycopg.types.json import Jsonb
 from dagmaster.access.caller import Caller, Scope
 from dagmaster.assets.states import Clearance
 from dagmaster.client.models.assets import AssetSubmissionRequest, AssetSubmissionResult, SourceReference
-from dagmaster.database.assets.store import AssetStore
+from dagmaster.database.assets.layer_store import LayerStore
 from dagmaster.handlers.registry import installed
 from dagmaster.library.workflows import WorkflowLibrary
 from dagmaster.operations.assets.approve import approve
@@ -32,7 +32,7 @@ START = "2024-01-01T00:00:00Z"
 @dataclass
 class Kit:
     dsn: str
-    store: AssetStore
+    store: LayerStore
     storage: Storage
     library: WorkflowLibrary
 
@@ -122,7 +122,7 @@ class Kit:
 async def opened(dsn: str, folder: Path) -> AsyncIterator[Kit]:
     storage = open_storage(Settings(storage_folder=folder))
     library = library_of(Settings(), installed())
-    async with AssetStore(dsn) as store:
+    async with LayerStore(dsn) as store:
         yield Kit(dsn, store, storage, library)
 
 

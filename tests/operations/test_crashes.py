@@ -15,6 +15,7 @@ from psycopg.rows import dict_row
 from dagmaster import faults
 from dagmaster.assets.states import Clearance, Exposure
 from dagmaster.client.models.assets import PlatformRequest
+from dagmaster.client.models.layers import LayerMetadataRequest
 from dagmaster.database.assets.keys import KeyChange, KeyStore
 from dagmaster.errors import Conflict, InvalidRequest
 from dagmaster.local.embedded import Cluster
@@ -22,6 +23,7 @@ from dagmaster.operations.assets.approve import approve
 from dagmaster.operations.assets.clear import clear
 from dagmaster.operations.assets.delete import delete
 from dagmaster.operations.assets.expose import expose
+from dagmaster.operations.assets.metadata import edit_metadata
 from dagmaster.operations.assets.platforms import add_platform
 from dagmaster.operations.assets.reject import reject
 from dagmaster.operations.assets.unpublish import unpublish
@@ -101,6 +103,13 @@ LIFE: list[tuple[str, Call, tuple[str, ...]]] = [
         lambda kit: expose(kit.store, "dem", Exposure.ALL_VERSIONS, caller=BOB),
         ("change_asset",),
     ),
+    (
+        "its metadata is edited",
+        lambda kit: edit_metadata(
+            kit.store, "dem", "raster", request=LayerMetadataRequest(title="Heights"), caller=BOB
+        ),
+        ("edit_layer",),
+    ),
     ("it is unpublished", lambda kit: unpublish(kit.store, "dem", 0, caller=BOB, reason="recalled"), ("change_asset",)),
     ("it is deleted", lambda kit: delete(kit.store, "dem", None, caller=BOB, reason="obsolete"), ("change_asset",)),
 ]
@@ -133,7 +142,14 @@ def test_a_process_that_dies_while_it_changes_an_asset_has_changed_all_or_nothin
 def test_the_life_of_an_asset_passes_all_transactions_on_assets() -> None:
     passed = {name for _, _, transactions in LIFE for name in transactions}
 
-    assert passed == {"submit_asset", "change_asset", "change_platform", "prepare_catalogue", "create_key"}
+    assert passed == {
+        "submit_asset",
+        "change_asset",
+        "change_platform",
+        "prepare_catalogue",
+        "create_key",
+        "edit_layer",
+    }
 
 
 def _run(call: Call, dsn: str, folder: Path, point: str | None = None, *, is_repeated: bool = False) -> int:

@@ -25,15 +25,18 @@ class Permission(StrEnum):
     ASSETS_REVIEW = "assets:review"  # approve, reject, clear, expose, unpublish
     ASSETS_DECIDE = "assets:decide"  # approve, reject, unpublish a version; `decision.may_decide` limits b2b keys
     ASSETS_DELETE = "assets:delete"
+    METADATA_WRITE = "metadata:write"  # titles, descriptions and styles of layers
+    COMMANDS_RUN = "commands:run"  # direct commands; each needs a permission of its own besides
     PLATFORMS_WRITE = "platforms:write"
     KEYS_WRITE = "keys:write"
     KEYS_REPORT = "keys:report"  # that keys were used
+    PLATFORM_OPERATE = "platform:operate"  # rebuild the catalogue, let caches be read again
     SCHEMA_WRITE = "schema:write"
 
 
 _P = Permission
 _READS = frozenset({_P.JOBS_READ, _P.WORKFLOWS_READ, _P.PLATFORM_READ, _P.ASSETS_READ})
-_REVIEWS = frozenset({_P.ASSETS_REVIEW, _P.ASSETS_DECIDE})
+_REVIEWS = frozenset({_P.ASSETS_REVIEW, _P.ASSETS_DECIDE, _P.METADATA_WRITE, _P.COMMANDS_RUN})
 
 ALLOWED: Mapping[Scope, frozenset[Permission]] = {
     Scope.B2B: frozenset({_P.ASSETS_SUBMIT, _P.ASSETS_READ, _P.ASSETS_DECIDE}),
@@ -42,7 +45,14 @@ ALLOWED: Mapping[Scope, frozenset[Permission]] = {
     Scope.AUTHOR: _READS | {_P.JOBS_SUBMIT, _P.WORKFLOWS_WRITE},
     Scope.OPERATOR: _READS
     | _REVIEWS
-    | {_P.JOBS_SUBMIT, _P.JOBS_OPERATE, _P.QUEUES_OPERATE, _P.ASSETS_SUBMIT, _P.ASSETS_DELETE},
+    | {
+        _P.JOBS_SUBMIT,
+        _P.JOBS_OPERATE,
+        _P.QUEUES_OPERATE,
+        _P.ASSETS_SUBMIT,
+        _P.ASSETS_DELETE,
+        _P.PLATFORM_OPERATE,
+    },
     Scope.WORKER: frozenset({_P.TASKS_REPORT}),
     Scope.GATEWAY: frozenset({_P.KEYS_REPORT}),
     Scope.ADMIN: frozenset(Permission),

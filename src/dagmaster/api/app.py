@@ -5,8 +5,8 @@ create_app(settings, dsn, library, handlers)
   ├── / /docs /openapi.json /livez /readyz /metrics
   ├── /api/jobs /api/dbadmin: the old API
   ├── /tiles /stac /files …: forwarded to the map server
-  └── /api/v1: jobs workflows submit status assets platforms callbacks bootstrap dead-letters janitor orchestrators
-               workers queues stats stream caller keys session uploads sources health
+  └── /api/v1: jobs workflows submit status assets layers platforms commands callbacks bootstrap dead-letters janitor
+               orchestrators workers queues stats stream caller keys session uploads sources health
 """
 
 from collections.abc import AsyncIterator, Mapping
@@ -27,6 +27,7 @@ from dagmaster.api import (
     callbacks,
     callers,
     changes,
+    commands,
     dead_letters,
     examples,
     export,
@@ -37,6 +38,7 @@ from dagmaster.api import (
     janitor,
     jobs,
     keys,
+    layers,
     logs,
     metrics,
     outputs,
@@ -72,6 +74,8 @@ _TAGS = [
     {"name": "jobs", "description": "Submit jobs, list and inspect them, follow their events"},
     {"name": "workflows", "description": "The workflows that can be submitted"},
     {"name": "assets", "description": "Submit data of platforms; list, review and publish it"},
+    {"name": "layers", "description": "Edit the metadata of layers, and list those that are published"},
+    {"name": "commands", "description": "Direct commands: publish metadata, rebuild the catalogue, migrate, reload"},
     {"name": "uploads", "description": "Send files to the bronze zone, in parts; list what is there"},
     {"name": "platforms", "description": "The external systems that submit data"},
     {
@@ -164,7 +168,9 @@ def _versioned() -> APIRouter:
         assets,
         asset_pages,
         reviews,
+        layers,
         platforms,
+        commands,
         audit,
         callback_events,
         callbacks,

@@ -133,6 +133,30 @@ _KEY: dict[str, Any] = {
     "created_by": "ada",
 }
 # Values of single models, where they differ from those above.
+_STYLE: dict[str, Any] = {
+    "title": "Depth of the water",
+    "colormap_name": "blues",
+    "colormap": None,
+    "rescale": [[0, 4]],
+    "bidx": [1],
+    "resampling": "bilinear",
+}
+_LAYER_TEXTS: dict[str, Any] = {
+    "title": "Floods",
+    "description": "The depth of the water of a flood that occurs once in a hundred years.",
+    "keywords": ["flood", "depth"],
+    "attribution": "© The Survey",
+    "style": _STYLE,
+}
+_LAYER: dict[str, Any] = {
+    "layer": "raster",
+    "title": "Floods",
+    "clearance_state": "public",
+    "version_ordinal": 0,
+    "revision": 2,
+    "starts_at": "2024-01-01T00:00:00Z",
+    "ends_at": "2024-01-01T00:00:00Z",
+}
 _MODELS: dict[str, dict[str, Any]] = {
     "ApproveRequest": {"clearance_level": "ouo", "revision": 2, "reason": "checked against the source"},
     "AssetHistoryEntry": {
@@ -250,6 +274,18 @@ _MODELS: dict[str, dict[str, Any]] = {
     "JobLogLine": {"level": "info", "text": "greeting name=Ada"},
     "JobRequest": {"inputs": {"name": "Ada"}, "submitted_at": None, "message_id": None},
     "LinkRequest": {"revision": 2, "expires_in_hours": 24.0},
+    "CommandInfo": {
+        "name": "cache.invalidate",
+        "summary": "Let all orchestrators read their workflows again.",
+        "permission": "platform:operate",
+        "inputs": {"type": "object", "properties": {"wait_seconds": {"type": "number", "default": 5.0}}},
+        "outputs": {"type": "object", "properties": {"is_complete": {"type": "boolean"}}},
+    },
+    "LayerInfo": {**_LAYER, "style": _STYLE, "bbox": [10.0, 46.0, 10.5, 46.5], "published_at": _T3},
+    "LayerMetadataChange": _LAYER_TEXTS,
+    "LayerMetadataInfo": {**_LAYER, **_LAYER_TEXTS, "etag": "3", "is_published": True, "published_at": _T3},
+    "LayerMetadataRequest": _LAYER_TEXTS,
+    "LayerStyle": _STYLE,
     "KeyInfo": _KEY,
     "KeyUses": {"key_ids": [_KEY["key_id"]]},
     "KeyRequest": {"name": "nightly-import", "scopes": ["author"], "expires_in_days": 365.0},

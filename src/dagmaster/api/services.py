@@ -16,7 +16,7 @@ from dagmaster.api.legacy.forward import OldSystem
 from dagmaster.api.legacy.sharing import Shares
 from dagmaster.api.maps import MapForwarder
 from dagmaster.database.assets.keys import KeyStore
-from dagmaster.database.assets.store import AssetStore
+from dagmaster.database.assets.layer_store import LayerStore
 from dagmaster.database.assets.uploads import UploadStore
 from dagmaster.database.ledger.postgres import PostgresLedger
 from dagmaster.database.notify.notifier import JOBS, RESULTS
@@ -59,17 +59,18 @@ class Ledgers:
 
 @dataclass
 class ApiServices:
-    """`orchestrator` is the orchestrator of this process, if it has one. Health checks include it."""
+    """`orchestrator` is the orchestrator of this process, if it has one. Health checks include it, and its workflows
+    are used, which may be read again. Without one, `own_library` is."""
 
     settings: Settings
     dsn: str
-    library: WorkflowLibrary
+    own_library: WorkflowLibrary
     handlers: Mapping[str, Any]
     orchestrator: Orchestrator | None = None
     heartbeat_seconds: float = 15.0
     reads: ApiReads = field(init=False)
     ledgers: Ledgers = field(init=False)
-    assets: AssetStore = field(init=False)
+    assets: LayerStore = field(init=False)
     upload_store: UploadStore = field(init=False)
     notifier: PostgresNotifier = field(init=False)
     follower: Follower = field(init=False)
@@ -99,7 +100,7 @@ class ApiServices:
         """Open the services for the block. This works without a database too: then each request reports the outage."""
         self.notifier = PostgresNotifier(self.dsn, [JOBS, RESULTS])
         self.reads, self.ledgers = ApiReads(self.dsn), Ledgers(self.dsn, self.notifier)
-        self.assets = AssetStore(self.dsn, notifier=self.notifier)
+        self.assets = LayerStore(self.dsn, notifier=self.notifier)
         self.upload_store = UploadStore(self.dsn, role="uploads", size=4)
         self.follower = Follower(self.reads, self.notifier)
         self.old_system = self._old_system()
@@ -132,6 +133,10 @@ class ApiServices:
             timeout_seconds=self.settings.legacy_timeout_sec,
             is_read_only=self.settings.legacy_read_only,
         )
+
+    @property
+    def library(self) -> WorkflowLibrary:
+        return self.orchestrator.library if self.orchestrator else self.own_library
 
     @cached_property
     def storage(self) -> Storage:

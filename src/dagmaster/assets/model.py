@@ -1,4 +1,5 @@
-"""The records of assets: platforms, assets, versions, revisions, submissions, STAC documents, history, keys, uploads.
+"""The records of assets: platforms, assets, versions, revisions, submissions, STAC documents, layers, history, keys,
+uploads.
 
 A record is a row of its table. One asset is one dataset and one STAC collection (decision 0052). The engine does not
 know these tables: a job has an `asset_id` and a `version_ordinal`, which it never reads, and a trigger on `dag_jobs`
@@ -17,6 +18,7 @@ from dagmaster.records import ForeignKey, Index, Record, Table
 PlatformId = Annotated[str, Field(min_length=1, max_length=64)]
 Actor = Annotated[str, Field(min_length=1, max_length=200)]
 Label = Annotated[str, Field(min_length=1, max_length=200)]
+LayerName = Annotated[str, Field(min_length=1, max_length=128)]
 
 _NOW = {"created_at": "dagapp.clock()", "updated_at": "dagapp.clock()"}
 
@@ -249,8 +251,104 @@ class StacDocument(Record):
     created_at: datetime
 
 
+class LayerMetadata(Record):
+    """What people have written about a layer of an asset. It belongs to the asset: new versions and revisions keep it.
+    A field that is null, or an empty list, was not edited. `change_number` counts the changes: it is the ETag."""
+
+    table: ClassVar[Table] = Table(
+        "layer_metadata",
+        key=("asset_id", "layer"),
+        foreign_keys=(ForeignKey(("asset_id",), "geospatial_assets", ("asset_id",)),),
+        defaults={"created_at": "dagapp.clock()", "updated_at": "dagapp.clock()", "keywords": "'{}'::text[]"},
+    )
+
+    asset_id: str
+    layer: LayerName
+    title: str | None = None
+    description: str | None = None
+    keywords: list[str] = []
+    attribution: str | None = None
+    style: dict[str, Any] = {}
+    change_number: int = 1
+    created_at: datetime
+    updated_at: datetime
+    updated_by: Actor
+
+
+class CatalogLayer(Record):
+    """A layer as portals see it: the published projection of its metadata and of the STAC collection.
+
+    There is a row only while the asset is published: whatever withdraws it removes the row in the same transaction.
+    `metadata` is what was edited, as it was when it was published; `digest` changes with it. The texts are those of the
+    collection where nothing was edited. The version is the latest one."""
+
+    table: ClassVar[Table] = Table(
+        "layer_catalog",
+        key=("asset_id", "layer"),
+        foreign_keys=(ForeignKey(("asset_id",), "geospatial_assets", ("asset_id",)),),
+        indexes=(Index("layer_catalog_by_dataset", ("dataset_id", "layer"), unique=True),),
+        checks={"cleared": "clearance_state <> 'uncleared'"},
+        defaults={
+            "published_at": "dagapp.clock()",
+            "updated_at": "dagapp.clock()",
+            "keywords": "'{}'::text[]",
+        },
+        types={"version_ordinal": "integer", "revision": "integer"},
+    )
+
+    asset_id: str
+    layer: LayerName
+    dataset_id: str
+    platform_id: PlatformId
+    title: str
+    description: str | None = None
+    keywords: list[str] = []
+    attribution: str | None = None
+    style: dict[str, Any] = {}
+    clearance_state: Clearance
+    version_ordinal: int
+    revision: int
+    bbox: list[float] = []
+    starts_at: datetime | None = None
+    ends_at: datetime | None = None
+    metadata: dict[str, Any] = {}
+    change_number: int = 0
+    digest: str
+    published_at: datetime
+    published_by: Actor
+    updated_at: datetime
+
+
+class ExternalLayer(Record):
+    """A layer that was published to the external database, or shall be removed from it.
+
+    `generation` grows with each change of what the external database shall hold; a writer with an older one is refused
+    there. `due_at` is set until the external database holds it."""
+
+    table: ClassVar[Table] = Table(
+        "external_layers",
+        key=("asset_id", "layer"),
+        foreign_keys=(ForeignKey(("asset_id",), "geospatial_assets", ("asset_id",), "RESTRICT"),),
+        indexes=(Index("external_layers_due", ("due_at",), where="due_at IS NOT NULL"),),
+        defaults={"updated_at": "dagapp.clock()"},
+    )
+
+    asset_id: str
+    layer: LayerName
+    dataset_id: str
+    is_wanted: bool = True
+    generation: int = 1
+    due_at: datetime | None = None
+    attempts: int = 0
+    error_message: str | None = None
+    published_at: datetime | None = None
+    requested_by: Actor
+    updated_at: datetime
+
+
 class AssetEvent(Record):
-    """Who did what to an asset, a platform or a key, when and why. Rows never change; they have their own retention."""
+    """Who did what to an asset, a platform or a key, when and why; and which direct command was run. Rows never change;
+    they have their own retention."""
 
     table: ClassVar[Table] = Table(
         "asset_events",
@@ -391,6 +489,9 @@ RECORDS: tuple[type[Record], ...] = (
     AssetRevision,
     AssetSubmission,
     StacDocument,
+    LayerMetadata,
+    CatalogLayer,
+    ExternalLayer,
     AssetEvent,
     ApiKey,
     WebSession,

@@ -148,7 +148,7 @@ def print_history(state: "State", page: "Sequence[Json]") -> None:
     columns: list[Column[AssetHistoryEntry]] = [
         Column("event", lambda event: str(event.event_id), drop=3, is_number=True),
         Column("when (UTC)", lambda event: at(event.created_at)),
-        Column("what", lambda event: event.action.replace("_", " ")),
+        Column("what", lambda event: _action(event.action)),
         Column("version", lambda event: _or_dash(event.version_ordinal), is_number=True),
         Column("revision", lambda event: _or_dash(event.revision), drop=2, is_number=True),
         Column("who", lambda event: one_line(event.actor)),
@@ -157,11 +157,16 @@ def print_history(state: "State", page: "Sequence[Json]") -> None:
     print_table(state.console, columns, read_all(AssetHistoryEntry, page))
 
 
+def _action(action: str) -> str:
+    """In words, except for the names of direct commands, which have a dot."""
+    return action if "." in action else action.replace("_", " ")
+
+
 def print_audit(state: "State", page: "Sequence[Json]") -> None:
     columns: list[Column[AuditEntry]] = [
         Column("event", lambda event: str(event.event_id), drop=3, is_number=True),
         Column("when (UTC)", lambda event: at(event.created_at)),
-        Column("what", lambda event: event.action.replace("_", " ")),
+        Column("what", lambda event: _action(event.action)),
         Column("of", lambda event: one_line(_subject(event))),
         Column("who", lambda event: one_line(event.actor)),
         Column("why", lambda event: one_line(event.reason), is_long=True, is_below=True),

@@ -27,6 +27,8 @@ COMMANDS = {
     "process": "process:process",
     "submit": "submit:submit",
     "assets": "assets:assets",
+    "metadata": "metadata:metadata",
+    "commands": "commands:commands",
     "platforms": "platforms:platforms",
     "uploads": "uploads:uploads",
     "sources": "uploads:sources",

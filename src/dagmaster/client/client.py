@@ -26,6 +26,7 @@ from dagmaster.client.credentials import key_for
 from dagmaster.client.discovery import find_api, find_maps
 from dagmaster.client.json_client import PAUSE_SECONDS, AsyncJsonClient, Connected, JsonClient, Outage
 from dagmaster.client.keys import AsyncKeys, Keys
+from dagmaster.client.layers import AsyncLayers, Layers
 from dagmaster.client.limits import MOST_ITEMS
 from dagmaster.client.models.base import Json, parse, unexpected
 from dagmaster.client.models.bulk import BulkReport, BulkRequest
@@ -69,7 +70,7 @@ _POLL_SECONDS = 2.0  # the progress that handlers report is not always an event
 _SHORTEST_PAUSE_SECONDS = 0.1  # between two requests for a job that changes all the time
 
 
-class AsyncClient(AsyncAssets, AsyncKeys, AsyncUploads):
+class AsyncClient(AsyncAssets, AsyncLayers, AsyncKeys, AsyncUploads):
     """A client of the platform at `server`, or of the one that commands use (DAGMASTER_URL, or `dagmaster up`).
 
     `key` is an API key or an OIDC token; by default DAGMASTER_KEY, or the key that `dagmaster login` has stored for
@@ -422,7 +423,7 @@ class AsyncClient(AsyncAssets, AsyncKeys, AsyncUploads):
         changed.set()
 
 
-class Client(Assets[AsyncClient], Keys[AsyncClient], Uploads[AsyncClient]):
+class Client(Assets[AsyncClient], Layers[AsyncClient], Keys[AsyncClient], Uploads[AsyncClient]):
     """AsyncClient for scripts and notebooks: the same methods, which wait for the answer. Threads may share it.
 
     with Client() as client:

@@ -21,6 +21,7 @@ from dagmaster.client.connection import (
 )
 from dagmaster.client.json_assets import AssetRequests, AsyncAssetRequests
 from dagmaster.client.json_keys import AsyncKeyRequests, KeyRequests
+from dagmaster.client.json_layers import AsyncLayerRequests, LayerRequests
 from dagmaster.client.json_uploads import AsyncUploadRequests, UploadRequests
 from dagmaster.client.limits import MOST_ITEMS
 from dagmaster.client.models.base import Json, unexpected
@@ -50,7 +51,7 @@ class Outage:
 Update: TypeAlias = StreamedEvent | Connected | Outage
 
 
-class AsyncJsonClient(AsyncAssetRequests, AsyncKeyRequests, AsyncUploadRequests):
+class AsyncJsonClient(AsyncAssetRequests, AsyncLayerRequests, AsyncKeyRequests, AsyncUploadRequests):
     """The requests of the API. Answers are JSON, as the API sent it."""
 
     def __init__(self, connection: Connection) -> None:
@@ -418,7 +419,12 @@ class AsyncJsonClient(AsyncAssetRequests, AsyncKeyRequests, AsyncUploadRequests)
         )
 
 
-class JsonClient(AssetRequests[AsyncJsonClient], KeyRequests[AsyncJsonClient], UploadRequests[AsyncJsonClient]):
+class JsonClient(
+    AssetRequests[AsyncJsonClient],
+    LayerRequests[AsyncJsonClient],
+    KeyRequests[AsyncJsonClient],
+    UploadRequests[AsyncJsonClient],
+):
     """AsyncJsonClient for callers without an event loop. Threads may share it."""
 
     @classmethod

@@ -3,7 +3,7 @@
 create_app(settings, dsn)
   ├── middleware: request id, host and origin, caller, rate, size of bodies
   ├── /livez /readyz /openapi.json
-  └── /api: platform gateway status assets admin proxy
+  └── /api: platform gateway status assets layers admin proxy
 """
 
 from collections.abc import AsyncIterator
@@ -73,7 +73,16 @@ def create_app(settings: Settings, dsn: str) -> FastAPI:
     register(app)
     # Before those of `platform`, whose last part of a path may be a decision.
     app.include_router(uploads.router)
-    for router in (platform.router, operations.router, status.router, assets.router, admin.router, admin.proxy, probes):
+    for router in (
+        platform.router,
+        operations.router,
+        status.router,
+        assets.router,
+        assets.layers,
+        admin.router,
+        admin.proxy,
+        probes,
+    ):
         app.include_router(router)
     app.add_api_route(
         "/openapi.json", _openapi_of(app), include_in_schema=False, dependencies=[requires(Permission.ANYONE)]

@@ -6,10 +6,12 @@ from urllib.parse import quote
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
 from dagmaster.access.caller import Caller, Scope
-from dagmaster.access.decision import may_preview
+from dagmaster.access.decision import may_preview, readable_clearances
 from dagmaster.access.permissions import Permission
+from dagmaster.assets.states import Clearance
 from dagmaster.client.limits import PREFIX
 from dagmaster.client.models.gateway import GatewayAsset, PartnerStatus
+from dagmaster.client.models.layers import LayerInfo, LayerMetadataInfo
 from dagmaster.client.models.pages import Page
 from dagmaster.errors import NotFound
 from dagmaster.gateway.forward import ForwardedRequest, passed_back
@@ -19,10 +21,14 @@ from dagmaster.web.pages import Cursor, Limit, joined, moment_and_id, page_of
 from dagmaster.web.validation import responses
 
 router = APIRouter(prefix="/api/assets", tags=["assets"])
+layers = APIRouter(prefix="/api/layers", tags=["assets"])
 
 Reader = Annotated[Caller, Depends(needs(Permission.ASSETS_READ))]
 Reviewer = Annotated[Caller, Depends(needs(Permission.ASSETS_REVIEW))]
 Decider = Annotated[Caller, Depends(needs(Permission.ASSETS_DECIDE))]
+Editor = Annotated[Caller, Depends(needs(Permission.METADATA_WRITE))]
+Remover = Annotated[Caller, Depends(needs(Permission.ASSETS_DELETE))]
+LayerName = Annotated[str, Path(max_length=128, description="The layer; of a raster it is `raster`")]
 AssetName = Annotated[str, Path(max_length=200, description="The id of the asset, or of its dataset")]
 Ordinal = Annotated[int, Path(ge=0, le=2**31 - 1, description="The number of the version, from 0")]
 
@@ -71,6 +77,79 @@ async def list_requests(
     return await services.reads.requests_of_version(asset.asset_id, version_ordinal, own, _MOST_REQUESTS)
 
 
+@router.get(
+    "/{asset_id}/layers",
+    operation_id="gateway_asset_layers",
+    summary="List the layers of an asset with their metadata",
+    responses=responses(404, 429),
+)
+async def list_layers_of_asset(services: Services, caller: Reader, asset_id: AssetName) -> Page[LayerMetadataInfo]:
+    asset = await _asset(services, caller, asset_id)
+    layers = await services.reads.layer_metadata(asset.asset_id)
+    return Page[LayerMetadataInfo](items=layers, next=None)
+
+
+@router.get(
+    "/{asset_id}/layers/{layer}/metadata",
+    operation_id="gateway_layer_metadata",
+    summary="Get the metadata of a layer",
+    responses=responses(404, 429),
+)
+async def get_layer_metadata(
+    services: Services, caller: Reader, response: Response, asset_id: AssetName, layer: LayerName
+) -> LayerMetadataInfo:
+    """With an ETag for changes, which go to the same address."""
+    asset = await _asset(services, caller, asset_id)
+    for metadata in await services.reads.layer_metadata(asset.asset_id):
+        if metadata.layer == layer:
+            response.headers["ETag"] = f'"{metadata.etag}"'
+            return metadata
+    raise NotFound("the asset has no such layer", code="layer.not-found")
+
+
+async def _change_layer_metadata(
+    services: Services, caller: Editor, request: Request, asset_id: AssetName, layer: LayerName
+) -> Response:
+    """The body is that of the same request to the orchestrator. `If-Match` is honoured."""
+    asset = await _asset(services, caller, asset_id)
+    return await _forward(services, request, f"/assets/{asset.asset_id}/layers/{quote(layer, safe='')}/metadata")
+
+
+for _method, _summary in (("PUT", "Replace the metadata of a layer"), ("PATCH", "Change the metadata of a layer")):
+    router.add_api_route(
+        "/{asset_id}/layers/{layer}/metadata",
+        _change_layer_metadata,
+        methods=[_method],
+        operation_id=f"gateway_{_method.lower()}_layer_metadata",
+        summary=_summary,
+        responses=responses(404, 409, 412, 429, 504),
+    )
+
+
+@router.delete(
+    "/{asset_id}/versions/{version_ordinal}",
+    operation_id="gateway_delete_version",
+    summary="Delete a version",
+    responses=responses(404, 409, 429, 504),
+)
+async def delete_version(
+    services: Services, caller: Remover, request: Request, asset_id: AssetName, version_ordinal: Ordinal
+) -> Response:
+    asset = await _asset(services, caller, asset_id)
+    return await _forward(services, request, f"/assets/{asset.asset_id}/versions/{version_ordinal}")
+
+
+@router.delete(
+    "/{asset_id}",
+    operation_id="gateway_delete_asset",
+    summary="Delete an asset",
+    responses=responses(404, 409, 429, 504),
+)
+async def delete_asset(services: Services, caller: Remover, request: Request, asset_id: AssetName) -> Response:
+    asset = await _asset(services, caller, asset_id)
+    return await _forward(services, request, f"/assets/{asset.asset_id}")
+
+
 @router.post(
     "/{asset_id}/versions/{version_ordinal}/{action}",
     operation_id="gateway_change_version",
@@ -107,6 +186,16 @@ async def change_asset(
     """The body is that of the same request to the orchestrator."""
     asset = await _asset(services, caller, asset_id)
     return await _forward(services, request, f"/assets/{quote(asset.asset_id, safe='')}/{action}")
+
+
+@layers.get("", operation_id="gateway_layers", summary="List published layers", responses=responses(429))
+async def list_layers(services: Services, caller: Reader, after: Cursor = None, limit: Limit = 50) -> Page[LayerInfo]:
+    """Ordered by dataset. A partner sees those of its own platform."""
+    dataset_id, _, layer = (after or "~").rpartition("~")
+    own = platform_of(caller)
+    clearances = readable_clearances(caller) if own is None else frozenset({Clearance.OUO, Clearance.PUBLIC})
+    rows = await services.reads.layers(clearances, own, limit=limit + 1, after=(dataset_id, layer))
+    return page_of(rows, limit, lambda row: joined(row.dataset_id, row.layer))
 
 
 async def _asset(services: GatewayServices, caller: Caller, name: str) -> GatewayAsset:

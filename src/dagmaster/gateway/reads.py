@@ -1,6 +1,6 @@
 """What the gateway reads, with the database role that may only select from views."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, Self, TypeVar
 from uuid import UUID
@@ -19,6 +19,7 @@ from dagmaster.client.models.gateway import (
     PartnerStatus,
     StatusCount,
 )
+from dagmaster.client.models.layers import LayerInfo, LayerMetadataInfo
 from dagmaster.database.connect import pool, translate_errors
 from dagmaster.database.reads.session import models
 from dagmaster.database.session import dicts
@@ -78,6 +79,22 @@ class GatewayReads:
             return None
         versions = await self._many("gateway_versions", {"asset_id": asset.asset_id}, GatewayVersion)
         return asset.model_copy(update={"versions": versions})
+
+    async def layer_metadata(self, asset_id: str) -> list[LayerMetadataInfo]:
+        return await self._many("gateway_layer_metadata", {"asset_id": asset_id}, LayerMetadataInfo)
+
+    async def layers(
+        self, clearances: Iterable[str], platform_id: str | None, *, limit: int, after: tuple[str, str] = ("", "")
+    ) -> list[LayerInfo]:
+        """Published layers with these clearances; of this platform only, if one is given."""
+        values = {
+            "clearances": sorted(clearances),
+            "platform_id": platform_id,
+            "after_dataset": after[0],
+            "after_layer": after[1],
+            "limit": limit,
+        }
+        return await self._many("gateway_layers", values, LayerInfo)
 
     async def platforms(self, platform_id: str | None) -> list[PlatformInfo]:
         return await self._many("gateway_platforms", {"platform_id": platform_id}, PlatformInfo)

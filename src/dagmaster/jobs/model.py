@@ -355,6 +355,21 @@ class OrchestratorRecord(Record):
     started_at: datetime
     heartbeat_at: datetime
     stats: dict[str, Any] = {}
+    workflow_generation: int | None = None  # of the workflows that it has read; NULL until it has compared it
+    workflow_count: int | None = None
+    workflows_refused: int | None = None
+    workflows_read_at: datetime | None = None
+
+
+class CacheGeneration(Record):
+    """How often a cache of all processes was invalidated. A process whose generation is older reads it again."""
+
+    table: ClassVar[Table] = Table("cache_generations", key=("cache",), defaults={"invalidated_at": "dagapp.clock()"})
+
+    cache: str
+    generation: int = 1
+    invalidated_at: datetime
+    invalidated_by: Annotated[str, Field(max_length=200)]
 
 
 class WorkerRecord(Record):
@@ -520,6 +535,7 @@ RECORDS: tuple[type[Record], ...] = (
     TaskResult,
     JobEvent,
     OrchestratorRecord,
+    CacheGeneration,
     WorkerRecord,
     Checkpoint,
     Payload,

@@ -5,6 +5,7 @@
       ──▶ mark revisions that were rejected, superseded or deleted more than PURGE_DAYS ago
       ──▶ remove the objects of marked revisions, then their documents; recorded in the history
       ──▶ remove the collections of deleted assets that have no revision left
+      ──▶ write layers into the external database, or remove them, if that is due
       ──▶ call REVIEW_WEBHOOK_URL with what waits for a review
       ──▶ delete history older than AUDIT_RETENTION_DAYS
       ──▶ remove uploads whose last bytes arrived more than UPLOAD_EXPIRY_HOURS ago, and bytes that belong to no upload
@@ -27,6 +28,7 @@ from dagmaster.database.maintenance.assets import DueReview, PostgresAssetUpkeep
 from dagmaster.errors import Conflict
 from dagmaster.observe import log
 from dagmaster.operations.assets.adopt import adopt_datasets
+from dagmaster.operations.assets.external import ExternalLayers, external_layers
 from dagmaster.orchestrator import webhook
 from dagmaster.settings import Settings
 from dagmaster.storage import Storage, open_storage
@@ -38,6 +40,7 @@ NOTIFIED_AT_ONCE: Final = 100
 EVENTS_AT_ONCE: Final = 1_000
 EXPIRED_AT_ONCE: Final = 100
 STRAY_SECONDS: Final = 3600.0
+LAYERS_AT_ONCE: Final = 20
 _log = log.get("asset-upkeep")
 
 Post = Callable[..., Awaitable[None]]
@@ -49,6 +52,7 @@ class AssetUpkeep:
     store: PostgresAssetUpkeep
     storage: Storage
     assets: AdoptedAssets
+    external: ExternalLayers | None = None
     post: Post = webhook.post
     random: Random = field(default_factory=Random)
     purged: int = 0
@@ -65,6 +69,8 @@ class AssetUpkeep:
     async def close(self) -> None:
         await self.store.close()
         await self.assets.close()
+        if self.external is not None:
+            await self.external.close()
 
     async def turn(self) -> bool:
         """Whether all is done until the next interval. Failures are tried again then."""
@@ -72,6 +78,7 @@ class AssetUpkeep:
             self.adopt,
             self.purge,
             self.remove_collections,
+            self.publish_externally,
             self.notify_reviewers,
             self.forget_events,
             self.expire_uploads,
@@ -115,6 +122,12 @@ class AssetUpkeep:
 
     def _remove(self, revision: PurgedRevision) -> int:
         return self.storage.clear_edition(Edition(revision.dataset_id, revision.version_ordinal, revision.revision))
+
+    async def publish_externally(self) -> bool:
+        """Bring the external database in line with what is published. A failure is recorded and tried again."""
+        if self.external is None:
+            return True
+        return await self.external.carry_out_all(LAYERS_AT_ONCE) < LAYERS_AT_ONCE
 
     async def notify_reviewers(self) -> bool:
         """Tell the webhook of reviewers what waits for them. It may hear of a revision twice, but never not at all."""
@@ -174,7 +187,8 @@ class AssetUpkeep:
 
 def upkeep_of(settings: Settings, dsn: str) -> AssetUpkeep:
     assets = AdoptedAssets(dsn, role="adoption", size=1)
-    return AssetUpkeep(settings, PostgresAssetUpkeep(dsn), open_storage(settings), assets)
+    external = external_layers(settings, dsn)
+    return AssetUpkeep(settings, PostgresAssetUpkeep(dsn), open_storage(settings), assets, external)
 
 
 def _described(review: DueReview) -> dict[str, Any]:

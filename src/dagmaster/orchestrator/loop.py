@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from uuid import UUID, uuid4
 
 from dagmaster.database.ledger.protocol import Claim, OrchestratorLedger
-from dagmaster.database.notify.notifier import CALLBACKS, JOBS, RESULTS, Notifier
+from dagmaster.database.notify.notifier import CALLBACKS, JOBS, RESULTS, WORKFLOWS, Notifier
 from dagmaster.errors import Unavailable
 from dagmaster.jobs.plan import Planner
 from dagmaster.library.workflows import WorkflowLibrary
@@ -28,6 +28,7 @@ from dagmaster.orchestrator.deferred import review_deferred
 from dagmaster.orchestrator.janitor import Janitor
 from dagmaster.orchestrator.liveness import OrchestratorCounters
 from dagmaster.orchestrator.owned import GraphCache, Owned
+from dagmaster.orchestrator.reload import WorkflowReload
 from dagmaster.orchestrator.slow_templates import SlowTemplates
 from dagmaster.settings import Settings
 from dagmaster.transports.transport import Transport
@@ -56,6 +57,7 @@ class Orchestrator(JobAdvancing):
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     janitor: Janitor | None = None
     callbacks: CallbackSender | None = None
+    reload: WorkflowReload | None = None
 
     def __post_init__(self) -> None:
         self.counters = OrchestratorCounters()
@@ -92,6 +94,9 @@ class Orchestrator(JobAdvancing):
         if self.callbacks is not None:
             self.callbacks.owner_id = self.owner_id
             background_tasks.append(asyncio.create_task(self.callbacks.run(), name="callbacks"))
+        if self.reload is not None:
+            self.reload.owner_id, self.reload.library, self.reload.use = self.owner_id, self.library, self._use
+            background_tasks.append(asyncio.create_task(self.reload.run(), name="workflow-reload"))
         try:
             while not self._is_stopping.is_set():
                 topics = await self._pause()
@@ -167,6 +172,8 @@ class Orchestrator(JobAdvancing):
         self.counters.cycles += 1
         if CALLBACKS in topics:
             self._wake_callbacks()
+        if WORKFLOWS in topics and self.reload is not None:
+            self.reload.wake()
         is_poll = self._now() >= self._next_poll
         if is_poll:
             self._next_poll = self._now() + self.settings.orchestrator_poll_interval
@@ -204,6 +211,10 @@ class Orchestrator(JobAdvancing):
         self._next_sweep = now + SWEEP_SECONDS
         self._next_count = now + COUNT_SECONDS
         return True
+
+    def _use(self, library: WorkflowLibrary) -> None:
+        """For submissions from now on: a job keeps the definition that it was submitted with."""
+        self.library = library
 
     async def _take_messages(self) -> None:
         self.counters.messages += await take_submissions(

@@ -11,11 +11,12 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from dagmaster import __version__
+from dagmaster.database.caches import PostgresCaches
 from dagmaster.database.callbacks.store import PostgresCallbacks
 from dagmaster.database.ledger.postgres import PostgresLedger
 from dagmaster.database.maintenance.janitor import PostgresJanitor
 from dagmaster.database.maintenance.retention import PostgresRetention
-from dagmaster.database.notify.notifier import CALLBACKS, JOBS, RESULTS
+from dagmaster.database.notify.notifier import CALLBACKS, JOBS, RESULTS, WORKFLOWS
 from dagmaster.database.notify.postgres import PostgresNotifier
 from dagmaster.handlers.registry import Registry, installed
 from dagmaster.jobs.plan import Planner
@@ -28,6 +29,7 @@ from dagmaster.orchestrator.callbacks import CallbackSender
 from dagmaster.orchestrator.health import OrchestratorHealth
 from dagmaster.orchestrator.janitor import Janitor
 from dagmaster.orchestrator.loop import Orchestrator
+from dagmaster.orchestrator.reload import WorkflowReload
 from dagmaster.orchestrator.routing import RegistryRouter
 from dagmaster.orchestrator.tidy import tidy_of
 from dagmaster.roles.lifecycle import Gate, Role, closing, log_authentication, probed
@@ -46,7 +48,7 @@ async def orchestrator_role(settings: Settings, dsn: str, gate: Gate, fd: int | 
     if bound:
         log_authentication(settings, API)
     registry = installed()
-    notifier = PostgresNotifier(dsn, [JOBS, RESULTS, CALLBACKS])
+    notifier = PostgresNotifier(dsn, [JOBS, RESULTS, CALLBACKS, WORKFLOWS])
     ledger, heartbeats = PostgresLedger(dsn, "orchestrator", notifier), PostgresLedger(dsn, "beat")
     tidy = tidy_of(settings, dsn)
     janitor = Janitor(
@@ -57,7 +59,10 @@ async def orchestrator_role(settings: Settings, dsn: str, gate: Gate, fd: int | 
         upkeep=upkeep_of(settings, dsn),
     )
     callbacks = CallbackSender(settings, PostgresCallbacks(dsn))
-    async with closing(ledger.close, heartbeats.close, janitor.close, callbacks.close, notifier.close):
+    reload = WorkflowReload(
+        PostgresCaches(dsn, "caches"), partial(_library, settings, registry), settings.heartbeat_interval_sec
+    )
+    async with closing(ledger.close, heartbeats.close, janitor.close, callbacks.close, reload.close, notifier.close):
         role = Orchestrator(
             settings,
             ledger,
@@ -71,6 +76,7 @@ async def orchestrator_role(settings: Settings, dsn: str, gate: Gate, fd: int | 
             software_version=__version__,
             janitor=janitor,
             callbacks=callbacks,
+            reload=reload,
         )
         make_server = cache(partial(_api_server, settings, dsn, role, registry, bound)) if bound else None
         if gate:

@@ -17,7 +17,7 @@ from starlette.requests import Request
 from dagmaster.access.caller import ANONYMOUS, Caller
 from dagmaster.access.decision import Publication, ReadAccess, link_access, read_access, readable_clearances
 from dagmaster.access.links import PARAMETER, VersionLink, key_id_of, verified
-from dagmaster.database.assets.publications import AssetPublication
+from dagmaster.database.assets.publications import AssetPublication, LayerTexts
 from dagmaster.database.catalog.datasets import CatalogReader
 from dagmaster.errors import DagmasterError, NotAllowed, NotFound
 from dagmaster.web.authentication import caller_of
@@ -32,7 +32,7 @@ class ReadableRevision:
     """A revision that the caller may read.
 
     `is_published` is false for a preview: it may still be processed again. `is_public`: anyone may read it, so that
-    caches of others may keep it.
+    caches of others may keep it. `metadata` is what people have written about it; a preview has none.
     """
 
     asset_id: str
@@ -41,6 +41,7 @@ class ReadableRevision:
     revision: int
     is_published: bool
     is_public: bool
+    metadata: LayerTexts | None = None
 
 
 def revision_number(rev: str | None) -> int | None:
@@ -127,5 +128,6 @@ def _readable(asset: AssetPublication, version: Publication, revision: int) -> R
         ordinal=version.ordinal,
         revision=revision,
         is_published=version.is_published(revision),
+        metadata=asset.metadata if version.is_published(revision) else None,
         is_public=read_access(ANONYMOUS, version, revision) == ReadAccess.DATA,
     )

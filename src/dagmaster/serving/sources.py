@@ -16,17 +16,21 @@ from enum import StrEnum
 from typing import Any
 
 from dagmaster import addresses
+from dagmaster.assets.layers import RASTER
 from dagmaster.bbox import BBox
+from dagmaster.database.assets.publications import LayerTexts
 from dagmaster.database.catalog.datasets import CatalogReader
 from dagmaster.errors import UnfitData
 from dagmaster.serving.access import ReadableRevision
 from dagmaster.serving.rendering import Rendering, rendering_of
 from dagmaster.serving.shared_tasks import SharedTasks
+from dagmaster.stac.layers import described, styled
 from dagmaster.storage.location import Location
 
 # A map requests some forty tiles at once.
 _PREVIEW_SECONDS = 2.0
 _MAX_FILE_LISTS = 64  # a revision may have thousands of files
+Json = dict[str, Any]
 _EDITION = re.compile(r"/v(\d{1,9})/r(\d{1,9})/")
 _MOSAIC = re.compile(r"mosaic(?:[-_].*)?")
 WORLD = BBox(-180.0, -90.0, 180.0, 90.0)
@@ -88,6 +92,8 @@ class SourceResolver:
         item_id = f"{dataset_id}-v{ordinal}"
         documents = await self._catalog.documents(dataset_id, ordinal, revision, ["", item_id])
         collection, item = documents.get("", {}), documents.get(item_id)
+        if readable.metadata:
+            collection, item = _described(collection, item, readable.metadata)
         if mosaic := _mosaics_of(collection).get(ordinal):
             source = _mosaic_source(dataset_id, collection, mosaic)
         elif item:
@@ -96,6 +102,7 @@ class SourceResolver:
             raise UnfitData("the version has neither a mosaic nor a file", code="tiles.no-data")
         return replace(
             source,
+            digest=_combined(source.digest, readable.metadata),
             ordinal=ordinal,
             revision=revision,
             asset_id=readable.asset_id,
@@ -107,8 +114,29 @@ class SourceResolver:
         self._files.clear()
 
 
-def _key(readable: ReadableRevision) -> tuple[str, int, int, bool]:
-    return readable.asset_id, readable.ordinal, readable.revision, readable.is_published
+def _described(collection: Json, item: Json | None, layer: LayerTexts) -> tuple[Json, Json | None]:
+    """The documents with what people have written. The collection's attribution and title replace those of the item."""
+    described_collection = described(collection, {RASTER: layer.metadata})
+    if item is None:
+        return described_collection, None
+    properties = dict(item.get("properties") or {})
+    if style := layer.metadata.get("style"):
+        bands = ((item.get("assets") or {}).get("data") or {}).get("bands") or []
+        properties["renders"] = styled(properties.get("renders") or {}, style, len(bands) or None)
+    if "title" in layer.metadata:
+        properties["title"] = layer.metadata["title"]
+    if "attribution" in layer.metadata:
+        properties["providers"] = described_collection["providers"]
+    return described_collection, {**item, "properties": properties}
+
+
+def _combined(digest: str, layer: LayerTexts | None) -> str:
+    """Tiles change with the style, so their URLs do."""
+    return hashlib.sha256(f"{digest}\n{layer.digest}".encode()).hexdigest()[:10] if layer else digest
+
+
+def _key(readable: ReadableRevision) -> tuple[object, ...]:
+    return readable.asset_id, readable.ordinal, readable.revision, readable.is_published, readable.metadata
 
 
 def _kept_seconds(readable: ReadableRevision) -> float:

@@ -57,6 +57,8 @@ STATUSES: Mapping[type[DagmasterError], HTTPStatus] = {
 STATUSES_BY_CODE: Mapping[str, HTTPStatus] = {
     "asset.changed": HTTPStatus.PRECONDITION_FAILED,
     "platform.changed": HTTPStatus.PRECONDITION_FAILED,
+    "layer.changed": HTTPStatus.PRECONDITION_FAILED,
+    "command.timeout": HTTPStatus.GATEWAY_TIMEOUT,
     "bootstrap.rebuild-off": HTTPStatus.FORBIDDEN,
     "bootstrap.not-confirmed": HTTPStatus.FORBIDDEN,
     "catalog.too-slow": HTTPStatus.GATEWAY_TIMEOUT,

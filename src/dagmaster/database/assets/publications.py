@@ -3,7 +3,7 @@
 import re
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from dagmaster.access.decision import Publication
@@ -21,12 +21,21 @@ _SECRET_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)
+class LayerTexts:
+    """Published metadata of a layer. Two with the same digest are equal."""
+
+    digest: str
+    metadata: Json = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
 class AssetPublication:
     """An asset and one of its versions, as access decisions need them.
 
     `version` is None if the asset does not have the version. `latest` is the same for the latest version; None if none
     is approved. `processed_revision` is the requested revision if its processing completed and it is still stored; if
-    the request named none, the newest of those.
+    the request named none, the newest of those. `metadata` is what people have written about the raster, as it was
+    published.
     """
 
     asset_id: str
@@ -34,6 +43,7 @@ class AssetPublication:
     latest: Publication | None
     version: Publication | None
     processed_revision: int | None
+    metadata: LayerTexts | None = None
 
     def chosen_revision(self, requested: int | None) -> int | None:
         """The requested revision; without a request the approved one, or if there is none the newest that was
@@ -79,6 +89,7 @@ def _publication(row: Json) -> AssetPublication:
         latest=None if latest is None else Publication(*asset, latest, 1, is_deleted),
         version=version,
         processed_revision=row["processed_revision"],
+        metadata=LayerTexts(row["layer_digest"], row["layer_metadata"]) if row["layer_metadata"] else None,
     )
 
 

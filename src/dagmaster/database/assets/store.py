@@ -8,7 +8,7 @@ from uuid import UUID
 
 from dagmaster.assets.rules import AssetChange, Edition
 from dagmaster.client.models.assets import AssetHistoryEntry, AssetInfo, PlatformInfo
-from dagmaster.database.assets import publications, rows
+from dagmaster.database.assets import layers, publications, rows
 from dagmaster.database.assets.publications import AssetPublication, LinkKey
 from dagmaster.database.assets.reads import no_such_asset, no_such_platform, read_asset
 from dagmaster.database.assets.rows import Decision, LoadedAsset
@@ -52,6 +52,8 @@ class AssetStore(AssetSubmissions):
             change = rule(asset)
             await rows.write_change(connection, asset, change, decision)
             held, wanted = asset.state.published, change.state.published
+            if held != wanted or asset.state.clearance != change.state.clearance:
+                await layers.follow(connection, asset.asset_id)
             if held != wanted:
                 await publish(connection, asset.dataset_id, held, wanted)
             return await read_asset(connection, asset.asset_id)
@@ -117,7 +119,7 @@ class AssetStore(AssetSubmissions):
         self, values: dict[str, Any], decision: Decision, *, if_match: str | None = None
     ) -> PlatformInfo:
         """`if_match` is the ETag that the caller has seen."""
-        seen = _seen(if_match, "platform")
+        seen = seen_number(if_match, "platform")
 
         async def act(connection: Connection) -> PlatformInfo:
             changed = models(PlatformInfo, await dicts(connection, "asset_platform_set", {**values, "seen": seen}))
@@ -138,7 +140,7 @@ class AssetStore(AssetSubmissions):
         raise no_such_asset(key)
 
 
-def _seen(if_match: str | None, what: str) -> int | None:
+def seen_number(if_match: str | None, what: str) -> int | None:
     """The number in an ETag; None if any state will do."""
     if if_match is None or if_match.strip() == "*":
         return None
@@ -161,7 +163,7 @@ def _platform_changed(platform: PlatformInfo) -> Conflict:
 
 
 async def _require_unchanged(connection: Connection, asset_id: str, if_match: str | None) -> None:
-    seen = _seen(if_match, "asset")
+    seen = seen_number(if_match, "asset")
     if seen is None:
         return
     (newest,) = await dicts(connection, "asset_newest_event", {"asset_id": asset_id})

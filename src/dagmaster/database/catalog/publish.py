@@ -5,7 +5,7 @@ create a partition locks all searches out until the end of the transaction, so t
 `prepare`. Until something is published, the collection has only its id.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -30,17 +30,20 @@ from dagmaster.errors import Conflict, UnfitData
 Json = dict[str, Any]
 Edition = tuple[int, int]  # ordinal and revision
 Join = Callable[[Json, Json], Json]
+Describe = Callable[[Json, Mapping[str, Json]], Json]
 
 PREPARE_LOCK_SECONDS: Final = 1.0  # searches that begin meanwhile wait as long
 
 
 @dataclass(frozen=True, slots=True)
 class CollectionWriter:
-    """`join` adds a newer version to the document of a collection. Links between items begin with `items_url`."""
+    """`join` adds a newer version to the document of a collection. Links between items begin with `items_url`.
+    `describe` adds the published metadata of its layers, by their names."""
 
     dataset_id: str
     join: Join
     items_url: str
+    describe: Describe
 
     async def prepare(self, connection: Connection, editions: Sequence[Edition]) -> None:
         """Create the collection and the partitions that these editions need. Nothing of them is published by that."""
@@ -63,12 +66,25 @@ class CollectionWriter:
             await connection.execute(query("catalog_empty_collection"), {"collection": self.dataset_id})
             return
         documents = await self._documents(connection, wanted)
-        await put_collection(connection, self._joined(documents))
+        await put_collection(connection, await self._described(connection, documents))
         await self._put(connection, [edition for edition in wanted if edition not in held])
         await self._withdraw(connection, wanted)
         await self._require_all(connection, sum(document["items"] for document in documents))
         await link_versions(connection, self.dataset_id, self.items_url)
         await refresh_extent(connection, self.dataset_id)
+        await connection.execute(query("catalog_refresh_layers"), {"collection": self.dataset_id})
+
+    async def publish_metadata(self, connection: Connection, wanted: Sequence[Edition]) -> None:
+        """Bring the collection in line with the published metadata of its layers. Its items stay."""
+        await _require_deployed(connection)
+        await lock_collection(connection, self.dataset_id)
+        documents = await self._documents(connection, wanted)
+        await put_collection(connection, await self._described(connection, documents))
+        await connection.execute(query("catalog_refresh_layers"), {"collection": self.dataset_id})
+
+    async def _described(self, connection: Connection, documents: Sequence[dict[str, Any]]) -> Json:
+        layers = await dicts(connection, "layer_catalog_metadata", {"dataset_id": self.dataset_id})
+        return self.describe(self._joined(documents), {layer["layer"]: layer["metadata"] for layer in layers})
 
     async def _documents(self, connection: Connection, wanted: Sequence[Edition]) -> list[dict[str, Any]]:
         documents = await dicts(connection, "catalog_documents", self._values(wanted))

@@ -12,6 +12,7 @@ COALESCE_SECONDS = 0.002
 JOBS = "jobs"  # a job was created or released
 RESULTS = "results"  # a worker reported, or a task has run for a while
 CALLBACKS = "callbacks"  # a change of an asset may have caused a callback
+WORKFLOWS = "workflows"  # the workflows shall be read again
 
 
 def tasks_topic(queue: str, worker_id: str | None = None) -> str:

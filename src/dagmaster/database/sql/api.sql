@@ -395,6 +395,7 @@ SELECT w.parent_node_id AS parent, min(w.not_before) AS due_at
 -- name: api_orchestrators
 -- Orchestrators by id, with the age of their heartbeat and their jobs: the number, and the oldest few in detail.
 SELECT o.owner_id, o.host, o.pid, o.software_version, o.started_at, o.heartbeat_at, o.stats,
+       o.workflow_generation, o.workflow_count, o.workflows_refused, o.workflows_read_at,
        extract(epoch FROM dagapp.clock() - o.heartbeat_at)::float8 AS heartbeat_age_seconds,
        o.heartbeat_at > dagapp.clock() - make_interval(secs => %(within)s) AS is_alive,
        (SELECT count(*)::int

@@ -183,6 +183,13 @@ SELECT wanted.ordinal, wanted.revision, collection.content,
    AND collection.document_id = ''
  ORDER BY wanted.ordinal;
 
+-- name: catalog_edition_items
+-- The items of some editions.
+SELECT document.content
+  FROM
+-- use: editions
+ ORDER BY document.document_id;
+
 -- name: catalog_publish_partitions
 -- Create the partitions for the items of some editions, with their constraints. This is a statement of its own, because no
 -- statement can create a partition of the table that it inserts into.
@@ -261,6 +268,38 @@ UPDATE pgstac.collections
            )
        )
  WHERE id = %(collection)s;
+
+-- name: catalog_refresh_layers
+-- The published layers of a collection say what the collection says, where nothing was edited, and name the latest version.
+UPDATE dagapp.layer_catalog AS l
+   SET title = coalesce(l.metadata ->> 'title', c.content ->> 'title', l.dataset_id),
+       description = coalesce(l.metadata ->> 'description', c.content ->> 'description'),
+       keywords = ARRAY(
+           SELECT jsonb_array_elements_text(coalesce(l.metadata -> 'keywords', nullif(c.content -> 'keywords', 'null'), '[]'))
+       ),
+       attribution = coalesce(
+           l.metadata ->> 'attribution',
+           (
+               SELECT string_agg(provider ->> 'name', ', ')
+                 FROM jsonb_array_elements(coalesce(nullif(c.content -> 'providers', 'null'), '[]')) AS provider
+                WHERE provider -> 'roles' ?| ARRAY['producer', 'licensor']
+           )
+       ),
+       style = coalesce(nullif(c.content #> '{renders,default}', 'null'), '{}'),
+       clearance_state = a.clearance_state,
+       version_ordinal = v.version_ordinal,
+       revision = v.approved_revision,
+       bbox = coalesce(c.content #> '{extent,spatial,bbox,0}', '[]'),
+       starts_at = (c.content #>> '{extent,temporal,interval,0,0}')::timestamptz,
+       ends_at = (c.content #>> '{extent,temporal,interval,0,1}')::timestamptz,
+       updated_at = dagapp.clock()
+  FROM pgstac.collections AS c
+  JOIN dagapp.geospatial_assets AS a
+    ON a.dataset_id = c.id
+  JOIN dagapp.asset_versions AS v
+    ON v.asset_id = a.asset_id AND v.version_ordinal = a.latest_approved_version_ordinal
+ WHERE c.id = %(collection)s
+   AND l.asset_id = a.asset_id;
 
 -- name: catalog_left_collections
 -- Collections of deleted assets that have no data any more; with an id, that one.

@@ -52,6 +52,25 @@ SELECT version_ordinal, version_label, platform_refs, revision, approved_revisio
  WHERE asset_id = %(asset_id)s
  ORDER BY version_ordinal;
 
+-- name: gateway_layer_metadata
+-- What was written about the layers of an asset.
+SELECT asset_id, dataset_id, layer, title, description, keywords, attribution, style, etag, updated_at, is_published, is_changed,
+       published_at
+  FROM dagapp_gateway.layer_metadata
+ WHERE asset_id = %(asset_id)s
+ ORDER BY layer;
+
+-- name: gateway_layers
+-- Published layers with these clearances, of one platform only, if one is given; a page at a time.
+SELECT asset_id, dataset_id, layer, platform_id, title, description, keywords, attribution, style, clearance_state,
+       version_ordinal, revision, bbox, starts_at, ends_at, published_at, updated_at
+  FROM dagapp_gateway.layers
+ WHERE clearance_state = ANY (%(clearances)s::text[])
+   AND (%(platform_id)s::text IS NULL OR platform_id = %(platform_id)s)
+   AND (dataset_id, layer) > (%(after_dataset)s::text, %(after_layer)s::text)
+ ORDER BY dataset_id, layer
+ LIMIT %(limit)s;
+
 -- name: gateway_platforms
 -- The platforms that submit data.
 SELECT platform_id, display_name, required_refs, optional_refs, version_ref, is_active, created_at, updated_at

@@ -3,7 +3,8 @@
 
 -- part: publication
 -- Without an ordinal, the latest version. `version_ordinal` is null if the asset does not have the version.
--- `processed_revision` is the requested revision if it was processed; without a request, the newest that was.
+-- `processed_revision` is the requested revision if it was processed; without a request, the newest that was. `layer_metadata` is
+-- what was published about the raster.
 SELECT asset.asset_id,
        asset.dataset_id,
        asset.platform_id,
@@ -15,8 +16,12 @@ SELECT asset.asset_id,
        version.approved_revision,
        version.unpublished_at IS NOT NULL OR version.deleted_at IS NOT NULL AS is_version_withdrawn,
        version.deleted_at IS NOT NULL AS is_version_deleted,
-       processed.revision AS processed_revision
+       processed.revision AS processed_revision,
+       layer.metadata AS layer_metadata,
+       layer.digest AS layer_digest
   FROM dagapp.geospatial_assets AS asset
+  LEFT JOIN dagapp.layer_catalog AS layer
+         ON layer.asset_id = asset.asset_id AND layer.layer = 'raster'
   LEFT JOIN dagapp.asset_versions AS version
          ON version.asset_id = asset.asset_id
         AND version.version_ordinal = coalesce(%(ordinal)s::integer, asset.latest_approved_version_ordinal)

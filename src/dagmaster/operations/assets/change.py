@@ -15,6 +15,7 @@ from dagmaster.database.assets.store import AssetStore
 from dagmaster.database.catalog.publish import CollectionWriter
 from dagmaster.database.connect import Connection
 from dagmaster.errors import Conflict, DagmasterError, NotAllowed
+from dagmaster.stac.layers import described
 from dagmaster.stac.versions import joined
 
 Act = Callable[[AssetState], AssetChange]
@@ -54,7 +55,7 @@ async def publish(connection: Connection, dataset_id: str, held: Sequence[Editio
 
 
 def writer_of(dataset_id: str) -> CollectionWriter:
-    return CollectionWriter(dataset_id, joined, f"{Addresses('').items(dataset_id)}/")
+    return CollectionWriter(dataset_id, joined, f"{Addresses('').items(dataset_id)}/", described)
 
 
 async def _prepare(store: AssetStore, key: str, rule: Callable[[LoadedAsset], AssetChange]) -> None:

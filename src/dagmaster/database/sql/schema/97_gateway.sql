@@ -40,6 +40,24 @@ BEGIN
            rejection_reason, reviewed_at, unpublished_at, deleted_at, created_at, updated_at
       FROM dagapp.asset_versions;
 
+    -- What was written about layers, without who wrote it. The layers are those of assets/layers.py.
+    CREATE OR REPLACE VIEW dagapp_gateway.layer_metadata AS
+    SELECT a.asset_id, a.dataset_id, a.platform_id, given.layer, m.title, m.description, coalesce(m.keywords, '{}') AS keywords,
+           m.attribution, nullif(m.style, '{}') AS style, coalesce(m.change_number, 0)::text AS etag, m.updated_at,
+           c.asset_id IS NOT NULL AS is_published,
+           c.asset_id IS NOT NULL AND c.change_number <> coalesce(m.change_number, 0) AS is_changed, c.published_at
+      FROM dagapp.geospatial_assets AS a
+     CROSS JOIN unnest(ARRAY['raster']) AS given (layer)
+      LEFT JOIN dagapp.layer_metadata AS m
+        ON m.asset_id = a.asset_id AND m.layer = given.layer
+      LEFT JOIN dagapp.layer_catalog AS c
+        ON c.asset_id = a.asset_id AND c.layer = given.layer;
+
+    CREATE OR REPLACE VIEW dagapp_gateway.layers AS
+    SELECT asset_id, dataset_id, layer, platform_id, title, description, keywords, attribution, style, clearance_state,
+           version_ordinal, revision, bbox, starts_at, ends_at, published_at, updated_at
+      FROM dagapp.layer_catalog;
+
     CREATE OR REPLACE VIEW dagapp_gateway.jobs AS
     SELECT job_id, workflow_id, workflow_version, status, priority, correlation_id, submitted_by, asset_id, version_ordinal,
            error_message, resume_count, last_sequence, deadline_at, created_at, updated_at, started_at, completed_at

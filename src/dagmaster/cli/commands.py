@@ -1,0 +1,73 @@
+"""`dagmaster commands`: direct commands of the platform."""
+
+from typing import Any
+
+import click
+
+from dagmaster.cli.command import Group, State, pass_state
+from dagmaster.errors import NotFound
+
+
+@click.group(cls=Group)
+def commands() -> None:
+    """Run direct commands: publish metadata, rebuild the catalogue, reload workflows."""
+
+
+@commands.command("ls")
+@pass_state
+def list_commands(state: State) -> None:
+    """List the commands that you may run."""
+    from dagmaster.cli.layer_pages import print_commands
+
+    answers = state.client.commands()
+    if state.json:
+        state.emit({"commands": answers})
+    else:
+        print_commands(state, answers)
+
+
+@commands.command("show")
+@click.argument("name")
+@pass_state
+def show_command(state: State, name: str) -> None:
+    """Show what a command does, and its inputs."""
+    from dagmaster.cli.layer_pages import print_command
+
+    answer = _found(state, name)
+    if state.json:
+        state.emit(answer)
+    else:
+        print_command(state, answer)
+
+
+@commands.command("run")
+@click.argument("name")
+@click.option("-p", "--param", "pairs", multiple=True, metavar="K=V", help="An input; JSON unless it is a text")
+@click.option("--params", metavar="@FILE|JSON", help="Inputs as a JSON object")
+@pass_state
+def run_command(state: State, name: str, pairs: tuple[str, ...], params: str | None) -> None:
+    """Run a command, and print its result. It is done in ten seconds, and safe to repeat.
+
+    \b
+    dagmaster commands run cache.invalidate
+    dagmaster commands run asset.reindex -p asset=dem
+    """
+    from dagmaster.cli.submit import inputs_of, object_of
+
+    inputs = object_of(params) if params else {}
+    if pairs:
+        inputs = inputs_of(_found(state, name)["inputs"], pairs, inputs)
+    state.emit(state.client.run_command(name, inputs))
+
+
+def _found(state: State, name: str) -> dict[str, Any]:
+    from dagmaster.workflows.nearest import or_known
+
+    answers = {answer["name"]: answer for answer in state.client.commands()}
+    if name not in answers:
+        raise NotFound(
+            f"no command that you may run is named '{name}'{or_known(name, answers)}",
+            code="command.not-found",
+            hint="see `dagmaster commands ls`",
+        )
+    return answers[name]

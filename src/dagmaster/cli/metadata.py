@@ -1,0 +1,159 @@
+"""`dagmaster metadata`: titles, descriptions and styles of layers."""
+
+from typing import Any
+
+import click
+
+from dagmaster.cli.command import Group, State, limit_option, pass_state
+from dagmaster.cli.completion import complete_assets
+from dagmaster.errors import InvalidRequest
+
+_FIELDS = ("title", "description", "keywords", "attribution", "style")
+_layer = click.option("--layer", default="raster", show_default=True, metavar="NAME", help="The layer of the asset")
+_reason = click.option("--reason", metavar="TEXT", help="Why, for the audit log")
+
+
+@click.group(cls=Group)
+def metadata() -> None:
+    """Edit what portals and maps say about a layer, and publish it."""
+
+
+@metadata.command("ls")
+@click.option("--keyword", metavar="WORD", help="Only layers with this keyword")
+@click.option("--platform", "platform_id", metavar="PLATFORM", help="Only layers of this platform")
+@click.option("--after", metavar="CURSOR", help="Continue after this layer (`next` of the previous page)")
+@limit_option(1000, default=20)
+@pass_state
+def list_layers(state: State, *, keyword: str | None, platform_id: str | None, after: str | None, limit: int) -> None:
+    """List published layers."""
+    from dagmaster.cli.layer_pages import print_layers
+
+    page, following = state.client.layers(limit, after, keyword=keyword, platform_id=platform_id)
+    state.print_page("layers", page, following, lambda: print_layers(state, page))
+
+
+@metadata.command("show")
+@click.argument("asset", shell_complete=complete_assets)
+@_layer
+@pass_state
+def show_metadata(state: State, asset: str, layer: str) -> None:
+    """Show the metadata of a layer, and whether it is published."""
+    _print(state, state.client.layer_metadata(asset, layer))
+
+
+@metadata.command("set")
+@click.argument("asset", shell_complete=complete_assets)
+@_layer
+@click.option("--title", metavar="TEXT", help="Title of the layer, up to 200 characters")
+@click.option("--description", metavar="TEXT", help="Description, up to 10,000 characters; @FILE reads a file")
+@click.option("--keyword", "keywords", multiple=True, metavar="WORD", help="A keyword; may be repeated; replaces all")
+@click.option("--attribution", metavar="TEXT", help="Whom maps name as the source")
+@click.option("--style", metavar="JSON", help='How it is drawn, for example \'{"colormap_name": "terrain"}\'')
+@click.option("--remove", multiple=True, type=click.Choice(_FIELDS), help="Remove a field; may be repeated")
+@click.option("--etag", metavar="ETAG", help="Refuse the change if the metadata has changed since it had this ETag")
+@pass_state
+def set_metadata(
+    state: State,
+    *,
+    asset: str,
+    layer: str,
+    title: str | None,
+    description: str | None,
+    keywords: tuple[str, ...],
+    attribution: str | None,
+    style: str | None,
+    remove: tuple[str, ...],
+    etag: str | None,
+) -> None:
+    """Edit the metadata of a layer. What is not given stays as it is. Nothing that is published changes.
+
+    \b
+    dagmaster metadata set dem --title "Heights of the Alps" --keyword alps --keyword height
+    dagmaster metadata publish dem
+    """
+    given = {
+        "title": title,
+        "description": _text(description),
+        "keywords": list(keywords) or None,
+        "attribution": attribution,
+        "style": _object(style),
+    }
+    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if both := sorted(changes.keys() & set(remove)):
+        raise InvalidRequest(f"{', '.join(both)} cannot be set and removed", code="usage")
+    changes |= dict.fromkeys(remove)
+    if not changes:
+        raise InvalidRequest("nothing is changed", code="usage", hint="for example --title TEXT")
+    answer = state.client.change_layer_metadata(asset, layer, changes, etag=etag)
+    _print(state, answer)
+    if not answer.get("is_published") or answer.get("is_changed"):
+        state.comment(f"publish it with: dagmaster metadata publish {answer['dataset_id']}")
+
+
+@metadata.command("publish")
+@click.argument("asset", shell_complete=complete_assets)
+@_layer
+@click.option("--external", is_flag=True, help="Also into the external database (EXTERNAL_DATABASE_URL)")
+@_reason
+@pass_state
+def publish_metadata(state: State, asset: str, layer: str, *, external: bool, reason: str | None) -> None:
+    """Publish the metadata of a layer into its STAC collection and the layer catalogue."""
+    _run(state, "metadata.publish_external" if external else "metadata.publish", asset, layer, reason)
+
+
+@metadata.command("unpublish")
+@click.argument("asset", shell_complete=complete_assets)
+@_layer
+@_reason
+@pass_state
+def unpublish_metadata(state: State, asset: str, layer: str, *, reason: str | None) -> None:
+    """Withdraw the metadata of a layer. What was written stays, and can be published again."""
+    _run(state, "metadata.unpublish", asset, layer, reason)
+
+
+def _run(state: State, command: str, asset: str, layer: str, reason: str | None) -> None:
+    inputs = {"asset": asset, "layer": layer, **({"reason": reason} if reason else {})}
+    answer = state.client.run_command(command, inputs)
+    if state.json:
+        state.emit(answer)
+        return
+    _print(state, answer["layer"])
+    if not answer["is_changed"]:
+        state.note("it was so before: nothing has changed")
+
+
+def _print(state: State, answer: dict[str, Any]) -> None:
+    from dagmaster.cli.layer_pages import print_metadata
+
+    if state.json:
+        state.emit(answer)
+    else:
+        print_metadata(state, answer)
+
+
+def _text(text: str | None) -> str | None:
+    if text is None or not text.startswith("@"):
+        return text
+    from pathlib import Path
+
+    from dagmaster.cli.files import bytes_of
+
+    try:
+        return bytes_of(Path(text[1:]), 100_000).decode()
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InvalidRequest(f"--description {text}: {reason}", code="usage") from None
+
+
+def _object(text: str | None) -> dict[str, Any] | None:
+    if text is None:
+        return None
+    import orjson
+
+    try:
+        value = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise InvalidRequest(f"--style is not JSON: {error}", code="usage") from None
+    if not isinstance(value, dict):
+        raise InvalidRequest("--style must be a JSON object", code="usage")
+    return value

@@ -1,0 +1,59 @@
+"""The requests about layers and direct commands, with answers as JSON."""
+
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote
+
+from dagmaster.client.blocking import Blocking, C, blocking
+from dagmaster.client.connection import Connection
+from dagmaster.client.limits import MOST_ITEMS
+from dagmaster.client.models.base import Json
+
+
+class AsyncLayerRequests:
+    """`name` is the id of an asset or of its dataset."""
+
+    connection: Connection
+
+    async def layers(self, /, limit: int, after: str | None = None, **filters: Any) -> tuple[list[Json], str | None]:
+        """Published layers."""
+        return await self.connection.page("/layers", limit, after, **filters)
+
+    async def layer_metadata(self, name: str, layer: str) -> Json:
+        return await self.connection.object("GET", _path(name, layer))
+
+    async def put_layer_metadata(self, name: str, layer: str, metadata: Json, *, etag: str | None = None) -> Json:
+        return await self.connection.object("PUT", _path(name, layer), body=metadata, headers=_if_match(etag))
+
+    async def change_layer_metadata(self, name: str, layer: str, changes: Json, *, etag: str | None = None) -> Json:
+        """What is not given stays as it is; None removes it."""
+        return await self.connection.object("PATCH", _path(name, layer), body=changes, headers=_if_match(etag))
+
+    async def commands(self) -> list[Json]:
+        """Those that the caller may run."""
+        commands, _ = await self.connection.page("/commands", MOST_ITEMS)
+        return commands
+
+    async def run_command(self, command: str, inputs: Mapping[str, Any]) -> Json:
+        """Run a direct command. Commands are idempotent, so one whose response was lost is sent again."""
+        path = f"/commands/{quote(command, safe='')}"
+        return await self.connection.object("POST", path, body=dict(inputs), is_repeatable=True)
+
+
+class LayerRequests(Blocking[C]):
+    layers = blocking(AsyncLayerRequests.layers)
+    layer_metadata = blocking(AsyncLayerRequests.layer_metadata)
+    put_layer_metadata = blocking(AsyncLayerRequests.put_layer_metadata)
+    change_layer_metadata = blocking(AsyncLayerRequests.change_layer_metadata)
+    commands = blocking(AsyncLayerRequests.commands)
+    run_command = blocking(AsyncLayerRequests.run_command)
+
+
+def _path(name: str, layer: str) -> str:
+    return f"/assets/{quote(name, safe='')}/layers/{quote(layer, safe='')}/metadata"
+
+
+def _if_match(etag: str | None) -> dict[str, str]:
+    """With or without its quotes."""
+    text = (etag or "").strip('"')
+    return {"If-Match": f'"{text}"'} if text else {}

@@ -1,0 +1,150 @@
+"""Direct commands: their inputs and results. `GET /commands` lists them with the JSON schemas of their inputs."""
+
+from datetime import datetime
+from typing import Annotated, Any, Literal, Self
+from uuid import UUID
+
+from pydantic import Field, model_validator
+
+from dagmaster.client.models.assets import ClearanceLevel, Reason
+from dagmaster.client.models.base import ApiModel, Extensible, RequestModel
+from dagmaster.client.models.layers import LayerMetadataInfo
+
+AssetKey = Annotated[
+    str, Field(min_length=1, max_length=200, description="The id of the asset, or of its dataset", examples=["dem"])
+]
+LayerKey = Annotated[str, Field(min_length=1, max_length=128, description="The layer of the asset")]
+MOST_REVIEWS = 100
+
+
+class CommandInfo(ApiModel):
+    """`inputs` is the JSON schema of the request's body, `outputs` that of the response's."""
+
+    name: str
+    summary: str
+    description: str
+    permission: str
+    inputs: dict[str, Any]
+    outputs: dict[str, Any]
+
+
+class LayerCommand(RequestModel):
+    """A layer of an asset."""
+
+    asset: AssetKey
+    layer: LayerKey = "raster"
+    reason: Reason | None = None
+
+
+class LayerCommandResult(ApiModel):
+    """`is_changed` is false if everything was so before."""
+
+    is_changed: bool
+    layer: LayerMetadataInfo
+
+
+class ReindexCommand(RequestModel):
+    """An asset whose STAC documents are rebuilt."""
+
+    asset: AssetKey
+    reason: Reason | None = None
+
+
+class ReindexResult(ApiModel):
+    """What the catalogue holds of the asset."""
+
+    asset_id: str
+    dataset_id: str
+    versions: int
+    items: int
+
+
+class MigrateCommand(RequestModel):
+    """The schema of this installation."""
+
+    reason: Reason | None = None
+
+
+class InvalidateCommand(RequestModel):
+    """Which cache all processes read again, and how long the response waits for them."""
+
+    cache: Literal["workflows"] = "workflows"
+    wait_seconds: Annotated[float, Field(ge=0, le=8)] = 5.0
+    reason: Reason | None = None
+
+
+class CacheReader(ApiModel):
+    """An orchestrator, and the workflows that it uses."""
+
+    instance_id: UUID
+    host: str
+    pid: int
+    is_reloaded: bool
+    workflow_count: int | None = None
+    workflows_refused: int | None = None
+    workflows_read_at: datetime | None = None
+
+
+class InvalidateResult(ApiModel):
+    """`is_complete`: all live orchestrators have read their workflows again. The others do so as soon as they can."""
+
+    cache: str
+    generation: int
+    is_complete: bool
+    instances: list[CacheReader]
+
+
+class ReviewEntry(RequestModel):
+    """A decision on one version, or a clearance of one asset."""
+
+    asset: AssetKey
+    version_ordinal: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
+    revision: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+
+
+class ReviewManyCommand(RequestModel):
+    """The same decision on many versions. `approve`, `reject` and `unpublish` need the `version_ordinal` of each entry;
+    `clear` changes the clearance of assets. With `revision`, an entry is refused if a newer one exists."""
+
+    action: Literal["approve", "reject", "unpublish", "clear"]
+    entries: Annotated[list[ReviewEntry], Field(min_length=1, max_length=MOST_REVIEWS)]
+    clearance_level: ClearanceLevel | None = None
+    reason: Reason | None = None
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.action == "clear" and self.clearance_level is None:
+            raise ValueError("clear needs a clearance_level")
+        if self.action == "approve" and self.clearance_level == "uncleared":
+            raise ValueError("approve needs the clearance_level ouo or public, or none")
+        if self.action in ("reject", "unpublish") and self.clearance_level is not None:
+            raise ValueError(f"{self.action} takes no clearance_level")
+        if self.action == "reject" and self.reason is None:
+            raise ValueError("reject needs a reason")
+        if self.action != "clear" and any(entry.version_ordinal is None for entry in self.entries):
+            raise ValueError(f"{self.action} needs the version_ordinal of each entry")
+        keys = [(entry.asset, entry.version_ordinal) for entry in self.entries]
+        if len(set(keys)) < len(keys):
+            raise ValueError("an entry is given twice")
+        return self
+
+
+class ReviewResult(ApiModel):
+    """`unchanged`: it was so before. `refused`: `code` and `message` say why. `not_tried`: the time was over; send the
+    entry again."""
+
+    asset: str
+    version_ordinal: int | None = None
+    outcome: Extensible[Literal["changed", "unchanged", "refused", "not_tried"]]
+    code: str | None = None
+    message: str | None = None
+
+
+class ReviewManyResult(ApiModel):
+    """One result for each entry, in their order."""
+
+    changed: int
+    unchanged: int
+    refused: int
+    not_tried: int
+    results: list[ReviewResult]

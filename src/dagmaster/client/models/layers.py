@@ -1,0 +1,148 @@
+"""Layers: what people write about them, how they are drawn, and the catalogue that portals read.
+
+Texts are plain text. HTML, templates and SQL in them have no meaning: they are stored and shown as they are.
+"""
+
+import math
+import unicodedata
+from datetime import datetime
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, Field, model_validator
+
+from dagmaster.client.models.assets import ClearanceLevel
+from dagmaster.client.models.base import ApiModel, Extensible, RequestModel
+
+_LINE_BREAKS = frozenset("\n\t")
+MOST_KEYWORDS = 50
+MOST_COLORS = 256
+
+
+def _plain(text: str, allowed: frozenset[str] = frozenset()) -> str:
+    """Without spaces around it. Control characters, and those that change the direction of text, are refused."""
+    text = text.strip()
+    if not text:
+        raise ValueError("must not be empty; leave it out, or send null to remove it")
+    if any(unicodedata.category(each) in ("Cc", "Cf", "Cs", "Co") and each not in allowed for each in text):
+        raise ValueError("must be plain text without control characters")
+    return text
+
+
+def _plain_lines(text: str) -> str:
+    return _plain(text.replace("\r\n", "\n"), _LINE_BREAKS)
+
+
+def _distinct(keywords: list[str]) -> list[str]:
+    return list(dict.fromkeys(keywords))
+
+
+def _range(pair: tuple[float, float]) -> tuple[float, float]:
+    low, high = pair
+    if not (low < high and math.isfinite(high - low)):
+        raise ValueError("must be two numbers, the lower one first")
+    return pair
+
+
+Line = Annotated[str, AfterValidator(_plain)]
+Lines = Annotated[str, AfterValidator(_plain_lines)]
+Number = Annotated[float, Field(allow_inf_nan=False)]
+Color = Annotated[str, Field(pattern=r"^#[0-9a-fA-F]{6}([0-9a-fA-F]{2})?$", examples=["#1f78b4"])]
+Keywords = Annotated[
+    list[Annotated[Line, Field(max_length=80)]], Field(max_length=MOST_KEYWORDS), AfterValidator(_distinct)
+]
+
+
+class LayerStyle(RequestModel):
+    """How a raster is drawn unless a request says otherwise. What is not given is as the data was registered.
+
+    `rescale` has a range of values for each band of `bidx`, or one. `colormap` has colours by value, for classes;
+    `colormap_name` names one for a range of values."""
+
+    title: Annotated[Line, Field(max_length=100)] | None = None
+    colormap_name: Annotated[str, Field(max_length=64, pattern=r"^[a-z0-9_]+$", examples=["terrain"])] | None = None
+    colormap: (
+        Annotated[
+            dict[Annotated[str, Field(pattern=r"^(0|-?[1-9][0-9]{0,9})$")], Color],
+            Field(min_length=1, max_length=MOST_COLORS),
+        ]
+        | None
+    ) = None
+    rescale: (
+        Annotated[list[Annotated[tuple[Number, Number], AfterValidator(_range)]], Field(min_length=1, max_length=4)]
+        | None
+    ) = None
+    bidx: Annotated[list[Annotated[int, Field(ge=1, le=65535)]], Field(min_length=1, max_length=4)] | None = None
+    resampling: Literal["nearest", "bilinear", "cubic", "cubic_spline", "lanczos", "average", "mode"] | None = None
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.colormap is not None and self.colormap_name is not None:
+            raise ValueError("give either colormap or colormap_name")
+        if self.colormap is not None and self.rescale is not None:
+            raise ValueError("colours by value need no rescale")
+        colored = self.colormap is not None or self.colormap_name is not None
+        if colored and self.bidx is not None and len(self.bidx) != 1:
+            raise ValueError("a colour map needs a single band in bidx")
+        if self.rescale is not None and self.bidx is not None and len(self.rescale) not in (1, len(self.bidx)):
+            raise ValueError("rescale needs one range, or one for each band of bidx")
+        return self
+
+
+class LayerMetadataRequest(RequestModel):
+    """All that is written about a layer. What is left out is removed: then the texts of the data apply."""
+
+    title: Annotated[Line, Field(max_length=200)] | None = None
+    description: Annotated[Lines, Field(max_length=10_000)] | None = None
+    keywords: Keywords | None = None
+    attribution: Annotated[Line, Field(max_length=500)] | None = None
+    style: LayerStyle | None = None
+
+
+class LayerMetadataChange(LayerMetadataRequest):
+    """What is left out stays as it is; null removes it."""
+
+
+class LayerMetadataInfo(ApiModel):
+    """Send `etag` as `If-Match` with a change: it is refused if the metadata has changed since.
+
+    `is_published`: the catalogue has the layer. `is_changed`: the metadata was edited after it was published.
+    `external` is `published`, `due` (the external database does not hold it yet, or still holds it) or null."""
+
+    asset_id: str
+    dataset_id: str
+    layer: str
+    title: str | None = None
+    description: str | None = None
+    keywords: list[str] = []
+    attribution: str | None = None
+    style: dict[str, Any] | None = None
+    etag: str
+    updated_at: datetime | None = None
+    updated_by: str | None = None
+    is_published: bool = False
+    is_changed: bool = False
+    published_at: datetime | None = None
+    published_by: str | None = None
+    external: Extensible[Literal["published", "due"]] | None = None
+
+
+class LayerInfo(ApiModel):
+    """A published layer, as portals see it. `style` is how it is drawn by default. The version is the latest one."""
+
+    asset_id: str
+    dataset_id: str
+    layer: str
+    platform_id: str
+    title: str
+    description: str | None = None
+    keywords: list[str] = []
+    attribution: str | None = None
+    style: dict[str, Any] = {}
+    clearance_state: Extensible[ClearanceLevel]
+    version_ordinal: int
+    revision: int
+    bbox: list[float] = []
+    starts_at: datetime | None = None
+    ends_at: datetime | None = None
+    published_at: datetime
+    updated_at: datetime

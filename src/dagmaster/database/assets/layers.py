@@ -1,0 +1,96 @@
+"""The layers of assets: rows of metadata, of the catalogue, and of what the external database shall hold.
+
+The functions run in the transaction of the caller, who has locked the asset.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+from psycopg.types.json import Jsonb
+
+from dagmaster.client.models.layers import LayerInfo, LayerMetadataInfo
+from dagmaster.database.connect import Connection
+from dagmaster.database.queries import query
+from dagmaster.database.reads.session import models
+from dagmaster.database.session import dicts
+
+Metadata = Mapping[str, Any]
+FIELDS = ("title", "description", "keywords", "attribution", "style")
+
+
+async def read_metadata(connection: Connection, asset_id: str, layers: Sequence[str]) -> list[LayerMetadataInfo]:
+    rows = await dicts(connection, "layer_metadata_of", {"asset_id": asset_id, "layers": list(layers)})
+    return models(LayerMetadataInfo, rows)
+
+
+async def read_layers(connection: Connection, asset_id: str) -> list[LayerInfo]:
+    """The published ones."""
+    return models(LayerInfo, await dicts(connection, "layer_catalog_of", {"asset_id": asset_id}))
+
+
+async def write_metadata(connection: Connection, asset_id: str, layer: str, metadata: Metadata, actor: str) -> None:
+    values = {
+        "asset_id": asset_id,
+        "layer": layer,
+        "title": metadata.get("title"),
+        "description": metadata.get("description"),
+        "keywords": list(metadata.get("keywords") or []),
+        "attribution": metadata.get("attribution"),
+        "style": Jsonb(dict(metadata.get("style") or {})),
+        "actor": actor,
+    }
+    await connection.execute(query("layer_metadata_put"), values)
+
+
+async def put_layer(connection: Connection, info: LayerMetadataInfo, actor: str) -> bool:
+    """Publish what was edited of a layer. Whether the catalogue did not have it so before."""
+    metadata = edited(info)
+    digest = digest_of(metadata)
+    place = {"asset_id": info.asset_id, "layer": info.layer}
+    known = await dicts(connection, "layer_catalog_digest", place)
+    values = {
+        **place,
+        "metadata": Jsonb(metadata),
+        "change_number": int(info.etag),
+        "digest": digest,
+        "actor": actor,
+    }
+    await connection.execute(query("layer_catalog_put"), values)
+    return [row["digest"] for row in known] != [digest]
+
+
+async def remove_layer(connection: Connection, asset_id: str, layer: str) -> bool:
+    return bool(await dicts(connection, "layer_catalog_remove", {"asset_id": asset_id, "layer": layer}))
+
+
+async def follow(connection: Connection, asset_id: str) -> None:
+    """After a change of who may see the asset: withdraw its layers, or change their clearance. The external database
+    follows."""
+    for name in ("layer_catalog_withdraw", "layer_catalog_clear", "layer_external_follow"):
+        await connection.execute(query(name), {"asset_id": asset_id})
+
+
+async def follow_externally(connection: Connection, asset_id: str) -> None:
+    await connection.execute(query("layer_external_follow"), {"asset_id": asset_id})
+
+
+async def want_externally(connection: Connection, asset_id: str, layer: str, actor: str) -> None:
+    values = {"asset_id": asset_id, "layer": layer, "actor": actor}
+    await connection.execute(query("layer_external_want"), values)
+
+
+async def withdraw_externally(connection: Connection, asset_id: str, layer: str, actor: str) -> bool:
+    """Whether it was published there, or shall have been."""
+    values = {"asset_id": asset_id, "layer": layer, "actor": actor}
+    return bool(await dicts(connection, "layer_external_withdraw", values))
+
+
+def edited(info: LayerMetadataInfo) -> dict[str, Any]:
+    """What was edited, and nothing else."""
+    return {name: value for name in FIELDS if (value := getattr(info, name))}
+
+
+def digest_of(metadata: Metadata) -> str:
+    return hashlib.sha256(orjson.dumps(dict(metadata), option=orjson.OPT_SORT_KEYS)).hexdigest()[:16]

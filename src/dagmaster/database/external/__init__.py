@@ -1,0 +1,1 @@
+"""The external database: a second one, outside of this installation, with the layers of public data."""

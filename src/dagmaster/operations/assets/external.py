@@ -1,0 +1,87 @@
+"""Bring the external database in line with what is published: at once by a command, and again later if that failed."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from dagmaster.addresses import rebased
+from dagmaster.database.external.catalog import ExternalCatalog, ExternalContent
+from dagmaster.database.external.due import DueLayer, PostgresExternalLayers, WantedContent
+from dagmaster.errors import DagmasterError, InvalidRequest
+from dagmaster.settings import Settings
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ExternalLayers:
+    """`public_url` is the base of the URLs in what is published externally."""
+
+    due: PostgresExternalLayers
+    catalog: ExternalCatalog
+    public_url: str
+
+    async def carry_out(self, due: DueLayer) -> None:
+        """Write or remove one layer. A failure is recorded and raised; the layer stays due."""
+        try:
+            wanted = await self.due.content(due)
+            content = None if wanted is None else _absolute(wanted, self.public_url)
+            await self.catalog.put(due.dataset_id, due.layer, due.generation, content)
+        except DagmasterError as error:
+            await self.due.failed(due, error.message)
+            raise
+        await self.due.done(due)
+
+    async def carry_out_all(self, limit: int, asset_id: str | None = None) -> int:
+        """Those that are due, of all assets or of one: each for itself. Returns their number; raises the last error."""
+        due = await self.due.due(limit, asset_id)
+        failure: DagmasterError | None = None
+        for layer in due:
+            try:
+                await self.carry_out(layer)
+            except DagmasterError as error:
+                failure = error
+        if failure is not None:
+            raise failure
+        return len(due)
+
+    async def close(self) -> None:
+        await self.due.close()
+
+
+def external_layers(settings: Settings, dsn: str) -> ExternalLayers | None:
+    """None if there is no external database."""
+    if not settings.external_database_url:
+        return None
+    return ExternalLayers(
+        PostgresExternalLayers(dsn, "external-layers"),
+        ExternalCatalog(settings.external_database_url),
+        settings.public_url or "",
+    )
+
+
+def require_external(settings: Settings) -> None:
+    if not settings.external_database_url:
+        raise InvalidRequest(
+            "there is no external database", code="external.not-configured", hint="set EXTERNAL_DATABASE_URL"
+        )
+    if not settings.public_url:
+        raise InvalidRequest(
+            "documents in the external database need the public URL of the map server",
+            code="external.no-public-url",
+            hint="set PUBLIC_URL",
+        )
+
+
+def _absolute(wanted: WantedContent, base: str) -> ExternalContent:
+    return ExternalContent(
+        wanted.layer, _rebased(wanted.collection, base), [_rebased(item, base) for item in wanted.items]
+    )
+
+
+def _rebased(document: Json, base: str) -> Json:
+    """The document with absolute URLs."""
+    links = [{**link, "href": rebased(link["href"], base)} for link in document.get("links") or []]
+    assets = {
+        key: {**asset, "href": rebased(asset["href"], base)} for key, asset in (document.get("assets") or {}).items()
+    }
+    return {**document, "links": links, "assets": assets}

@@ -1,0 +1,82 @@
+"""Read the workflows again when somebody has invalidated their cache.
+
+    notification, or every HEARTBEAT_INTERVAL_SEC ──▶ the generation in the database has grown
+        ──▶ read all workflow files (in a thread) ──▶ use them ──▶ record the generation in the row of this instance
+
+If reading fails, the workflows that were read before stay in use, and it is tried again.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+from dagmaster.database.caches import PostgresCaches
+from dagmaster.library.workflows import WorkflowLibrary
+from dagmaster.observe import log
+
+_log = log.get("orchestrator")
+
+
+@dataclass
+class WorkflowReload:
+    """`load` reads the workflows; `use` replaces those in use. `owner_id` is set by the orchestrator."""
+
+    caches: PostgresCaches
+    load: Callable[[], WorkflowLibrary]
+    interval_seconds: float
+    use: Callable[[WorkflowLibrary], None] = lambda _library: None
+    owner_id: UUID | None = None
+    library: WorkflowLibrary | None = None
+    generation: int | None = None  # None before the first comparison
+    _woken: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            self._woken.clear()
+            try:
+                await self.turn()
+            except Exception as error:  # jobs continue with the workflows that are in use
+                _log.warning("the workflows could not be read again; it is tried again later", error=str(error))
+            await self._pause()
+
+    def wake(self) -> None:
+        self._woken.set()
+
+    async def close(self) -> None:
+        await self.caches.close()
+
+    async def turn(self) -> None:
+        """Compare generations, and read the workflows if theirs has grown."""
+        assert self.owner_id is not None
+        state = await self.caches.state(self.owner_id)
+        if self.generation is None or state.generation > self.generation:
+            await self._read(state.generation, is_first=self.generation is None)
+        if state.recorded != self.generation:
+            await self._record(self.owner_id)
+
+    async def _read(self, generation: int, *, is_first: bool) -> None:
+        """Files may have changed between the start of this process and the first comparison, so they are read then
+        too, if they were ever invalidated."""
+        if not is_first or generation:
+            self.library = await asyncio.to_thread(self.load)
+            self.use(self.library)
+        self.generation = generation
+
+    async def _record(self, owner_id: UUID) -> None:
+        assert self.library is not None
+        assert self.generation is not None
+        counts: dict[str, Any] = {
+            "workflow_count": len(self.library.workflows),
+            "refused": len(self.library.refused),
+        }
+        await self.caches.record(owner_id, self.generation, **counts)
+
+    async def _pause(self) -> None:
+        try:
+            async with asyncio.timeout(self.interval_seconds):
+                await self._woken.wait()
+        except TimeoutError:
+            return
