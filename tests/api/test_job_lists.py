@@ -85,6 +85,23 @@ async def test_jobs_are_found_by_their_words_and_by_several_values(database):
     assert found_counts["total"] == {"count": 1, "is_exact": True}
 
 
+async def test_inputs_of_any_text_can_be_submitted_and_found(database):
+    texts = [
+        "x" * 5000,
+        "ÄÖÜ straße 東京",
+        "1e5abc 0x1f -3.5e-7 v1.2.3",
+        "<b>tag</b> &amp; a@b.example",
+        "\U0001f30d",
+        " ",
+    ]
+    words = [None, "äöü straße 東京", "1e5abc 0x1f 5e", "tag amp example", None, None]
+    async with engine(database) as running, api(database, running) as client:
+        jobs = [str((await running.run(named("texts"), text=text))["job_id"]) for text in texts]
+        results = [await found(client, q=each) if each else None for each in words]
+
+    assert results == [{job} if each else None for job, each in zip(jobs, words, strict=True)]
+
+
 async def test_large_counts_are_marked_as_inexact(database, monkeypatch):
     monkeypatch.setattr("dagmaster.api.job_lists.MOST_COUNTED", 2)
     async with engine(database) as running, api(database, running) as client:
