@@ -6,6 +6,7 @@ import os
 import runpy
 import subprocess
 import sys
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -69,7 +70,15 @@ class Host:
 async def test_partners_submit_and_poll_through_the_host(kit: Kit, tmp_path, monkeypatch):
     key = await key_of(kit.dsn, "hub", "b2b", platform="ddh")
     starts, start = [], GatewayServices.running
-    monkeypatch.setattr(GatewayServices, "running", lambda services: starts.append(services) or start(services))
+
+    @asynccontextmanager
+    async def start_slowly(services):
+        starts.append(services)
+        await asyncio.sleep(0.05)
+        async with start(services):
+            yield
+
+    monkeypatch.setattr(GatewayServices, "running", start_slowly)
     async with served(app_of(kit.dsn, auth_enabled=True, storage_folder=tmp_path)) as orchestrator:
         host = Host(
             monkeypatch,
