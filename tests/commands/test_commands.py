@@ -131,7 +131,7 @@ BAD_REQUESTS: list[tuple[str, Any, int, str | None]] = [
 
 
 async def test_bad_requests_are_refused_and_never_a_failure(commands: Commands, tmp_path):
-    await commands.kit.submit("dem")
+    await commands.kit.publish("dem")
     async with api(commands.kit.dsn, storage_folder=tmp_path) as client:
         for name, body, status, code in BAD_REQUESTS:
             answer = await client.post(f"{V1}/commands/{name}", json=body)

@@ -11,9 +11,10 @@ import pytest
 from dagmaster.database.caches import PostgresCaches
 from dagmaster.errors import NotFound
 from dagmaster.handlers.registry import installed
-from dagmaster.library.workflows import WorkflowLibrary, load_library
+from dagmaster.library.workflows import WorkflowLibrary, limits_of, workflow_files
 from dagmaster.orchestrator.reload import WorkflowReload
 from dagmaster.settings import Settings
+from dagmaster.workflows.load import read_all
 from tests.commands.kit import Commands
 
 pytestmark = pytest.mark.requirement("O2")
@@ -24,6 +25,7 @@ nodes:
   only: {{handler: hello_world, params: {{name: you}}, next: end}}
   end: {{type: end}}
 """
+HANDLERS = installed()
 INSTANCE = "INSERT INTO dagapp.orchestrators (owner_id, host, pid, software_version) VALUES (%s, 'here', 1, '1')"
 
 
@@ -38,7 +40,9 @@ class Instance:
         self.reload = WorkflowReload(caches, self.load, interval_seconds, self.use, uuid4(), self.library)
 
     def load(self) -> WorkflowLibrary:
-        return load_library(self.settings, installed(), self.settings.known_queues)
+        rules = {"limits": limits_of(self.settings), "handlers": HANDLERS, "queues": self.settings.known_queues}
+        loaded = read_all(workflow_files(self.folder), **rules)
+        return WorkflowLibrary(dict(loaded.workflows), tuple(loaded.refused))
 
     def use(self, library: WorkflowLibrary) -> None:
         self.library = library
