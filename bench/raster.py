@@ -32,7 +32,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx2
 import numpy as np
@@ -346,21 +346,22 @@ def kernel_and_codec(what: tuple[Scene, Path]) -> float:
 
 
 def compare_statistics(options: argparse.Namespace) -> int:
-    """Each way in turn, in this process; CPU seconds, because the work is done by one thread and others may be running.
+    """Each way in turn, in this process. Elapsed and CPU seconds: statistics are computed by a thread of their own, and
+    other programs may be running.
 
     The first round loads code and warms the page cache, and does not count.
     """
     for dtype in ("float32", "uint8"):
         for crs in (UTM, "EPSG:4326"):
-            spent: dict[str, list[float]] = {way: [] for way in ("none", "exact", "approximate")}
+            spent: dict[str, list[Spent]] = {way: [] for way in ("none", "exact", "approximate")}
             with tempfile.TemporaryDirectory(prefix="statistics-bench-", dir=options.folder) as folder:
                 source = make_waves(Path(folder) / "source.tif", options.size, dtype)
                 grid = output_grid(read_facts(source), crs)
                 for number in range(options.repeat + 1):
                     for way, runs in spent.items():
-                        seconds = make_with_statistics(source, Path(folder) / "cog.tif", grid, way)
+                        run = make_with_statistics(source, Path(folder) / "cog.tif", grid, way)
                         if number:
-                            runs.append(seconds)
+                            runs.append(run)
             report_statistics(f"{dtype}, {'copied' if crs == UTM else 'to EPSG:4326'}", spent, options.size)
     return 0
 
@@ -375,23 +376,30 @@ def make_waves(path: Path, size: int, dtype: str) -> Path:
     return path
 
 
-def make_with_statistics(source: Path, target: Path, grid: OutputGrid, way: str) -> float:
-    start = time.process_time()
+class Spent(NamedTuple):
+    elapsed: float
+    cpu: float
+
+
+def make_with_statistics(source: Path, target: Path, grid: OutputGrid, way: str) -> Spent:
+    begun, cpu = time.perf_counter(), time.process_time()
     make_cog(source, target, grid, raster_type=RasterType.DEM, exact_statistics=way == "exact")
     if way == "approximate":
         approximate_statistics(target, overview_level=2)
-    return time.process_time() - start
+    return Spent(time.perf_counter() - begun, time.process_time() - cpu)
 
 
-def report_statistics(name: str, spent: dict[str, list[float]], size: int) -> None:
+def report_statistics(name: str, spent: dict[str, list[Spent]], size: int) -> None:
     """Ratios are medians over the rounds, in which the ways follow each other."""
     print(f"\n{name}, {size}²")
     for way, runs in spent.items():
-        listed = ", ".join(f"{seconds:.3f}" for seconds in runs)
-        print(f"  {way:12} {statistics.median(runs):6.3f} s of CPU   ({listed})")
+        elapsed, cpu = (statistics.median(values) for values in zip(*runs, strict=True))
+        print(f"  {way:12} {elapsed:6.3f} s, {cpu:6.3f} s of CPU")
     for way in ("none", "approximate"):
-        ratio = statistics.median(one / other for one, other in zip(spent["exact"], spent[way], strict=True))
-        print(f"  exact / {way:12} {ratio:.3f}", flush=True)
+        pairs = list(zip(spent["exact"], spent[way], strict=True))
+        elapsed = statistics.median(one.elapsed / other.elapsed for one, other in pairs)
+        cpu = statistics.median(one.cpu / other.cpu for one, other in pairs)
+        print(f"  exact / {way:12} {elapsed:.3f}, of CPU {cpu:.3f}", flush=True)
 
 
 def report(scenes: list[Scene], options: argparse.Namespace) -> None:

@@ -1,8 +1,9 @@
 """Write a window of the grid as a cloud-optimised GeoTIFF, directly from the source.
 
-One pass: each block of 512 × 512 is read, warped, counted, encoded and halved for the overviews. Only one row of blocks
-per overview is in memory, and no uncompressed copy is written. The COG is written to a hidden folder next to the target
-and renamed when it is complete: a reader sees the finished COG or none.
+One pass: each block of 512 × 512 is read, warped, encoded and halved for the overviews. A thread counts it for the
+statistics while GDAL encodes it, which does not hold Python's global lock. Only one row of blocks per overview is in
+memory, and no uncompressed copy is written. The COG is written to a hidden folder next to the target and renamed when
+it is complete: a reader sees the finished COG or none.
 
     grid = output_grid(read_facts("scene.tif"))
     cog = make_cog("scene.tif", Path("scene_cog.tif"), grid, raster_type=RasterType.RGB)
@@ -14,6 +15,7 @@ import time
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -72,7 +74,7 @@ class CogFacts:
     is_empty: bool  # no pixel is valid
     valid_area: ValidArea  # compared with that of the source
     clamped: int  # values that did not fit its type and became the nearest that fits
-    seconds: dict[str, float]  # by step: read_and_warp, statistics, overviews, encode, join
+    seconds: dict[str, float]  # by step: read_and_warp, encode, statistics (after encode), overviews, join
     statistics: Partials  # exact, per band; of the pixels before lossy compression; empty if not requested
     own_statistics: Partials  # of the part that counts in a mosaic
 
@@ -264,7 +266,10 @@ class _Scratch:
         self._watch = watch
         shapes = sizes(plan.window.width, plan.window.height)
         self._sinks = [_Sink(folder, plan, level, shape, watch) for level, shape in enumerate(shapes)]
-        self._sinks[0].tally = tally
+        self._counting: ThreadPoolExecutor | None = None
+        if tally is not None:
+            counting = self._counting = ThreadPoolExecutor(1, "statistics")
+            self._sinks[0].count = lambda column, row, block: counting.submit(tally.add, column, row, block)
         halve = halving(plan.overview_resampling, plan.rules)
         above: PyramidLevel | None = None
         for sink in reversed(self._sinks):
@@ -276,6 +281,8 @@ class _Scratch:
         return self
 
     def __exit__(self, *raised: object) -> None:
+        if self._counting is not None:
+            self._counting.shutdown()
         with self._watch("encode"):
             for sink in self._sinks:
                 sink.close()
@@ -312,7 +319,7 @@ class _Sink:
     def __init__(self, folder: Path, plan: _Plan, level: int, size: tuple[int, int], watch: _Watch) -> None:
         width, height = self.width, self.height = size
         self.blocks = 0  # with data
-        self.tally: Tally | None = None
+        self.count: Callable[[int, int, Block], Future[None]] | None = None  # begins to count a block
         self._not_blank = 0  # blocks that must be stored in the file
         self._complete = 0
         self._plan, self._level, self._watch = plan, level, watch
@@ -327,9 +334,7 @@ class _Sink:
         return self._mask is not None and self._complete < rows * cols
 
     def write(self, window: Window, block: Block) -> None:
-        if self.tally is not None:
-            with self._watch("statistics"):
-                self.tally.add(window.col, window.row, block)
+        counting = self.count(window.col, window.row, block) if self.count else None
         with self._watch("encode"):
             area = rasterio.windows.Window(window.col, window.row, window.width, window.height)
             values = (
@@ -346,6 +351,9 @@ class _Sink:
                     np.ones((window.height, window.width), np.uint8) if block.valid is None else block.valid.any(axis=0)
                 )
                 self._mask.write(valid.astype(np.uint8), 1, window=area)
+        if counting is not None:
+            with self._watch("statistics"):
+                counting.result()
 
     def close(self) -> None:
         self._image.close()
