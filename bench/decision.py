@@ -30,14 +30,12 @@ import psycopg
 from morecantile import Tile
 
 from before import extract
-from dagmaster.access.caller import Scope
-from dagmaster.client.models.assets import KeyRequest
-from dagmaster.database.assets.keys import KeyChange, KeyStore
+from dagmaster.database.assets.keys import KeyStore
 from dagmaster.database.catalog.datasets import CatalogReader
 from dagmaster.local.embedded import Cluster
-from dagmaster.operations.keys import create_key
 from dagmaster.settings import load
 from dagmaster.storage.zones import open_storage
+from published import new_key
 from tiles import make, random_tiles, serving
 
 BEFORE = "7add226"
@@ -123,12 +121,6 @@ async def _print_queries(dsn: str, key: str, count: int = 500) -> None:
             print(f"  the query for the {name} alone: p50 {statistics.median(taken):.2f} ms", flush=True)
 
 
-async def _new_key(dsn: str) -> str:
-    async with KeyStore(dsn) as store:
-        request = KeyRequest(name="bench", scopes=[Scope.VIEWER])
-        return (await create_key(store, request, KeyChange("bench"))).key
-
-
 @contextmanager
 def all_served(cluster: Cluster, folder: Path, size: int) -> Iterator[dict[str, Client]]:
     with psycopg.connect(cluster.dsn_of("postgres"), autocommit=True) as connection:
@@ -145,7 +137,7 @@ def all_served(cluster: Cluster, folder: Path, size: int) -> Iterator[dict[str, 
         check=True,
     )
     make(open_storage(load(storage_folder=current)), dsn, size, current)
-    key = asyncio.run(_new_key(dsn))
+    key = asyncio.run(new_key(dsn))
     asyncio.run(_print_queries(dsn, key))
     with ExitStack() as stack:
         before = stack.enter_context(serving(dsn_before, earlier, PYTHONPATH=str(tree / "src")))

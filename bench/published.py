@@ -6,9 +6,13 @@ from typing import Any
 import psycopg
 from psycopg.types.json import Jsonb
 
+from dagmaster.access.caller import Scope
 from dagmaster.assets.identity import asset_id_of
+from dagmaster.client.models.assets import KeyRequest
+from dagmaster.database.assets.keys import KeyChange, KeyStore
 from dagmaster.database.catalog.pgstac import deploy_catalog
 from dagmaster.database.schema.deploy import deploy
+from dagmaster.operations.keys import create_key
 
 # Set-based: a bench has thousands of assets.
 _GIVEN = (
@@ -68,3 +72,10 @@ def add_all_published(connection: psycopg.Connection[Any], clearances: Mapping[s
     }
     for statement in (_ASSETS, _VERSIONS, _REVISIONS):
         connection.execute(statement, values)
+
+
+async def new_key(dsn: str) -> str:
+    """The key of a viewer."""
+    async with KeyStore(dsn) as store:
+        request = KeyRequest(name="bench", scopes=[Scope.VIEWER])
+        return (await create_key(store, request, KeyChange("bench"))).key

@@ -35,7 +35,7 @@ from dagmaster.serving.expressions import MAX_CHARACTERS, require_expression
 from dagmaster.serving.filters import MAX_VERTICES
 from dagmaster.serving.readers import GDAL_ENVIRONMENT, ReaderInput
 from dagmaster.serving.rendering import RESAMPLINGS, Rendering, parse_colormap
-from dagmaster.serving.services import Services
+from dagmaster.serving.services import services_of
 
 FORMATS = ("png", "jpg", "jpeg", "webp")
 MAX_IMAGE_SIZE = 2048
@@ -121,9 +121,10 @@ Resampling = Annotated[str | None, Query(pattern=f"^({'|'.join(RESAMPLINGS)})$")
 
 
 async def dataset_path(
-    request: Request, services: Services, asset_id: AssetId, version: Version = LATEST, rev: Revision = None
+    request: Request, asset_id: AssetId, version: Version = LATEST, rev: Revision = None
 ) -> ReaderInput:
     require_allowed(request)
+    services = services_of(request)
     readable = await services.access.readable(request, asset_id, version, revision_number(rev))
     source = await services.resolver.resolve(readable)
     is_pinned = version != LATEST and rev == source.revision_tag

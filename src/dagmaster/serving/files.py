@@ -32,7 +32,7 @@ from dagmaster.errors import InvalidRequest, NotFound
 from dagmaster.serving.access import ReadableRevision
 from dagmaster.serving.caching import cache_control, matches_etag
 from dagmaster.serving.mosaics import is_mosaic, with_asset_urls
-from dagmaster.serving.services import Services
+from dagmaster.serving.services import MapServices, services_of
 from dagmaster.storage.location import Location, Zone
 from dagmaster.storage.store import CHUNK_BYTES, ObjectInfo
 
@@ -61,8 +61,9 @@ router = APIRouter(tags=["files"])
 
 @router.head(PATH, include_in_schema=False)
 @router.get(PATH, operation_id="files.getFile")
-async def get_file(request: Request, services: Services, zone: str, container: str, blob: str) -> Response:
+async def get_file(request: Request, zone: str, container: str, blob: str) -> Response:
     """A file, or a range of it."""
+    services = services_of(request)
     location = _served_location(zone, container, blob)
     readable = await _readable_revision(request, services, location)
     file = await asyncio.to_thread(services.storage.head, location)
@@ -100,7 +101,7 @@ def _served_location(zone: str, container: str, blob: str) -> Location:
         raise _no_file() from None
 
 
-async def _readable_revision(request: Request, services: Services, location: Location) -> ReadableRevision:
+async def _readable_revision(request: Request, services: MapServices, location: Location) -> ReadableRevision:
     """The revision that a file belongs to, if the caller may read it and its STAC documents name the file."""
     match = _FILE_OF_REVISION.fullmatch(location.blob)
     if match is None:

@@ -30,9 +30,14 @@ class MapServices:
     search_summaries: SharedTasks[TileSource]  # by the ids of searches and the collections that callers may see
 
 
-async def _services(request: Request) -> MapServices:
+def services_of(request: Request) -> MapServices:
+    """For tiles and files, which are requested most: FastAPI takes longer to resolve a dependency."""
     services: MapServices = request.app.state.services
     return services
+
+
+async def _services(request: Request) -> MapServices:
+    return services_of(request)
 
 
 Services = Annotated[MapServices, Depends(_services)]

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 from urllib.parse import urlencode
 
 import numpy as np
+import orjson
 import rasterio
 from attrs import define
 from fastapi import APIRouter, Depends, Path, Query, Request
@@ -42,7 +43,7 @@ from dagmaster.serving.encoding import ENCODER, is_small
 from dagmaster.serving.pages import page
 from dagmaster.serving.readers import GDAL_ENVIRONMENT, open_for_display, open_for_values
 from dagmaster.serving.rendering import legend_of
-from dagmaster.serving.services import Services
+from dagmaster.serving.services import Services, services_of
 from dagmaster.serving.sources import TileSource
 
 PREFIX = TILES + "/{asset_id}"
@@ -62,13 +63,14 @@ Options = Annotated[TileOptions, Depends(deps.tile_options_of(deps.dataset_path)
 
 
 async def requested_grid(
-    services: Services,
+    request: Request,
     grid: Annotated[str, Path(alias="tileMatrixSetId", description="A grid of `/tileMatrixSets`")] = GRID,
 ) -> TileMatrixSet:
-    if grid not in services.grids:
+    grids = services_of(request).grids
+    if grid not in grids:
         reason = "the server does not have this grid; /tileMatrixSets lists the grids"
         raise RequestValidationError([{"loc": ("path", "tileMatrixSetId"), "msg": reason, "type": "enum"}])
-    return services.grids[grid]
+    return grids[grid]
 
 
 Grid = Annotated[TileMatrixSet, Depends(requested_grid)]
@@ -104,7 +106,13 @@ class ImageFactory(TilerFactory):
 
     def tilejson(self) -> None:
         operation_id = f"{self.operation_prefix}getTileJSON"
-        self.router.add_api_route("/{tileMatrixSetId}/tilejson.json", get_tilejson, operation_id=operation_id)
+        # FastAPI would check the response once more, in a thread.
+        self.router.add_api_route(
+            "/{tileMatrixSetId}/tilejson.json",
+            get_tilejson,
+            operation_id=operation_id,
+            response_model=dict[str, Any],
+        )
 
     def tilesets(self) -> None:
         known = set(map(id, self.router.routes))
@@ -295,13 +303,13 @@ def get_tilejson(
     tile_format: Annotated[
         str | None, Query(description="The default is JPEG for opaque tiles, PNG for others")
     ] = None,
-) -> dict[str, Any]:
+) -> Response:
     """TileJSON 3.0 of one revision: the content behind its tile URLs never changes."""
     source = src_path.source
     rendering = deps.default_rendering(src_path)
     with rasterio.Env(**GDAL_ENVIRONMENT), open_for_display(src_path, grid) as reader:
         minzoom, maxzoom, info = reader.minzoom, reader.maxzoom, reader.info()
-    return {
+    document = {
         "tilejson": "3.0.0",
         "name": source.title or source.dataset_id,
         # Clients insert it as HTML.
@@ -332,6 +340,7 @@ def get_tilejson(
             "classes": legend_of(rendering, getattr(info, "colormap", None)),
         },
     }
+    return Response(orjson.dumps(document), media_type="application/json")
 
 
 def raster_layer(source: TileSource, info: Any, minzoom: int, maxzoom: int) -> dict[str, Any]:
