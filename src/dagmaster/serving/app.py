@@ -76,7 +76,7 @@ def create_app(settings: Settings, dsn: str, *, storage: Storage | None = None) 
     )
 
     everyone = _everyone(settings)
-    keys = KeyStore(dsn, "serving-keys")
+    keys = KeyStore(dsn, "serving-keys", lookups=catalog.request_reads)
     authentication = authentication_of(settings, keys, everyone, keys.sessions)
 
     @asynccontextmanager

@@ -52,13 +52,16 @@ class KeyChange:
 
 
 class KeyStore:
-    """Use as a context. The database need not be available at its start."""
+    """Use as a context. The database need not be available at its start. Requests find
+    keys and sessions by `lookups`."""
 
-    def __init__(self, dsn: str, role: str = "keys", size: int = _POOL_SIZE) -> None:
+    def __init__(
+        self, dsn: str, role: str = "keys", size: int = _POOL_SIZE, *, lookups: PreparedReads | None = None
+    ) -> None:
         self._pool = pool(dsn, role, 0, size)
-        self._lookups = PreparedReads(dsn, role)
+        self._lookups = lookups or PreparedReads(dsn, role)
         self._uses = _Uses()
-        self.sessions = SessionStore(self._pool)
+        self.sessions = SessionStore(self._pool, self._lookups)
 
     async def __aenter__(self) -> Self:
         await self._pool.open()

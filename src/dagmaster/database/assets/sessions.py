@@ -8,6 +8,7 @@ from datetime import datetime
 
 from dagmaster.access.sessions import SessionText, StoredSession
 from dagmaster.database.connect import Connection, ConnectionPool, translate_errors
+from dagmaster.database.prepared_reads import PreparedReads
 from dagmaster.database.queries import query
 from dagmaster.database.reads.session import models
 from dagmaster.database.session import dicts
@@ -30,12 +31,13 @@ class SignIn:
 class SessionStore:
     """Uses the connections of a KeyStore, whose context it needs."""
 
-    def __init__(self, connections: ConnectionPool) -> None:
+    def __init__(self, connections: ConnectionPool, lookups: PreparedReads) -> None:
         self._pool = connections
+        self._lookups = lookups
 
     async def find(self, session_id: str) -> StoredSession | None:
-        async with self._connected() as connection:
-            rows = await dicts(connection, "find_session", {"session_id": session_id})
+        with translate_errors():
+            rows = await self._lookups.dicts("find_session", {"session_id": session_id})
         return next(iter(models(StoredSession, rows)), None)
 
     async def start(self, text: SessionText, person: SignIn, *, lasts_seconds: float, request_id: str | None) -> None:
