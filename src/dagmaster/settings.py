@@ -260,6 +260,18 @@ class Settings(BaseSettings):
         "users must not be able to change it",
     )
 
+    oidc_client_id: str | None = Field(
+        None,
+        max_length=256,
+        description="Id of this platform at OIDC_ISSUER; with it, people sign in to the web UI there. Register the "
+        "redirect URI https://…/api/v1/session/oidc/callback",
+    )
+    oidc_client_secret: str | None = Field(
+        None, repr=False, description="Secret of OIDC_CLIENT_ID, if the issuer requires one; never logged"
+    )
+    oidc_scope: Name = Field(
+        "openid profile", description="What the web UI asks OIDC_ISSUER for, separated by spaces; includes `openid`"
+    )
     session_hours: float = Field(
         12.0,
         gt=0,
@@ -562,6 +574,10 @@ class Settings(BaseSettings):
         ]
         if self.oidc_issuer and not self.oidc_audience:
             conflicts.append("OIDC_ISSUER requires OIDC_AUDIENCE, or tokens for other services would be accepted")
+        if self.oidc_client_id and not self.oidc_issuer:
+            conflicts.append("OIDC_CLIENT_ID requires OIDC_ISSUER, at which people sign in")
+        if "openid" not in self.oidc_scope.split():
+            conflicts.append("OIDC_SCOPE must include openid, or the issuer sends no ID token")
         if conflicts:
             raise ValueError("\n".join(conflicts))
         return self

@@ -32,6 +32,8 @@ OPEN = {
     "/readyz",
     "/api/v1/caller",
     "/api/v1/session",
+    "/api/v1/session/oidc/start",
+    "/api/v1/session/oidc/callback",
 }
 
 

@@ -49,6 +49,14 @@ ROUTES = sorted(
 )
 
 
+def url_of(path):
+    """The path of a route with ids that are well-formed."""
+    url = path.replace("{job_id}", "0198b2c4-7c1e-7a10-8f00-2f6f6e1c9a01").replace(
+        "{dead_letter_id}", "b8a1f6a2-2a44-4a38-9c1f-0d5f0f0f7a11"
+    )
+    return f"{url}?after=invalid" if path.endswith("/stream") else url  # a stream of changes never ends
+
+
 @asynccontextmanager
 async def keys_of(dsn, *scopes):
     """A key for each scope, by its name."""
@@ -77,11 +85,7 @@ async def test_every_kind_of_caller_reaches_exactly_what_its_scope_allows(databa
     """A request that is not refused may still be invalid: the ids in its path do not exist."""
     async with keys_of(database, *Scope) as keys, api(database, auth_enabled=True) as client:
         for method, path, permission in ROUTES:
-            url = path.replace("{job_id}", "0198b2c4-7c1e-7a10-8f00-2f6f6e1c9a01").replace(
-                "{dead_letter_id}", "b8a1f6a2-2a44-4a38-9c1f-0d5f0f0f7a11"
-            )
-            if path.endswith("/stream"):
-                url += "?after=invalid"  # a stream of changes never ends
+            url = url_of(path)
             anonymous = await client.request(method, url)
             assert (anonymous.status_code == 401) == (permission is not Permission.ANYONE), (method, path)
             for scope, key in keys.items():

@@ -1,6 +1,9 @@
-"""An issuer of OIDC tokens on loopback, with keys of its own."""
+"""An issuer of OIDC tokens on loopback, with keys of its own. People who open its page are signed in at once."""
 
+import base64
+import hashlib
 import json
+import secrets
 import threading
 import time
 from collections import Counter
@@ -8,12 +11,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import jwt
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 
 AUDIENCE = "dagmaster"
+CLIENT = "web-ui"
 RSA_KEYS = [rsa.generate_private_key(65537, 2048) for _ in range(3)]
 WEAK_KEY = rsa.generate_private_key(65537, 1024)
 EC_KEY = ec.generate_private_key(ec.SECP256R1())
@@ -30,7 +35,10 @@ def jwk_of(key: Any, kid: str | None, **more: Any) -> dict[str, Any]:
 
 
 class Issuer:
-    """Serves its discovery document and its keys. `answers` replaces what a path serves."""
+    """Serves its discovery document, its keys, its page and its tokens. `answers` replaces what a path serves.
+
+    `person` changes the claims of ID tokens, `access_token` is sent with them, and `client_secret` is required if set.
+    """
 
     def __init__(self, port: int) -> None:
         self.url = f"http://127.0.0.1:{port}"
@@ -38,6 +46,11 @@ class Issuer:
         self.answers: dict[str, tuple[int, bytes]] = {}
         self.fetches: Counter[str] = Counter()
         self.delay_seconds = 0.0
+        self.person: dict[str, Any] = {}
+        self.access_token: str | None = None
+        self.client_secret: str | None = None
+        self.auth_methods = ["client_secret_basic"]
+        self.codes: dict[str, dict[str, str]] = {}
 
     def token(self, key: Any = None, kid: str | None = "one", algorithm: str = "RS256", **changed: Any) -> str:
         headers = changed.pop("headers", {})
@@ -67,15 +80,69 @@ class Issuer:
         if path in self.answers:
             return self.answers[path]
         if path == "/.well-known/openid-configuration":
-            return 200, json.dumps({"issuer": self.url, "jwks_uri": f"{self.url}/keys"}).encode()
+            return 200, json.dumps(self.discovery()).encode()
         return (200, json.dumps({"keys": self.jwks}).encode()) if path == "/keys" else (404, b"")
+
+    def discovery(self) -> dict[str, Any]:
+        return {
+            "issuer": self.url,
+            "jwks_uri": f"{self.url}/keys",
+            "authorization_endpoint": f"{self.url}/authorize",
+            "token_endpoint": f"{self.url}/token",
+            "token_endpoint_auth_methods_supported": self.auth_methods,
+        }
+
+    def authorize(self, query: str) -> str:
+        """The address to which a browser is led back from the page of the issuer."""
+        asked = dict(parse_qsl(query))
+        assert (asked["response_type"], asked["code_challenge_method"]) == ("code", "S256")
+        assert (asked["client_id"], "openid" in asked["scope"].split()) == (CLIENT, True)
+        code = secrets.token_urlsafe(16)
+        self.codes[code] = asked
+        back = {"code": code, "state": asked["state"], "iss": self.url}
+        return f"{asked['redirect_uri']}?{urlencode(back)}"
+
+    def redeem(self, body: str, authorization: str | None) -> tuple[int, bytes]:
+        """A code is accepted once, from the client that knows the verifier, and the secret if there is one."""
+        self.fetches["/token"] += 1
+        if "/token" in self.answers:
+            return self.answers["/token"]
+        form = dict(parse_qsl(body))
+        asked = self.codes.pop(form.get("code", ""), None)
+        digest = hashlib.sha256(form.get("code_verifier", "").encode()).digest()
+        challenge = base64.urlsafe_b64encode(digest).decode().rstrip("=")
+        basic = base64.b64encode(f"{CLIENT}:{self.client_secret}".encode()).decode()
+        is_client = self.client_secret is None or (
+            authorization == f"Basic {basic}"
+            if "client_secret_basic" in self.auth_methods
+            else form.get("client_secret") == self.client_secret
+        )
+        if asked is None or challenge != asked["code_challenge"] or form["redirect_uri"] != asked["redirect_uri"]:
+            return 400, b'{"error": "invalid_grant"}'
+        if not is_client:
+            return 401, b'{"error": "invalid_client"}'
+        id_token = self.token(**{"aud": CLIENT, "nonce": asked["nonce"], **self.person})
+        tokens = {"id_token": id_token, "access_token": self.access_token, "token_type": "Bearer"}
+        return 200, json.dumps(tokens).encode()
 
 
 @contextmanager
 def issuer() -> Iterator[Issuer]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            status, body = running.answer(self.path)
+            parts = urlsplit(self.path)
+            if parts.path == "/authorize":
+                self.send_response(302)
+                self.send_header("Location", running.authorize(parts.query))
+                self.end_headers()
+                return
+            self._send(*running.answer(self.path))
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"])).decode()
+            self._send(*running.redeem(body, self.headers.get("Authorization")))
+
+        def _send(self, status: int, body: bytes) -> None:
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body)))

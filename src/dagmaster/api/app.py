@@ -41,6 +41,7 @@ from dagmaster.api import (
     layers,
     logs,
     metrics,
+    oidc_sessions,
     outputs,
     platforms,
     problems,
@@ -185,6 +186,7 @@ def _versioned() -> APIRouter:
         callers,
         keys,
         sessions,
+        oidc_sessions,
         health,
     ):
         router.include_router(module.router)

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import Depends, Request
 
@@ -27,8 +27,17 @@ from dagmaster.operations.uploads import UploadRules, Uploads
 from dagmaster.orchestrator.loop import Orchestrator
 from dagmaster.settings import Settings
 from dagmaster.storage.zones import Storage, open_storage
-from dagmaster.web.authentication import LOCAL_ADMIN, Authentication, authentication_of, authentication_running
+from dagmaster.web.authentication import (
+    LOCAL_ADMIN,
+    Authentication,
+    CredentialAuthentication,
+    authentication_of,
+    authentication_running,
+)
 from dagmaster.web.limits import RateLimit
+
+if TYPE_CHECKING:
+    from dagmaster.web.oidc import OidcSignIn
 
 LEDGERS = 3
 # Failed attempts to sign in, for each address. A key cannot be guessed; this keeps the load small.
@@ -79,6 +88,7 @@ class ApiServices:
     keys: KeyStore = field(init=False)
     authentication: Authentication = field(init=False)
     sign_in_limit: RateLimit = field(init=False)
+    oidc: "OidcSignIn | None" = field(init=False)
     old_system: OldSystem | None = field(init=False, default=None)
     shares: Shares = field(init=False)
     maps: MapForwarder = field(init=False)
@@ -94,6 +104,7 @@ class ApiServices:
         )
         self.keys = KeyStore(self.dsn, "api-keys")
         self.authentication = authentication_of(self.settings, self.keys, LOCAL_ADMIN, self.keys.sessions)
+        self.oidc = self._oidc()
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -137,6 +148,13 @@ class ApiServices:
     @property
     def library(self) -> WorkflowLibrary:
         return self.orchestrator.library if self.orchestrator else self.own_library
+
+    def _oidc(self) -> "OidcSignIn | None":
+        if not isinstance(self.authentication, CredentialAuthentication) or self.settings.oidc_client_id is None:
+            return None
+        from dagmaster.web.oidc import OidcSignIn  # imports the library for tokens
+
+        return OidcSignIn.of(self.settings, self.authentication.tokens)
 
     @cached_property
     def storage(self) -> Storage:

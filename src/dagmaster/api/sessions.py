@@ -36,6 +36,7 @@ from dagmaster.web.problems import request_id_of
 
 router = APIRouter(prefix="/session", tags=["callers"])
 PATH = f"{PREFIX}/session"
+OIDC_START = f"{PATH}/oidc/start"
 _NOT_STORED = "no-store"
 _log = log.get("auth")
 
@@ -139,6 +140,11 @@ def _authentication(services: ApiServices) -> CredentialAuthentication:
     return services.authentication
 
 
+def _methods(services: ApiServices) -> list[SignInMethod]:
+    by_key = SignInMethod(method="key", url=PATH)
+    return [by_key, SignInMethod(method="oidc", url=OIDC_START)] if services.oidc else [by_key]
+
+
 def _info(services: ApiServices, caller: Caller, identity: Identity) -> SessionInfo:
     is_enabled, session = services.settings.auth_enabled, identity.session
     by_header = "header" if is_enabled and caller != ANONYMOUS else None
@@ -152,5 +158,5 @@ def _info(services: ApiServices, caller: Caller, identity: Identity) -> SessionI
         method=session.method if session else by_header,
         expires_at=session.stored.expires_at if session else None,
         csrf_token=session.text.csrf_token if session else None,
-        sign_in_methods=[SignInMethod(method="key", url=PATH)] if is_enabled else [],
+        sign_in_methods=_methods(services) if is_enabled else [],
     )

@@ -118,6 +118,10 @@ class CredentialAuthentication:
         self._tokens = tokens
         self._sessions = sessions
 
+    @property
+    def tokens(self) -> "TokenVerifier | None":
+        return self._tokens
+
     async def identify(self, scope: RequestScope, headers: Headers) -> Identity:
         text = credentials_in(headers)
         if text is None:

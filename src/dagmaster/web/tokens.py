@@ -101,21 +101,27 @@ class TokenVerifier:
         )
 
     async def caller(self, token: str) -> Caller:
+        return self.caller_of(await self.claims(token))
+
+    async def claims(self, token: str, audience: Sequence[str] | None = None) -> dict[str, Any]:
+        """The claims of a token for one of these audiences, by default for this platform."""
         key = await self._keys.key_for(_header_of(token))
-        claims = self._verified(token, key)
+        return self._verified(token, key, list(audience or self._audience))
+
+    def caller_of(self, claims: Mapping[str, Any]) -> Caller:
         scopes, platform_id = self._roles.scopes_in(claims)
         return Caller(_caller_name(claims, self._name), scopes, platform_id)
 
     async def close(self) -> None:
         await self._keys.close()
 
-    def _verified(self, token: str, key: jwt.PyJWK) -> dict[str, Any]:
+    def _verified(self, token: str, key: jwt.PyJWK, audience: list[str]) -> dict[str, Any]:
         try:
             return jwt.decode(
                 token,
                 key,
                 algorithms=[key.algorithm_name],
-                audience=self._audience,
+                audience=audience,
                 issuer=self._issuer,
                 leeway=LEEWAY_SECONDS,
                 options={"require": ["exp", "iss", "aud", "sub"], "enforce_minimum_key_length": True},
@@ -228,7 +234,7 @@ class IssuerKeys:
     async def _fetch(self) -> None:
         self._tried_at = time.monotonic()
         try:
-            async with asyncio.timeout(_FETCH_SECONDS), _http() as http:
+            async with asyncio.timeout(_FETCH_SECONDS), http_client() as http:
                 url = self._jwks_url or await self._discovered(http)
                 self._jwks = _usable(await _json_at(http, url))
         except (httpx2.HTTPError, httpx2.InvalidURL, TimeoutError, OSError, ValueError) as error:
@@ -239,13 +245,19 @@ class IssuerKeys:
         self._fetched_at, self._is_reachable = time.monotonic(), True
 
     async def _discovered(self, http: httpx2.AsyncClient) -> str:
-        document = await _json_at(http, f"{self._issuer.rstrip('/')}/.well-known/openid-configuration")
-        if document.get("issuer") != self._issuer:
-            raise ValueError("its discovery document is that of another issuer")
+        document = await discovered(http, self._issuer)
         url = document.get("jwks_uri")
         if not isinstance(url, str) or not is_safe_url(url):
             raise ValueError("its discovery document has no https address of keys")
         return url
+
+
+async def discovered(http: httpx2.AsyncClient, issuer: str) -> dict[str, Any]:
+    """The discovery document of an issuer."""
+    document = await _json_at(http, f"{issuer.rstrip('/')}/.well-known/openid-configuration")
+    if document.get("issuer") != issuer:
+        raise ValueError("its discovery document is that of another issuer")
+    return document
 
 
 def is_safe_url(url: str) -> bool:
@@ -257,20 +269,25 @@ def is_safe_url(url: str) -> bool:
     return bool(parsed.host) and (parsed.scheme == "https" or (parsed.scheme == "http" and is_loopback(parsed.host)))
 
 
-def _http() -> httpx2.AsyncClient:
+def http_client() -> httpx2.AsyncClient:
     headers = {"User-Agent": f"dagmaster/{__version__}", "Accept": "application/json"}
     return httpx2.AsyncClient(headers=headers, follow_redirects=False)
 
 
 async def _json_at(http: httpx2.AsyncClient, url: str) -> dict[str, Any]:
-    chunks: list[bytes] = []
     async with http.stream("GET", url, timeout=_FETCH_SECONDS) as response:
         if response.status_code != 200:
             raise ValueError(f"{url} responds with status {response.status_code}")
-        async for chunk in response.aiter_bytes():
-            chunks.append(chunk)
-            if sum(map(len, chunks)) > _LARGEST_DOCUMENT_BYTES:
-                raise ValueError(f"{url} responds with more than {_LARGEST_DOCUMENT_BYTES} bytes")
+        return await json_of(response)
+
+
+async def json_of(response: httpx2.Response) -> dict[str, Any]:
+    """The JSON object of a response that is read as a stream."""
+    chunks, url = list[bytes](), response.url
+    async for chunk in response.aiter_bytes():
+        chunks.append(chunk)
+        if sum(map(len, chunks)) > _LARGEST_DOCUMENT_BYTES:
+            raise ValueError(f"{url} responds with more than {_LARGEST_DOCUMENT_BYTES} bytes")
     try:
         document = orjson.loads(b"".join(chunks))
     except orjson.JSONDecodeError:

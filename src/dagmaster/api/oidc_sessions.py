@@ -1,0 +1,120 @@
+"""Sign in at an OIDC issuer: the browser goes there and comes back, and gets the same cookie as with a key.
+
+Both routes are opened by the browser itself, not by a script of a page. If something fails, it is led to the web UI
+with the code of the error; the text of an error never comes from the address.
+"""
+
+import re
+from typing import TYPE_CHECKING, Annotated, Any
+
+from fastapi import APIRouter, Query, Request, Response
+from starlette.responses import RedirectResponse
+
+from dagmaster.access.permissions import Permission
+from dagmaster.api.problems import responses
+from dagmaster.api.services import ApiServices, Services
+from dagmaster.api.sessions import PATH, address_of, begin
+from dagmaster.database.assets.sessions import SignIn
+from dagmaster.errors import DagmasterError, InvalidRequest, NotFound
+from dagmaster.observe import log
+from dagmaster.web import cookies
+from dagmaster.web.accept import prefers_html
+from dagmaster.web.authentication import requires
+from dagmaster.web.page_headers import UI
+from dagmaster.web.problems import request_id_of
+from dagmaster.web.sign_in_flow import FLOW_SECONDS, LONGEST_NEXT, Flow, new_flow
+
+if TYPE_CHECKING:
+    from dagmaster.web.oidc import OidcSignIn
+
+router = APIRouter(prefix="/session/oidc", tags=["callers"], dependencies=[requires(Permission.ANYONE)])
+_HOST = re.compile(r"[A-Za-z0-9.\-]+(:\d{1,5})?|\[[0-9A-Fa-f:.]+\](:\d{1,5})?")
+_HEADERS = {"Cache-Control": "no-store", "Referrer-Policy": "no-referrer"}
+_REDIRECTS: dict[int | str, dict[str, Any]] = {303: {"description": "To the issuer, or back to the web UI"}}
+_log = log.get("auth")
+
+
+@router.get(
+    "/start",
+    operation_id="start_oidc_sign_in",
+    summary="Sign in at the OIDC issuer",
+    status_code=303,
+    response_class=Response,
+    responses={**responses(404, 429), **_REDIRECTS},
+)
+async def start(
+    services: Services,
+    request: Request,
+    next_path: Annotated[
+        str, Query(alias="next", max_length=LONGEST_NEXT, description="Path of this server to go to afterwards")
+    ] = f"{UI}/",
+) -> Response:
+    """Open it in the browser."""
+    try:
+        oidc, flow = _oidc(services), new_flow(next_path)
+        url = await oidc.url(flow, _redirect_uri(request))
+    except DagmasterError as error:
+        return _failed(request, error)
+    response = RedirectResponse(url, status_code=303, headers=_HEADERS)
+    # Lax: the issuer leads the browser back here, which is a request from another site.
+    cookie = cookies.cookie(cookies.SIGN_IN, flow.encoded(), request.scope, seconds=FLOW_SECONDS, same_site="lax")
+    response.headers.append("Set-Cookie", cookie)
+    return response
+
+
+@router.get(
+    "/callback",
+    operation_id="finish_oidc_sign_in",
+    summary="Complete a sign-in at the OIDC issuer",
+    status_code=303,
+    response_class=Response,
+    responses={**responses(404, 429), **_REDIRECTS},
+)
+async def callback(services: Services, request: Request) -> Response:
+    """The issuer leads the browser here."""
+    try:
+        response = await _signed_in(services, request)
+    except DagmasterError as error:
+        _log.warning("an OIDC sign-in was refused", code=error.code, request_id=request_id_of(request))
+        response = _failed(request, error)
+    # Whatever happened: a callback can be used once.
+    response.headers.append("Set-Cookie", cookies.no_cookie(cookies.SIGN_IN, request.scope))
+    return response
+
+
+async def _signed_in(services: ApiServices, request: Request) -> Response:
+    oidc, address = _oidc(services), address_of(request)
+    services.sign_in_limit.take(address)
+    text = cookies.cookie_in(cookies.SIGN_IN, request.scope, request.headers)
+    flow, code = oidc.code_in(Flow.decoded(text or ""), request.query_params)
+    person = await oidc.finish(flow, code, _redirect_uri(request))
+    services.sign_in_limit.give_back(address)
+    caller = person.caller
+    response = RedirectResponse(flow.next, status_code=303, headers=_HEADERS)
+    scopes = tuple(sorted(caller.scopes))
+    await begin(services, request, response, SignIn(caller.name, scopes, caller.platform_id, until=person.until))
+    return response
+
+
+def _oidc(services: ApiServices) -> "OidcSignIn":
+    if services.oidc is None:
+        raise NotFound(
+            "this platform has no sign-in at an OIDC issuer",
+            code="session.no-oidc",
+            hint="sign in with a key; operators: OIDC_CLIENT_ID enables it",
+        )
+    return services.oidc
+
+
+def _redirect_uri(request: Request) -> str:
+    """The address of the callback as the browser sees this server. The issuer compares it with those it knows."""
+    host = request.headers.get("host", "")
+    if not _HOST.fullmatch(host):
+        raise InvalidRequest("the Host header is not valid", code="request.bad-host")
+    return f"{request.scope['scheme']}://{host}{PATH}/oidc/callback"
+
+
+def _failed(request: Request, error: DagmasterError) -> Response:
+    if not prefers_html(request):
+        raise error
+    return RedirectResponse(f"{UI}/?sign_in_error={error.code}", status_code=303, headers=_HEADERS)
