@@ -485,6 +485,10 @@ _MODELS: dict[str, dict[str, Any]] = {
         "p50_seconds": 1.2,
         "p95_seconds": 3.4,
     },
+    "OldSubmissionAnswer": {"status": "queued", "queue": "dag-jobs", "served_by": "dagmaster"},
+    "OldJobStatus": {"status": "processing", "stage": 2, "total_stages": 4, "served_by": "dagmaster"},
+    "OldStageRetry": {"status": "stage_retry_initiated", "stage": 3, "served_by": "dagmaster"},
+    "OldTaskList": {"stage": 2, "count": 0, "tasks": [], "served_by": "dagmaster"},
     "WorkflowSummary": {"version": "1", "name": "Hello, world", "nodes": 4},
 }
 _EMPTY = {"string": "", "integer": 0, "number": 0.0, "boolean": False, "array": [], "object": {}, "null": None}
