@@ -8,8 +8,8 @@ import pytest
 from dagmaster.errors import InvalidRequest
 from dagmaster.raster.source.facts import BandFacts
 from dagmaster.stac import validate
-from dagmaster.stac.item import EXTENSIONS
 from dagmaster.stac.validate import problems, refuse_invalid
+from dagmaster.stac.values import EXTENSIONS
 from tests.stac.documents import HOST, PALETTE, SHA, a_collection, an_item, cog, facts
 
 pytestmark = pytest.mark.requirement("C1")

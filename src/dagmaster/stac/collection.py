@@ -14,7 +14,6 @@ from dagmaster.bbox import BBox
 from dagmaster.errors import InvalidRequest
 from dagmaster.stac.bands import bands
 from dagmaster.stac.item import (
-    EXTENSIONS,
     STAC_VERSION,
     map_links,
     other_links,
@@ -24,7 +23,7 @@ from dagmaster.stac.item import (
     version_fields,
 )
 from dagmaster.stac.public import linked
-from dagmaster.stac.values import Cog, Dataset, Json, Links, Version, multihash
+from dagmaster.stac.values import EXTENSIONS, Cog, Dataset, Json, Links, Version, multihash
 from dagmaster.stac.when import When, rfc3339
 
 # Fields that differ between files.

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 from dagmaster.stac.bands import CRS_CODE
-from dagmaster.stac.item import EXTENSIONS
+from dagmaster.stac.values import EXTENSIONS
 
 Json: TypeAlias = Mapping[str, Any]
 Violations: TypeAlias = Iterator[tuple[str, str]]  # where, what

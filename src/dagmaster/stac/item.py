@@ -15,26 +15,22 @@ from dagmaster.errors import InvalidRequest
 from dagmaster.stac.bands import bands, classes, crs_fields, eo_bands, projection, resolution_metres
 from dagmaster.stac.public import linked, public
 from dagmaster.stac.renders import renders
-from dagmaster.stac.values import Cog, Dataset, Ground, Json, Links, Processing, Provider, Version, multihash
+from dagmaster.stac.values import (
+    EXTENSIONS,
+    Cog,
+    Dataset,
+    Ground,
+    Json,
+    Links,
+    Processing,
+    Provider,
+    Version,
+    multihash,
+)
 from dagmaster.stac.when import When, rfc3339
 
 STAC_VERSION = "1.1.0"
 COG_TYPE = "image/tiff; application=geotiff; profile=cloud-optimized"
-EXTENSIONS = {
-    name: f"https://stac-extensions.github.io/{name}/v{version}/schema.json"
-    for name, version in {
-        "projection": "1.2.0",  # 2.0.0 has no `proj:epsg`, which stackstac reads
-        "raster": "2.0.0",
-        "eo": "1.1.0",  # 2.0.0 has no `eo:bands`, which odc-stac reads
-        "file": "2.1.0",
-        "processing": "1.2.0",
-        "version": "1.2.0",
-        "timestamps": "1.1.0",
-        "render": "2.0.0",
-        "web-map-links": "1.2.0",
-        "classification": "1.1.0",
-    }.items()
-}
 _REF = re.compile(r"[a-z][a-z0-9_]*")
 _IMAGE_TYPES = {".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".webp": "image/webp"}
 

@@ -11,9 +11,8 @@ from typing import Any
 from dagmaster.assets.layers import RASTER
 from dagmaster.errors import InvalidRequest
 from dagmaster.stac.colormaps import COLORMAPS
-from dagmaster.stac.item import EXTENSIONS
 from dagmaster.stac.public import leak_in
-from dagmaster.stac.values import Json
+from dagmaster.stac.values import EXTENSIONS, Json
 
 _TEXTS = ("title", "description", "keywords")
 _COLORS = ("colormap", "colormap_name")

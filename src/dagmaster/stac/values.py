@@ -16,6 +16,22 @@ from dagmaster.errors import InvalidRequest
 
 Json: TypeAlias = dict[str, Any]
 
+EXTENSIONS = {
+    name: f"https://stac-extensions.github.io/{name}/v{version}/schema.json"
+    for name, version in {
+        "projection": "1.2.0",  # 2.0.0 has no `proj:epsg`, which stackstac reads
+        "raster": "2.0.0",
+        "eo": "1.1.0",  # 2.0.0 has no `eo:bands`, which odc-stac reads
+        "file": "2.1.0",
+        "processing": "1.2.0",
+        "version": "1.2.0",
+        "timestamps": "1.1.0",
+        "render": "2.0.0",
+        "web-map-links": "1.2.0",
+        "classification": "1.1.0",
+    }.items()
+}
+
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
