@@ -2,7 +2,7 @@
 PY := .venv/bin/python
 PYTEST_ARGS ?=
 
-.PHONY: demo test check bench chaos soak mutants docs setup lock format clean
+.PHONY: demo test check ui bench chaos soak mutants docs setup lock format clean
 
 demo: setup          ## turn a generated scene of 105 megapixels into a map; see demo-output
 	@$(PY) -m dagmaster.cli.main demo
@@ -15,6 +15,10 @@ check: setup         ## check lint, types and import rules
 	@.venv/bin/ruff format --check .
 	@.venv/bin/mypy
 	@.venv/bin/lint-imports --no-cache
+	@scripts/ui check
+
+ui: setup            ## build the web pages; setup does it too when their sources have changed
+	@scripts/ui build
 
 bench: setup         ## compare the engine with its peers, rasters with gdalwarp, tiles with rio-tiler, large searches with their target, filtered searches with unfiltered ones, requests with those before access was decided; updates docs/performance.md
 	@code=0; \
@@ -50,11 +54,13 @@ setup:
 lock: setup          ## renew requirements/*.txt (needs uv on PATH)
 	uv pip compile --quiet --universal --generate-hashes --no-header --python-version 3.11 --all-extras pyproject.toml -o requirements/base.txt
 	uv pip compile --quiet --universal --generate-hashes --no-header --python-version 3.11 --all-extras pyproject.toml requirements/dev.in -o requirements/dev.txt
+	uv pip compile --quiet --universal --generate-hashes --no-header --python-version 3.11 requirements/node.in -o requirements/node.txt
 	cd bench/peers && for peer in *.in; do uv pip compile --quiet --universal --generate-hashes --no-header --python-version 3.11 $$peer -o $${peer%.in}.txt; done
 
 format: setup
 	@.venv/bin/ruff format .
 	@.venv/bin/ruff check --fix .
+	@scripts/ui format
 
 clean:
-	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf ui/node_modules ui/build src/dagmaster/ui/static .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -38,6 +38,7 @@ BUDGET_SECONDS = {
     "storage": 60,
     "testing": 60,
     "transports": 60,
+    "ui": 240,
     "web": 60,
     "worker": 90,
     "workflows": 60,

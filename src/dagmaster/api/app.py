@@ -68,6 +68,7 @@ from dagmaster.client.models.changes import ChangeBatch
 from dagmaster.library.workflows import WorkflowLibrary
 from dagmaster.orchestrator.loop import Orchestrator
 from dagmaster.settings import Settings
+from dagmaster.ui import routes as pages
 from dagmaster.web.description import describe_models, describe_permissions, describe_problems
 from dagmaster.web.metrics import RequestMetrics
 
@@ -135,6 +136,7 @@ def create_app(
     app.include_router(index.router)
     app.include_router(metrics.router)
     app.router.routes += map_routes(services.maps)
+    app.include_router(pages.router)
     app.state.request_metrics = RequestMetrics()
     app.add_middleware(
         ApiMiddleware,

@@ -1,0 +1,182 @@
+/** Approve, reject, clear and withdraw: the dialogs that the asset page and the review queue share. */
+import { useId, useState } from "preact/hooks";
+import { api, type Schemas } from "../api/client";
+import { Confirm } from "./basics";
+import { toast } from "./toasts";
+
+type Clearance = Schemas["AssetInfo"]["clearance_state"];
+type Asset = Pick<Schemas["AssetInfo"], "asset_id" | "etag" | "dataset_id"> & {
+  title?: string | null;
+  clearance_state: Clearance | "unknown";
+};
+
+export interface Decided {
+  asset: Asset;
+  version: number;
+  revision: number;
+}
+
+function headers(asset: Asset): Record<string, string> {
+  return asset.etag ? { "If-Match": asset.etag } : {};
+}
+
+export async function approveVersion(
+  decided: Decided,
+  clearance: "ouo" | "public" | null,
+  reason: string | null,
+): Promise<void> {
+  await api.post("/api/v1/assets/{asset_id}/versions/{version_ordinal}/approve", {
+    path: { asset_id: decided.asset.asset_id, version_ordinal: decided.version },
+    body: { clearance_level: clearance, revision: decided.revision, reason },
+    headers: headers(decided.asset),
+  });
+}
+
+const BEFORE: Record<string, string> = {
+  ouo: "As before: official use only",
+  public: "As before: public",
+  unknown: "As the asset is cleared already",
+};
+
+export function ApproveDialog(props: { decided: Decided; onClose: () => void; onDone: () => void }) {
+  const { asset, version, revision } = props.decided;
+  const isCleared = asset.clearance_state !== "uncleared";
+  const [clearance, setClearance] = useState<"ouo" | "public" | "">("");
+  const id = useId();
+  return (
+    <Confirm
+      title={`Approve version ${version}, revision ${revision}`}
+      action="Approve"
+      offersReason
+      onClose={props.onClose}
+      onConfirm={async (reason) => {
+        if (!isCleared && !clearance) throw new Error("Choose who may see the data.");
+        await approveVersion(props.decided, clearance || null, reason || null);
+        toast("green", `${asset.title ?? asset.dataset_id} is approved`);
+        props.onDone();
+      }}
+    >
+      <p>It is served from the next request on, to those who may see it.</p>
+      <div class="field">
+        <label for={id}>Who may see it</label>
+        <select
+          id={id}
+          class="input"
+          required={!isCleared}
+          value={clearance}
+          onChange={(event) => setClearance(event.currentTarget.value as "ouo" | "public" | "")}
+        >
+          <option value="">{BEFORE[asset.clearance_state] ?? "Choose…"}</option>
+          <option value="ouo">Official use only: internal users</option>
+          <option value="public">Public: everyone; it is also exported</option>
+        </select>
+      </div>
+    </Confirm>
+  );
+}
+
+export function RejectDialog(props: { decided: Decided; onClose: () => void; onDone: () => void }) {
+  const { asset, version, revision } = props.decided;
+  return (
+    <Confirm
+      title={`Reject version ${version}, revision ${revision}`}
+      action="Reject"
+      isDanger
+      needsReason
+      onClose={props.onClose}
+      onConfirm={async (reason) => {
+        await api.post("/api/v1/assets/{asset_id}/versions/{version_ordinal}/reject", {
+          path: { asset_id: asset.asset_id, version_ordinal: version },
+          body: { reason, revision },
+          headers: headers(asset),
+        });
+        toast("green", `${asset.title ?? asset.dataset_id} is rejected`);
+        props.onDone();
+      }}
+    >
+      <p>It is not published. A revision that is approved already stays served. The submitter reads the reason.</p>
+    </Confirm>
+  );
+}
+
+export function WithdrawDialog(props: {
+  asset: Asset;
+  version: number | null;
+  action: "unpublish" | "delete";
+  onClose: () => void;
+  onDone: () => void;
+}) {
+  const { asset, version, action } = props;
+  const what = version === null ? "all versions of the asset" : `version ${version}`;
+  return (
+    <Confirm
+      title={`${action === "unpublish" ? "Unpublish" : "Delete"} ${what}?`}
+      action={action === "unpublish" ? "Unpublish" : "Delete"}
+      isDanger
+      offersReason
+      onClose={props.onClose}
+      onConfirm={async (reason) => {
+        const path = { asset_id: asset.asset_id, version_ordinal: version ?? 0 };
+        const options = { path, headers: headers(asset) };
+        if (action === "unpublish") {
+          const body = { reason: reason || null };
+          if (version === null) await api.post("/api/v1/assets/{asset_id}/unpublish", { ...options, body });
+          else await api.post("/api/v1/assets/{asset_id}/versions/{version_ordinal}/unpublish", { ...options, body });
+        } else {
+          const query = { reason: reason || undefined };
+          if (version === null) await api.delete("/api/v1/assets/{asset_id}", { ...options, query });
+          else await api.delete("/api/v1/assets/{asset_id}/versions/{version_ordinal}", { ...options, query });
+        }
+        toast(
+          "green",
+          `${what[0]?.toUpperCase()}${what.slice(1)} ${action === "unpublish" ? "unpublished" : "deleted"}`,
+        );
+        props.onDone();
+      }}
+    >
+      <p>
+        {action === "unpublish"
+          ? "It is no longer served, and external copies are removed. The data stays: approving it publishes it again."
+          : "It is no longer served. Its data is removed after the retention time."}
+      </p>
+    </Confirm>
+  );
+}
+
+export function ClearanceDialog(props: { asset: Asset; onClose: () => void; onDone: () => void }) {
+  const [level, setLevel] = useState<Clearance>(
+    props.asset.clearance_state === "unknown" ? "uncleared" : props.asset.clearance_state,
+  );
+  const id = useId();
+  return (
+    <Confirm
+      title="Change who may see this asset"
+      action="Change"
+      offersReason
+      onClose={props.onClose}
+      onConfirm={async (reason) => {
+        await api.post("/api/v1/assets/{asset_id}/clear", {
+          path: { asset_id: props.asset.asset_id },
+          body: { clearance_level: level, reason: reason || null },
+          headers: headers(props.asset),
+        });
+        toast("green", "The clearance is changed");
+        props.onDone();
+      }}
+    >
+      <div class="field">
+        <label for={id}>Clearance</label>
+        <select
+          id={id}
+          class="input"
+          value={level}
+          onChange={(event) => setLevel(event.currentTarget.value as typeof level)}
+        >
+          <option value="uncleared">Not cleared: reviewers only</option>
+          <option value="ouo">Official use only: internal users</option>
+          <option value="public">Public: everyone; approved versions are exported</option>
+        </select>
+      </div>
+    </Confirm>
+  );
+}

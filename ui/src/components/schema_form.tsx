@@ -1,0 +1,191 @@
+/** A form made from a JSON schema of a workflow's or a command's inputs. Errors of the server stand beside their fields. */
+import { useId } from "preact/hooks";
+import type { FieldMistake } from "../api/client";
+
+export interface FieldSchema {
+  type?: string | string[];
+  title?: string;
+  description?: string;
+  default?: unknown;
+  enum?: unknown[];
+  anyOf?: FieldSchema[];
+  minimum?: number;
+  maximum?: number;
+  maxLength?: number;
+  items?: FieldSchema;
+}
+
+export interface ObjectSchema {
+  properties?: Record<string, FieldSchema>;
+  required?: string[];
+}
+
+/** What people typed, as text; empty is "not given". */
+export type Entries = Record<string, string>;
+
+export function typeOf(schema: FieldSchema): string {
+  const types = [schema.type ?? [], ...(schema.anyOf ?? []).map((each) => each.type ?? [])].flat();
+  return types.find((type) => type !== "null") ?? (schema.enum ? "string" : "object");
+}
+
+export interface Parsed {
+  values: Record<string, unknown>;
+  errors: Record<string, string>;
+}
+
+/** The values of the entries, or why one is not of its type. Fields without an entry are left out. */
+export function parse(schema: ObjectSchema, entries: Entries): Parsed {
+  const values: Record<string, unknown> = {};
+  const errors: Record<string, string> = {};
+  for (const [name, field] of Object.entries(schema.properties ?? {})) {
+    const text = (entries[name] ?? "").trim();
+    if (text === "") {
+      if (schema.required?.includes(name) && field.default === undefined) errors[name] = "This is required.";
+      continue;
+    }
+    const type = typeOf(field);
+    if (type === "integer" || type === "number") {
+      const value = Number(text);
+      if (!Number.isFinite(value) || (type === "integer" && !Number.isInteger(value)))
+        errors[name] = type === "integer" ? "A whole number is needed." : "A number is needed.";
+      else values[name] = value;
+    } else if (type === "boolean") values[name] = text === "true";
+    else if (type === "string") values[name] = entries[name];
+    else {
+      try {
+        const value: unknown = JSON.parse(text);
+        if (type === "array" && !Array.isArray(value)) errors[name] = "A list is needed, such as [1, 2].";
+        else if (type === "object" && (typeof value !== "object" || value === null || Array.isArray(value)))
+          errors[name] = 'An object is needed, such as {"a": 1}.';
+        else values[name] = value;
+      } catch {
+        errors[name] =
+          type === "array"
+            ? "This is not JSON. A list looks like [1, 2]."
+            : 'This is not JSON. An object looks like {"a": 1}.';
+      }
+    }
+  }
+  return { values, errors };
+}
+
+/** Errors of the server by field: `inputs.count` and `count` both belong to `count`. */
+export function errorsByField(mistakes: FieldMistake[]): Record<string, string> {
+  const errors: Record<string, string> = {};
+  for (const mistake of mistakes) {
+    const name =
+      (mistake.at ?? "").replace(/^(body|inputs|input_params|parameters|params)[./]/, "").split(/[./[]/)[0] ?? "";
+    if (name) errors[name] = mistake.message;
+  }
+  return errors;
+}
+
+export function SchemaForm(props: {
+  schema: ObjectSchema;
+  entries: Entries;
+  errors: Record<string, string>;
+  onChange: (entries: Entries) => void;
+  hidden?: string[];
+}) {
+  const fields = Object.entries(props.schema.properties ?? {}).filter(([name]) => !props.hidden?.includes(name));
+  const ordered = [...fields].sort(
+    ([a], [b]) =>
+      Number(props.schema.required?.includes(b) ?? false) - Number(props.schema.required?.includes(a) ?? false),
+  );
+  if (ordered.length === 0) return <p class="muted">It needs no inputs.</p>;
+  return (
+    <div class="schema-form">
+      {ordered.map(([name, field]) => (
+        <Field
+          key={name}
+          name={name}
+          field={field}
+          isRequired={(props.schema.required?.includes(name) ?? false) && field.default === undefined}
+          value={props.entries[name] ?? ""}
+          error={props.errors[name]}
+          onChange={(value) => props.onChange({ ...props.entries, [name]: value })}
+        />
+      ))}
+    </div>
+  );
+}
+
+function Field(props: {
+  name: string;
+  field: FieldSchema;
+  isRequired: boolean;
+  value: string;
+  error: string | undefined;
+  onChange: (value: string) => void;
+}) {
+  const { name, field, value, error } = props;
+  const id = useId();
+  const type = typeOf(field);
+  const standard = field.default === undefined || field.default === null ? "" : JSON.stringify(field.default);
+  const described =
+    [field.description ? `${id}-hint` : "", error ? `${id}-error` : ""].filter(Boolean).join(" ") || undefined;
+  const common = {
+    id,
+    class: "input",
+    name,
+    "aria-invalid": Boolean(error),
+    "aria-describedby": described,
+    required: props.isRequired,
+  };
+  const choices = field.enum ?? field.anyOf?.find((each) => each.enum)?.enum;
+  const standardText = standard ? `Standard: ${standard.replace(/^"|"$/g, "")}` : "Not set";
+  return (
+    <div class="field">
+      <label for={id}>
+        {name}
+        {props.isRequired && <span class="muted"> (required)</span>}
+      </label>
+      {choices ? (
+        <select {...common} value={value} onChange={(event) => props.onChange(event.currentTarget.value)}>
+          <option value="">{standardText}</option>
+          {choices.map((choice) => (
+            <option key={String(choice)} value={String(choice)}>
+              {String(choice)}
+            </option>
+          ))}
+        </select>
+      ) : type === "boolean" ? (
+        <select {...common} value={value} onChange={(event) => props.onChange(event.currentTarget.value)}>
+          <option value="">{standardText}</option>
+          <option value="true">yes</option>
+          <option value="false">no</option>
+        </select>
+      ) : type === "object" || type === "array" ? (
+        <textarea
+          {...common}
+          class="input mono"
+          rows={3}
+          placeholder={standard || (type === "array" ? "[]" : "{}")}
+          value={value}
+          onInput={(event) => props.onChange(event.currentTarget.value)}
+        />
+      ) : (
+        <input
+          {...common}
+          type="text"
+          inputMode={type === "integer" ? "numeric" : type === "number" ? "decimal" : "text"}
+          list={undefined}
+          placeholder={standard ? standardText : undefined}
+          maxLength={field.maxLength}
+          value={value}
+          onInput={(event) => props.onChange(event.currentTarget.value)}
+        />
+      )}
+      {field.description && (
+        <span id={`${id}-hint`} class="hint">
+          {field.description}
+        </span>
+      )}
+      {error && (
+        <span id={`${id}-error`} class="error" role="alert">
+          {error}
+        </span>
+      )}
+    </div>
+  );
+}

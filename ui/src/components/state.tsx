@@ -1,0 +1,79 @@
+/** States as colour, icon and word: never by colour alone. */
+import { words } from "../format";
+import { Icon, type IconName } from "./icons";
+
+export type Tone = "green" | "blue" | "red" | "amber" | "violet" | "grey";
+
+interface Look {
+  tone: Tone;
+  icon: IconName;
+  word?: string;
+}
+
+const LOOKS: Record<string, Look> = {
+  // jobs and nodes
+  pending: { tone: "grey", icon: "clock", word: "waiting" },
+  queued: { tone: "grey", icon: "clock" },
+  ready: { tone: "violet", icon: "clock" },
+  dispatched: { tone: "violet", icon: "clock", word: "queued" },
+  running: { tone: "blue", icon: "running" },
+  processing: { tone: "blue", icon: "running" },
+  completed: { tone: "green", icon: "check" },
+  succeeded: { tone: "green", icon: "check" },
+  partial_success: { tone: "amber", icon: "half", word: "partial" },
+  partial: { tone: "amber", icon: "half" },
+  failed: { tone: "red", icon: "cross" },
+  lost: { tone: "red", icon: "warning" },
+  returned: { tone: "grey", icon: "refresh", word: "given back" },
+  cancelled: { tone: "grey", icon: "stop" },
+  skipped: { tone: "grey", icon: "skip" },
+  retrying: { tone: "amber", icon: "refresh" },
+  // assets
+  pending_review: { tone: "amber", icon: "review", word: "needs review" },
+  awaiting_review: { tone: "amber", icon: "review", word: "needs review" },
+  approved: { tone: "green", icon: "check" },
+  rejected: { tone: "red", icon: "cross" },
+  published: { tone: "green", icon: "globe" },
+  unpublished: { tone: "grey", icon: "stop" },
+  deleted: { tone: "grey", icon: "cross" },
+  received: { tone: "grey", icon: "clock" },
+  invalid: { tone: "red", icon: "warning" },
+  uncleared: { tone: "grey", icon: "lock", word: "not cleared" },
+  ouo: { tone: "violet", icon: "lock", word: "official use only" },
+  public: { tone: "green", icon: "globe" },
+  // system
+  alive: { tone: "green", icon: "check" },
+  silent: { tone: "red", icon: "warning" },
+  paused: { tone: "amber", icon: "pause" },
+  delivered: { tone: "green", icon: "check" },
+  due: { tone: "amber", icon: "clock" },
+  exported: { tone: "green", icon: "globe" },
+  withdrawing: { tone: "amber", icon: "running" },
+  withdrawn: { tone: "grey", icon: "stop" },
+};
+
+export function lookOf(state: string): Look {
+  return LOOKS[state] ?? { tone: "grey", icon: "info" };
+}
+
+export function wordOf(state: string): string {
+  return LOOKS[state]?.word ?? words(state);
+}
+
+export function StateBadge({
+  state,
+  plain = false,
+  word,
+}: {
+  state: string;
+  plain?: boolean;
+  word?: string | undefined;
+}) {
+  const look = lookOf(state);
+  return (
+    <span class={`state tone-${look.tone}${plain ? " plain" : ""}`}>
+      <Icon name={look.icon} size={13} spins={look.icon === "running"} />
+      {word ?? wordOf(state)}
+    </span>
+  );
+}

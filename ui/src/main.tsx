@@ -1,0 +1,33 @@
+/** The start of the pages: who uses them, then the frame or the page to sign in. */
+import { render } from "preact";
+import { useEffect, useState } from "preact/hooks";
+import "./styles.css";
+import { ProblemView, Skeleton } from "./components/basics";
+import { Frame, startTheme } from "./frame";
+import { startPalette } from "./palette";
+import { startRouter } from "./router";
+import { isSignedIn, loadSession, session } from "./session";
+import { SignIn } from "./sign_in";
+
+function App() {
+  const [problem, setProblem] = useState<Error | null>(null);
+  const load = () => {
+    setProblem(null);
+    loadSession().catch(setProblem);
+  };
+  useEffect(load, []);
+  useEffect(() => {
+    if (!problem) return;
+    const timer = setTimeout(load, 3000);
+    return () => clearTimeout(timer);
+  }, [problem]);
+  if (session.value === null)
+    return <div class="page">{problem ? <ProblemView problem={problem} onRetry={load} /> : <Skeleton />}</div>;
+  return isSignedIn.value ? <Frame /> : <SignIn />;
+}
+
+startTheme();
+startRouter();
+startPalette();
+const root = document.getElementById("app");
+if (root) render(<App />, root);

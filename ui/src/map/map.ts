@@ -1,0 +1,172 @@
+/** MapLibre with our background. This module is loaded when a map is opened. */
+import * as maplibregl from "maplibre-gl";
+import "maplibre-gl/dist/maplibre-gl.css";
+import workerUrl from "maplibre-gl/dist/maplibre-gl-worker.mjs?url";
+import { graticule } from "./graticule";
+
+maplibregl.setWorkerUrl(workerUrl);
+
+export type Box = [number, number, number, number];
+export type RasterMap = maplibregl.Map;
+
+function colour(name: string): string {
+  return getComputedStyle(document.documentElement).getPropertyValue(name).trim() || "#888888";
+}
+
+export function createMap(container: HTMLElement, box: Box | null): RasterMap {
+  const map = new maplibregl.Map({
+    container,
+    style: {
+      version: 8,
+      sources: { graticule: { type: "geojson", data: graticule([-180, -85, 180, 85], 0) as never } },
+      layers: [
+        { id: "background", type: "background", paint: { "background-color": colour("--map-land") } },
+        {
+          id: "graticule",
+          type: "line",
+          source: "graticule",
+          paint: { "line-color": colour("--map-line"), "line-width": 1 },
+        },
+      ],
+    },
+    bounds: box ?? [-180, -60, 180, 75],
+    fitBoundsOptions: { padding: 32 },
+    attributionControl: false,
+    renderWorldCopies: true,
+    maxZoom: 24,
+    fadeDuration: 150,
+    dragRotate: false,
+    pitchWithRotate: false,
+  });
+  map.touchZoomRotate.disableRotation();
+  map.addControl(new maplibregl.NavigationControl({ showCompass: false }), "top-right");
+  map.addControl(new maplibregl.ScaleControl({ maxWidth: 120 }), "bottom-left");
+  const drawGrid = () => {
+    const seen = map.getBounds();
+    const source = map.getSource("graticule") as maplibregl.GeoJSONSource | undefined;
+    source?.setData(
+      graticule([seen.getWest(), seen.getSouth(), seen.getEast(), seen.getNorth()], map.getZoom()) as never,
+    );
+  };
+  map.on("moveend", drawGrid);
+  map.once("load", drawGrid);
+  const repaint = () => {
+    if (!map.getLayer("background")) return;
+    map.setPaintProperty("background", "background-color", colour("--map-land"));
+    map.setPaintProperty("graticule", "line-color", colour("--map-line"));
+  };
+  const themes = new MutationObserver(repaint);
+  themes.observe(document.documentElement, { attributes: true, attributeFilter: ["data-theme"] });
+  map.once("remove", () => themes.disconnect());
+  return map;
+}
+
+export interface RasterLayer {
+  template: string;
+  bounds: Box;
+  minzoom: number;
+  maxzoom: number;
+}
+
+/** Show a raster. The one before stays until the new tiles are there, so that nothing flashes. */
+export function showRaster(map: RasterMap, layer: RasterLayer, opacity: number): void {
+  const name = `raster-${Date.now().toString(36)}-${Math.random().toString(36).slice(2, 6)}`;
+  const add = () => {
+    const before = map
+      .getStyle()
+      .layers.filter((each) => each.id.startsWith("raster-"))
+      .map((each) => each.id);
+    map.addSource(name, {
+      type: "raster",
+      tiles: [layer.template],
+      tileSize: 512,
+      bounds: layer.bounds[2] > 180 ? undefined : layer.bounds,
+      minzoom: Math.max(0, layer.minzoom - 1),
+      maxzoom: Math.max(0, layer.maxzoom - 1),
+    } as never);
+    const above = map.getLayer("extent-line") ? "extent-line" : undefined;
+    map.addLayer(
+      { id: name, type: "raster", source: name, paint: { "raster-opacity": opacity, "raster-fade-duration": 150 } },
+      above,
+    );
+    const clean = () => {
+      for (const old of before) {
+        if (map.getLayer(old)) map.removeLayer(old);
+        if (map.getSource(old)) map.removeSource(old);
+      }
+    };
+    map.once("idle", clean);
+  };
+  if (map.isStyleLoaded() || map.loaded()) add();
+  else map.once("load", add);
+}
+
+export function setOpacity(map: RasterMap, opacity: number): void {
+  for (const layer of map.getStyle().layers)
+    if (layer.id.startsWith("raster-")) map.setPaintProperty(layer.id, "raster-opacity", opacity);
+}
+
+export interface Extent {
+  id: string;
+  bbox: Box;
+}
+
+function polygon(bbox: Box) {
+  const [west, south, east, north] = bbox;
+  return {
+    type: "Polygon" as const,
+    coordinates: [
+      [
+        [west, south],
+        [east, south],
+        [east, north],
+        [west, north],
+        [west, south],
+      ],
+    ],
+  };
+}
+
+/** Boxes of assets, which can be chosen. */
+export function showExtents(map: RasterMap, extents: Extent[], onChoose?: (id: string) => void): void {
+  const data = {
+    type: "FeatureCollection",
+    features: extents.map((each) => ({ type: "Feature", properties: { id: each.id }, geometry: polygon(each.bbox) })),
+  };
+  const add = () => {
+    const source = map.getSource("extent") as maplibregl.GeoJSONSource | undefined;
+    if (source) {
+      source.setData(data as never);
+      return;
+    }
+    map.addSource("extent", { type: "geojson", data: data as never });
+    map.addLayer({
+      id: "extent-fill",
+      type: "fill",
+      source: "extent",
+      paint: { "fill-color": colour("--accent"), "fill-opacity": 0.14 },
+    });
+    map.addLayer({
+      id: "extent-line",
+      type: "line",
+      source: "extent",
+      paint: { "line-color": colour("--accent"), "line-width": 1.5 },
+    });
+    if (onChoose) {
+      map.on("click", "extent-fill", (event) => {
+        const id = event.features?.[0]?.properties?.id as string | undefined;
+        if (id) onChoose(id);
+      });
+      map.on("mouseenter", "extent-fill", () => {
+        map.getCanvas().style.cursor = "pointer";
+      });
+      map.on("mouseleave", "extent-fill", () => {
+        map.getCanvas().style.cursor = "";
+      });
+    }
+  };
+  if (map.isStyleLoaded() || map.loaded()) add();
+  else map.once("load", add);
+}
+
+export { maplibregl };

@@ -1,0 +1,433 @@
+/** One job: what it is doing, why it is waiting, what failed first, and what can be done about it. */
+import { useState } from "preact/hooks";
+import { type ApiProblem, api, type Schemas, urlOf } from "../api/client";
+import {
+  Banner,
+  Card,
+  Confirm,
+  CopyId,
+  Elapsed,
+  Facts,
+  Json,
+  Loaded,
+  Meter,
+  ProblemView,
+  Skeleton,
+  Tabs,
+  Time,
+} from "../components/basics";
+import { Icon } from "../components/icons";
+import { StateBadge } from "../components/state";
+import { toast } from "../components/toasts";
+import { type Resource, useResource } from "../data";
+import { duration, number, percent, plural, shortId, words } from "../format";
+import { useTitle } from "../frame";
+import { Graph } from "../graph/graph";
+import type { Change } from "../live";
+import { href, query, setQuery } from "../router";
+import type { PageProps } from "../routes";
+import { may } from "../session";
+import { EventList } from "./job_events";
+import { LogView } from "./job_logs";
+import { NodeDrawer } from "./job_node";
+import { NodeTable } from "./job_nodes";
+import { Timeline } from "./job_timeline";
+
+type Detail = Schemas["JobDetail"];
+
+export default function JobPage({ params }: PageProps) {
+  const id = params.job ?? "";
+  const isAffectedBy = (change: Change) => change.kind === "job" && (change.id === id || change.id === null);
+  const job = useResource(`job:${id}`, (signal) => api.get("/api/v1/jobs/{job_id}", { path: { job_id: id }, signal }), {
+    isAffectedBy,
+    atMostEveryMs: 700,
+  });
+  useTitle(job.data ? job.data.job.workflow_id : "Job", [{ label: "Jobs", to: "/jobs" }]);
+  const isOver = job.data?.is_over ?? false;
+  const refresh = { isAffectedBy, atMostEveryMs: 900, ...(isOver ? {} : { everyMs: 5000 }) };
+  const graph = useResource(
+    `graph:${id}`,
+    (signal) => api.get("/api/v1/jobs/{job_id}/graph", { path: { job_id: id }, signal }),
+    refresh,
+  );
+  const waiting = useResource(
+    `waiting:${id}:${isOver}`,
+    (signal) => api.get("/api/v1/jobs/{job_id}/waiting", { path: { job_id: id }, query: { limit: 20 }, signal }),
+    { ...refresh, enabled: job.data !== null && !isOver },
+  );
+  const selected = query.value.get("node");
+  if (job.data === null)
+    return job.problem ? <NoJob problem={job.problem} onRetry={job.reload} /> : <Skeleton lines={10} />;
+  const detail = job.data;
+  return (
+    <>
+      <Head detail={detail} onChanged={job.reload} />
+      {job.problem && !job.problem.isConnectionLoss && <ProblemView problem={job.problem} onRetry={job.reload} />}
+      <Situation detail={detail} waiting={waiting} />
+      <Tabs
+        label="Parts of the job"
+        tabs={[
+          {
+            id: "overview",
+            label: "Overview",
+            content: () => <Overview id={id} detail={detail} graph={graph} />,
+          },
+          { id: "nodes", label: "Nodes", content: () => <NodeTable id={id} detail={detail} /> },
+          { id: "events", label: "Events", content: () => <EventList id={id} isOver={isOver} /> },
+          { id: "data", label: "Inputs and outputs", content: () => <Data detail={detail} /> },
+          { id: "logs", label: "Logs", content: () => <LogView id={id} isOver={isOver} /> },
+        ]}
+      />
+      {selected && (
+        <NodeDrawer
+          key={selected}
+          id={id}
+          node={selected}
+          isOver={isOver}
+          onChanged={job.reload}
+          onClose={() => setQuery({ node: null })}
+        />
+      )}
+    </>
+  );
+}
+
+function NoJob({ problem, onRetry }: { problem: ApiProblem; onRetry: () => void }) {
+  return (
+    <div class="stack">
+      <ProblemView problem={problem} onRetry={onRetry} />
+      <p>
+        Jobs are deleted when their retention time is over. <a href={href("/jobs")}>All jobs</a>
+      </p>
+    </div>
+  );
+}
+
+function Head({ detail, onChanged }: { detail: Detail; onChanged: () => void }) {
+  const { job } = detail;
+  const [dialog, setDialog] = useState<"cancel" | "resume" | "rerun" | null>(null);
+  const canResume = ["failed", "partial_success", "cancelled"].includes(job.status);
+  const isCancelling = Boolean(job.cancel_requested_at) && !detail.is_over;
+  const act = async (path: "cancel" | "resume", reason: string) => {
+    await api.post(`/api/v1/jobs/{job_id}/${path}`, { path: { job_id: job.job_id }, body: { reason: reason || null } });
+    toast("green", path === "cancel" ? "The job is asked to stop" : "The job continues");
+    onChanged();
+  };
+  return (
+    <div class="page-head">
+      <h1>{job.workflow_id}</h1>
+      <CopyId id={job.job_id} what="Job id" />
+      <StateBadge state={job.status} />
+      {isCancelling && <StateBadge state="cancelled" word="cancelling" />}
+      <span class="muted">
+        {detail.is_over ? "took " : "for "}
+        <Elapsed from={job.started_at ?? job.created_at} to={job.completed_at ?? null} />
+        {detail.eta_seconds !== null && detail.eta_seconds !== undefined && !detail.is_over && (
+          <> · about {duration(Math.round(detail.eta_seconds))} left</>
+        )}
+        {job.resume_count ? <> · resumed {plural(job.resume_count, "time")}</> : null}
+      </span>
+      <div class="actions">
+        {job.asset_id && (
+          <a class="button" href={href(`/assets/${job.asset_id}`)}>
+            <Icon name="assets" /> Asset
+          </a>
+        )}
+        <a class="button" href={urlOf("/api/v1/jobs/{job_id}/export", { job_id: job.job_id })} download>
+          <Icon name="download" /> Export
+        </a>
+        {may("jobs:operate") && !detail.is_over && (
+          <button type="button" class="button danger" disabled={isCancelling} onClick={() => setDialog("cancel")}>
+            Cancel
+          </button>
+        )}
+        {may("jobs:operate") && canResume && (
+          <button type="button" class="button primary" onClick={() => setDialog("resume")}>
+            <Icon name="refresh" /> Resume
+          </button>
+        )}
+      </div>
+      {dialog === "cancel" && (
+        <Confirm
+          title="Cancel this job?"
+          action="Cancel the job"
+          isDanger
+          offersReason
+          onConfirm={(reason) => act("cancel", reason)}
+          onClose={() => setDialog(null)}
+        >
+          <p>Nodes that wait are cancelled at once. Tasks that run are asked to stop, and are killed if they do not.</p>
+        </Confirm>
+      )}
+      {dialog === "resume" && (
+        <Confirm
+          title="Resume this job?"
+          action="Resume the job"
+          offersReason
+          onConfirm={(reason) => act("resume", reason)}
+          onClose={() => setDialog(null)}
+        >
+          <ResumePreview id={job.job_id} />
+        </Confirm>
+      )}
+    </div>
+  );
+}
+
+function ResumePreview({ id }: { id: string }) {
+  const preview = useResource(`resume:${id}`, () =>
+    api.post("/api/v1/jobs/{job_id}/resume", { path: { job_id: id }, query: { dry_run: true } }),
+  );
+  return (
+    <Loaded resource={preview} lines={2}>
+      {(result) => {
+        const children = Object.entries(result.children);
+        return (
+          <div class="stack tight">
+            <p>What has succeeded is kept. These run again:</p>
+            <p class="anywhere">
+              <code>{result.nodes.slice(0, 40).join(", ") || "no node"}</code>
+              {result.nodes.length > 40 && ` and ${result.nodes.length - 40} more`}
+            </p>
+            {children.map(([node, count]) => (
+              <p key={node}>
+                {plural(count, "child", "children")} of <code>{node}</code>
+              </p>
+            ))}
+          </div>
+        );
+      }}
+    </Loaded>
+  );
+}
+
+/** One banner that answers: what is it doing, why does it wait, or what failed first. */
+function Situation({ detail, waiting }: { detail: Detail; waiting: Resource<Schemas["WaitingNodes"]> }) {
+  const failure = detail.first_failure;
+  const parts = [];
+  if (failure)
+    parts.push(
+      <Banner
+        key="failure"
+        tone="red"
+        title={`${detail.is_over ? "First failure" : "A node failed"}: ${failure.label ?? failure.node_id}, attempt ${failure.attempt}`}
+      >
+        <p class="anywhere">{failure.error?.message ? String(failure.error.message) : failure.error_message}</p>
+        {failure.error?.hint ? <p class="anywhere">What to do: {String(failure.error.hint)}</p> : null}
+        <div class="row wrap">
+          <button type="button" class="button small" onClick={() => setQuery({ node: failure.node_id })}>
+            Show the attempt
+          </button>
+          {failure.not_run.length > 0 && (
+            <span class="muted">
+              {plural(failure.not_run.length, "node")} skipped because of it: {failure.not_run.slice(0, 4).join(", ")}
+              {failure.not_run.length > 4 ? ", …" : ""}
+            </span>
+          )}
+        </div>
+      </Banner>,
+    );
+  else if (detail.job.error_message) parts.push(<Banner key="error" tone="red" title={detail.job.error_message} />);
+  if (detail.trouble) parts.push(<Banner key="trouble" tone="amber" title={detail.trouble} />);
+  if (!detail.is_over) {
+    const reasons = (waiting.data?.nodes ?? []).flatMap((node) =>
+      node.reasons.map((reason) => ({ node: node.label ?? node.node_id, id: node.node_id, reason })),
+    );
+    const [running, blocked] = [
+      reasons.filter((each) => each.reason.code === "running"),
+      reasons.filter((each) => !["running", "waiting_for_nodes", "waiting_for_children"].includes(each.reason.code)),
+    ];
+    if (blocked.length > 0)
+      parts.push(
+        <Banner key="waiting" tone="amber" icon="clock" title="Waiting">
+          <ul class="plain">
+            {blocked.slice(0, 5).map((each, place) => (
+              <li key={place}>
+                <NodeLink id={each.id}>{each.node}</NodeLink>: {each.reason.detail}
+              </li>
+            ))}
+          </ul>
+        </Banner>,
+      );
+    else if (running.length > 0)
+      parts.push(
+        <Banner key="running" tone="blue" icon="running" title={runningTitle(detail, running.length)}>
+          <ul class="plain">
+            {running.slice(0, 4).map((each, place) => (
+              <li key={place}>
+                <NodeLink id={each.id}>{each.node}</NodeLink>: {each.reason.detail}
+              </li>
+            ))}
+          </ul>
+        </Banner>,
+      );
+  }
+  if (detail.is_over && !failure && detail.job.status === "completed" && detail.outcomes)
+    parts.push(
+      <Banner key="outcome" tone="green" title={detail.outcomes.primary.description}>
+        <p>{detail.outcomes.primary.details}</p>
+      </Banner>,
+    );
+  return parts.length > 0 ? <div class="stack tight">{parts}</div> : null;
+}
+
+function runningTitle(detail: Detail, count: number): string {
+  const fraction = detail.progress?.fraction;
+  const share = fraction === null || fraction === undefined ? "" : `, ${percent(fraction)} done`;
+  return `Running ${plural(count, "task")}${share}`;
+}
+
+function NodeLink({ id, children }: { id: string; children: string }) {
+  return (
+    <button type="button" class="link" onClick={() => setQuery({ node: id })}>
+      {children}
+    </button>
+  );
+}
+
+function Overview(props: { id: string; detail: Detail; graph: Resource<Schemas["JobGraph"]> }) {
+  const { detail } = props;
+  const selected = query.value.get("node");
+  const select = (node: string) => setQuery({ node: node === selected ? null : node });
+  return (
+    <div class="stack">
+      <Card title="Graph" flush>
+        <Loaded resource={props.graph}>
+          {(graph) => (
+            <Graph
+              label="Nodes of the job"
+              nodes={graph.nodes.map((node) => ({
+                id: node.node_id,
+                type: node.type,
+                handler: node.handler,
+                state: node.state,
+                detail: describe(node),
+                children: node.children ?? null,
+              }))}
+              edges={graph.edges}
+              selected={selected}
+              onSelect={select}
+            />
+          )}
+        </Loaded>
+      </Card>
+      <Timeline id={props.id} isOver={detail.is_over} onSelect={select} />
+      <Stages stages={detail.stages} />
+    </div>
+  );
+}
+
+function describe(node: Schemas["JobGraph"]["nodes"][number]): string | null {
+  if (node.error_message) return node.error_message;
+  if (node.state === "running" && node.eta_seconds) return `${duration(Math.round(node.eta_seconds))} left`;
+  if (node.seconds !== null && node.seconds !== undefined && node.state === "completed" && node.handler)
+    return `${node.handler} · ${duration(node.seconds)}`;
+  return null;
+}
+
+function Stages({ stages }: { stages: Schemas["StageSummary"][] }) {
+  return (
+    <Card title="Stages" flush>
+      <div class="table-scroll">
+        <table class="table cards-when-narrow">
+          <thead>
+            <tr>
+              <th class="numeric">No.</th>
+              <th>Stage</th>
+              <th>State</th>
+              <th>Nodes</th>
+              <th class="numeric">Children</th>
+              <th>Started</th>
+              <th class="numeric">Time</th>
+              <th class="numeric">Left</th>
+            </tr>
+          </thead>
+          <tbody>
+            {stages.map((stage) => (
+              <tr key={stage.number}>
+                <td class="numeric" data-label="No.">
+                  {stage.number}
+                </td>
+                <td data-label="Stage">{stage.name}</td>
+                <td data-label="State">
+                  <StateBadge state={stage.status} />
+                </td>
+                <td data-label="Nodes" class="stage-meter">
+                  <Meter
+                    total={stage.nodes}
+                    parts={[
+                      { name: "completed", count: stage.completed, tone: "green" },
+                      { name: "failed", count: stage.failed, tone: "red" },
+                    ]}
+                  />
+                </td>
+                <td class="numeric" data-label="Children">
+                  {stage.children ? number(stage.children) : "–"}
+                </td>
+                <td data-label="Started">
+                  <Time at={stage.started_at} />
+                </td>
+                <td class="numeric" data-label="Time">
+                  {stage.elapsed_seconds === null || stage.elapsed_seconds === undefined
+                    ? "–"
+                    : duration(stage.elapsed_seconds)}
+                </td>
+                <td class="numeric" data-label="Left">
+                  {stage.eta_seconds === null || stage.eta_seconds === undefined
+                    ? "–"
+                    : duration(Math.round(stage.eta_seconds))}
+                </td>
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      </div>
+    </Card>
+  );
+}
+
+function Data({ detail }: { detail: Detail }) {
+  const { job } = detail;
+  return (
+    <div class="columns even">
+      <Card title="Inputs">
+        <Json value={job.inputs} />
+      </Card>
+      <Card title="Result">
+        <Json value={job.result} empty={detail.is_over ? "The job has no result" : "The job has not ended"} />
+      </Card>
+      <Card title="About this job">
+        <Facts
+          items={[
+            [
+              "Workflow",
+              <a
+                key="w"
+                href={href(`/workflows/${job.workflow_id}`)}
+              >{`${job.workflow_id}, version ${job.workflow_version}`}</a>,
+            ],
+            ["Definition", <CopyId key="d" id={job.definition_hash} what="Definition hash" />],
+            ["Submitted by", job.submitted_by ?? "–"],
+            ["Correlation id", job.correlation_id ?? "–"],
+            ["Priority", job.priority ?? 0],
+            ["Created", <Time key="c" at={job.created_at} />],
+            ["Started", <Time key="s" at={job.started_at} empty="not yet" />],
+            ["Ended", <Time key="e" at={job.completed_at} empty="not yet" />],
+            ["Deadline", <Time key="l" at={job.deadline_at} />],
+            ["Owner", job.owner_id ? `orchestrator ${shortId(job.owner_id)}, epoch ${job.epoch}` : "none"],
+          ]}
+        />
+      </Card>
+      {Object.keys(detail.deliverables).length > 0 && (
+        <Card title="Deliverables">
+          <Facts
+            items={Object.entries(detail.deliverables).map(([name, each]) => [
+              words(name),
+              `${number(each.count)}${each.location ? ` at ${each.location}` : ""}${each.usable ? "" : " (not usable)"}`,
+            ])}
+          />
+        </Card>
+      )}
+    </div>
+  );
+}

@@ -1,0 +1,173 @@
+/** The nodes of a job, and the children of a fan-out, page by page. */
+import { api, type Schemas } from "../api/client";
+import { Card, Elapsed, Empty, Meter } from "../components/basics";
+import { PagedList } from "../components/paged_list";
+import { StateBadge, wordOf } from "../components/state";
+import { VirtualList } from "../components/virtual";
+import { number, plural } from "../format";
+import { partsOf } from "../graph/graph";
+import { usePaged } from "../paged";
+import { query, setQuery } from "../router";
+
+type NodeRow = Schemas["PublicNode"];
+const STATES = ["running", "failed", "ready", "dispatched", "pending", "completed", "skipped", "cancelled"];
+
+export function NodeTable({ id, detail }: { id: string; detail: Schemas["JobDetail"] }) {
+  const parent = query.value.get("parent");
+  return parent ? <Children id={id} parent={parent} /> : <TopLevel detail={detail} />;
+}
+
+function TopLevel({ detail }: { detail: Schemas["JobDetail"] }) {
+  const wanted = query.value.get("only");
+  const nodes = detail.nodes.filter((node) => !wanted || node.status === wanted);
+  return (
+    <Card title={plural(detail.nodes.length, "node")} actions={<Only value={wanted} />} flush>
+      <div class="table-scroll">
+        <table class="table cards-when-narrow">
+          <thead>
+            <tr>
+              <th>Node</th>
+              <th>State</th>
+              <th>Handler</th>
+              <th>Children</th>
+              <th class="numeric">Attempts</th>
+              <th class="numeric">Time</th>
+              <th>Error or reason</th>
+            </tr>
+          </thead>
+          <tbody>
+            {nodes.map((node) => (
+              <tr key={node.node_id}>
+                <td data-label="Node">
+                  <button type="button" class="link" onClick={() => setQuery({ node: node.node_id })}>
+                    {node.node_id}
+                  </button>
+                </td>
+                <td data-label="State">
+                  <StateBadge state={node.status} />
+                </td>
+                <td data-label="Handler" class="muted">
+                  {node.handler ?? node.type.replace("_", "-")}
+                </td>
+                <td data-label="Children">
+                  {node.children ? (
+                    <button
+                      type="button"
+                      class="link child-link"
+                      onClick={() => setQuery({ parent: node.node_id, only: null })}
+                    >
+                      <Meter parts={partsOf(node.children)} total={node.children.total} />
+                      <span class="numeric nowrap">
+                        {number(node.children.done)} of {number(node.children.total)}
+                      </span>
+                    </button>
+                  ) : (
+                    "–"
+                  )}
+                </td>
+                <td class="numeric" data-label="Attempts">
+                  {node.attempt || "–"}
+                </td>
+                <td class="numeric" data-label="Time">
+                  <Elapsed from={node.started_at} to={node.completed_at} />
+                </td>
+                <td data-label="Error" class="anywhere">
+                  {node.error_message ? <span class="error-text">{node.error_message}</span> : (node.reason ?? "")}
+                </td>
+              </tr>
+            ))}
+          </tbody>
+        </table>
+        {nodes.length === 0 && <Empty title={`No node is ${wordOf(wanted ?? "")}`} />}
+      </div>
+    </Card>
+  );
+}
+
+function Only({ value }: { value: string | null }) {
+  return (
+    <select
+      class="input narrow"
+      aria-label="State of the nodes"
+      value={value ?? ""}
+      onChange={(event) => setQuery({ only: event.currentTarget.value || null })}
+    >
+      <option value="">All states</option>
+      {STATES.map((state) => (
+        <option key={state} value={state}>
+          {wordOf(state)}
+        </option>
+      ))}
+    </select>
+  );
+}
+
+function Children({ id, parent }: { id: string; parent: string }) {
+  const wanted = query.value.get("only");
+  const paged = usePaged<NodeRow>(
+    `children:${id}:${parent}:${wanted}`,
+    (after, signal) =>
+      api.get("/api/v1/jobs/{job_id}/nodes", {
+        path: { job_id: id },
+        query: { parent, status: (wanted ? [wanted] : undefined) as never, after: after as never, limit: 200 },
+        signal,
+      }),
+    (change) => change.kind === "job" && change.id === id,
+  );
+  return (
+    <Card
+      title={
+        <span class="row">
+          <button type="button" class="link" onClick={() => setQuery({ parent: null, only: null })}>
+            Nodes
+          </button>
+          <span class="muted">/</span> Children of {parent}
+        </span>
+      }
+      actions={<Only value={wanted} />}
+      flush
+    >
+      <PagedList
+        paged={paged}
+        empty={<Empty title={wanted ? `No child is ${wordOf(wanted)}` : "There are no children yet"} />}
+      >
+        {(items) => (
+          <VirtualList
+            label={`Children of ${parent}`}
+            count={items.length}
+            rowHeight={36}
+            onNearEnd={paged.more}
+            row={(index) => {
+              const node = items[index];
+              return node && <ChildRow key={node.node_id} node={node} />;
+            }}
+          />
+        )}
+      </PagedList>
+    </Card>
+  );
+}
+
+function ChildRow({ node }: { node: NodeRow }) {
+  return (
+    <div role="row" class="child-row">
+      <span role="cell" class="numeric muted">
+        {node.fan_out_index}
+      </span>
+      <span role="cell" class="ellipsis">
+        <button type="button" class="link" onClick={() => setQuery({ node: node.node_id })}>
+          {node.label ?? node.node_id}
+        </button>
+      </span>
+      <span role="cell">
+        <StateBadge state={node.status} />
+      </span>
+      <span role="cell" class="numeric">
+        <Elapsed from={node.started_at} to={node.completed_at} />
+      </span>
+      <span role="cell" class="ellipsis error-text" title={node.error_message ?? undefined}>
+        {node.error_message}
+      </span>
+    </div>
+  );
+}

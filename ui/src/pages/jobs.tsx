@@ -1,0 +1,433 @@
+/** All jobs: filters in the address, live states, and actions on many at once. */
+import { useComputed, useSignal } from "@preact/signals";
+import { useCallback, useEffect, useRef, useState } from "preact/hooks";
+import { api, type Schemas } from "../api/client";
+import { CopyId, Elapsed, Empty, openRow, ProblemView, SearchBox, Skeleton, Time } from "../components/basics";
+import { type BulkAction, BulkDialog } from "../components/bulk";
+import { StateBadge, wordOf } from "../components/state";
+import { VirtualList } from "../components/virtual";
+import { useResource } from "../data";
+import { duration, number, percent, plural } from "../format";
+import { useTitle } from "../frame";
+import { onChanges } from "../live";
+import { href, query, setQuery } from "../router";
+import { may } from "../session";
+
+type Job = Schemas["JobSummary"];
+
+const STATES = ["pending", "running", "completed", "partial_success", "failed", "cancelled"] as const;
+const PAGE = 100;
+const ROW_HEIGHT = 36;
+
+interface Filter {
+  status: string[];
+  workflow_id: string[];
+  q: string;
+  submitted_by: string[];
+  since: string;
+}
+
+function filterOf(search: URLSearchParams): Filter {
+  return {
+    status: search.getAll("status"),
+    workflow_id: search.getAll("workflow"),
+    q: search.get("q") ?? "",
+    submitted_by: search.getAll("by"),
+    since: search.get("since") ?? "",
+  };
+}
+
+function asQuery(filter: Filter) {
+  return {
+    status: filter.status as never,
+    workflow_id: filter.workflow_id,
+    submitted_by: filter.submitted_by,
+    q: filter.q || undefined,
+    since: filter.since || undefined,
+  };
+}
+
+export default function JobsPage() {
+  useTitle("Jobs");
+  const filter = filterOf(query.value);
+  const key = JSON.stringify(filter);
+  const list = useJobList(key, filter);
+  const [selected, setSelected] = useState<ReadonlySet<string>>(new Set());
+  const [action, setAction] = useState<BulkAction | null>(null);
+  useEffect(() => setSelected(new Set()), [key]);
+  const select = (id: string, isOn: boolean) => {
+    const next = new Set(selected);
+    if (isOn) next.add(id);
+    else next.delete(id);
+    setSelected(next);
+  };
+  const isFiltered = key !== JSON.stringify(filterOf(new URLSearchParams()));
+  const canOperate = may("jobs:operate");
+  return (
+    <>
+      <div class="page-head">
+        <h1>Jobs</h1>
+        <div class="actions">
+          {may("jobs:submit") && (
+            <a class="button primary" href={href("/workflows")}>
+              Run a workflow
+            </a>
+          )}
+        </div>
+      </div>
+      <Filters filter={filter} />
+      {selected.size > 0 && (
+        <div class="banner blue bulk-bar">
+          <strong class="grow">{plural(selected.size, "job")} selected</strong>
+          {(["cancel", "resume", "retry"] as const).map((name) => (
+            <button key={name} type="button" class="button small" onClick={() => setAction(name)}>
+              {name === "cancel" ? "Cancel" : name === "resume" ? "Resume" : "Retry"}…
+            </button>
+          ))}
+          <button type="button" class="button quiet small" onClick={() => setSelected(new Set())}>
+            Clear
+          </button>
+        </div>
+      )}
+      {list.problem && <ProblemView problem={list.problem} onRetry={list.reload} />}
+      <div class="card job-list">
+        {list.jobs === null ? (
+          <div class="body">
+            <Skeleton lines={12} />
+          </div>
+        ) : list.jobs.length === 0 ? (
+          <NoJobs isFiltered={isFiltered} />
+        ) : (
+          <VirtualList
+            label="Jobs"
+            count={list.jobs.length}
+            rowHeight={ROW_HEIGHT}
+            onNearEnd={list.more}
+            head={<Head canSelect={canOperate} jobs={list.jobs} selected={selected} onSelect={setSelected} />}
+            row={(index) => {
+              const job = list.jobs?.[index];
+              return (
+                job && (
+                  <Row
+                    key={job.job_id}
+                    job={job}
+                    isSelected={selected.has(job.job_id)}
+                    onSelect={canOperate ? select : null}
+                  />
+                )
+              );
+            }}
+          />
+        )}
+      </div>
+      {list.jobs && list.jobs.length > 0 && (
+        <p class="muted">
+          {number(list.jobs.length)} shown{list.hasMore ? "; more are loaded as you scroll" : ""}.
+        </p>
+      )}
+      {action && (
+        <BulkDialog
+          action={action}
+          jobIds={[...selected]}
+          onClose={() => setAction(null)}
+          onDone={() => {
+            setSelected(new Set());
+            list.reload();
+          }}
+        />
+      )}
+    </>
+  );
+}
+
+function Filters({ filter }: { filter: Filter }) {
+  const counts = useResource(
+    `counts:${JSON.stringify({ ...filter, status: [] })}`,
+    (signal) => api.get("/api/v1/jobs/counts", { query: { ...asQuery({ ...filter, status: [] }) }, signal }),
+    { isAffectedBy: (change) => change.kind === "job", atMostEveryMs: 2500 },
+  );
+  const workflows = useResource(
+    "workflow-names",
+    (signal) => api.get("/api/v1/workflows", { query: { limit: 200 }, signal }),
+    {
+      enabled: may("workflows:read"),
+    },
+  );
+  const toggle = (state: string) =>
+    setQuery({
+      status: filter.status.includes(state)
+        ? filter.status.filter((each) => each !== state)
+        : [...filter.status, state],
+    });
+  return (
+    <div class="row wrap filters">
+      <div class="search">
+        <SearchBox
+          label="Search in ids, workflows, inputs and errors"
+          value={filter.q}
+          onChange={(value) => setQuery({ q: value || null })}
+        />
+      </div>
+      <div class="chips" role="group" aria-label="State">
+        {STATES.map((state) => {
+          const count = counts.data?.by_status[state];
+          return (
+            <button
+              key={state}
+              type="button"
+              class="chip"
+              aria-pressed={filter.status.includes(state)}
+              onClick={() => toggle(state)}
+            >
+              <StateBadge state={state} plain word={wordOf(state)} />
+              {count && (
+                <span class="muted numeric">
+                  {number(count.count)}
+                  {count.is_exact ? "" : "+"}
+                </span>
+              )}
+            </button>
+          );
+        })}
+      </div>
+      <select
+        class="input narrow"
+        aria-label="Workflow"
+        value={filter.workflow_id[0] ?? ""}
+        onChange={(event) => setQuery({ workflow: event.currentTarget.value || null })}
+      >
+        <option value="">All workflows</option>
+        {(workflows.data?.items ?? []).map((workflow) => (
+          <option key={workflow.workflow_id} value={workflow.workflow_id}>
+            {workflow.workflow_id}
+          </option>
+        ))}
+      </select>
+      <select
+        class="input narrow"
+        aria-label="Created"
+        value={filter.since}
+        onChange={(event) => setQuery({ since: event.currentTarget.value || null })}
+      >
+        <option value="">Any time</option>
+        <option value="1h">Last hour</option>
+        <option value="24h">Last day</option>
+        <option value="7d">Last week</option>
+      </select>
+      {query.value.size > 0 && (
+        <button
+          type="button"
+          class="button quiet small"
+          onClick={() => setQuery({ status: null, workflow: null, q: null, by: null, since: null })}
+        >
+          Clear filters
+        </button>
+      )}
+    </div>
+  );
+}
+
+function Head(props: {
+  canSelect: boolean;
+  jobs: Job[];
+  selected: ReadonlySet<string>;
+  onSelect: (ids: ReadonlySet<string>) => void;
+}) {
+  const isAll = props.jobs.length > 0 && props.jobs.slice(0, 1000).every((job) => props.selected.has(job.job_id));
+  return (
+    <div role="row" class="job-row head">
+      <span role="columnheader">
+        {props.canSelect && (
+          <input
+            type="checkbox"
+            aria-label="Select all jobs that are shown"
+            checked={isAll}
+            onChange={() => props.onSelect(new Set(isAll ? [] : props.jobs.slice(0, 1000).map((job) => job.job_id)))}
+          />
+        )}
+      </span>
+      <span role="columnheader">State</span>
+      <span role="columnheader">Workflow</span>
+      <span role="columnheader">Job</span>
+      <span role="columnheader">Progress, or why it failed</span>
+      <span role="columnheader">Submitted by</span>
+      <span role="columnheader">Created</span>
+      <span role="columnheader" class="numeric">
+        Time
+      </span>
+    </div>
+  );
+}
+
+function Row(props: { job: Job; isSelected: boolean; onSelect: ((id: string, isOn: boolean) => void) | null }) {
+  const { job } = props;
+  const to = `/jobs/${job.job_id}`;
+  return (
+    // biome-ignore lint/a11y/useKeyWithClickEvents: the link of the row is for the keyboard
+    <div role="row" class={`job-row${props.isSelected ? " selected" : ""}`} onClick={openRow(to)}>
+      <span role="cell">
+        {props.onSelect && (
+          <input
+            type="checkbox"
+            aria-label={`Select job ${job.job_id}`}
+            checked={props.isSelected}
+            onChange={(event) => props.onSelect?.(job.job_id, event.currentTarget.checked)}
+          />
+        )}
+      </span>
+      <span role="cell">
+        <StateBadge state={job.status} />
+      </span>
+      <span role="cell" class="ellipsis">
+        <a href={href(to)}>{job.workflow_id}</a>
+      </span>
+      <span role="cell">
+        <CopyId id={job.job_id} what="Job id" />
+      </span>
+      <span role="cell" class="ellipsis" title={job.error_message ?? undefined}>
+        <Progress job={job} />
+      </span>
+      <span role="cell" class="ellipsis muted">
+        {job.submitted_by ?? "–"}
+      </span>
+      <span role="cell" class="muted">
+        <Time at={job.created_at} />
+      </span>
+      <span role="cell" class="numeric">
+        <Elapsed from={job.started_at ?? null} to={job.completed_at ?? null} />
+      </span>
+    </div>
+  );
+}
+
+function Progress({ job }: { job: Job }) {
+  if (job.error_message) return <span class="tone-red error-text">{job.error_message}</span>;
+  const progress = job.progress;
+  if (job.status !== "running" || !progress || progress.fraction === null || progress.fraction === undefined)
+    return <span class="muted">{job.status === "pending" ? "waits for an orchestrator" : ""}</span>;
+  return (
+    <span class="row">
+      <progress max={1} value={progress.fraction} aria-label="Progress" />
+      <span class="numeric nowrap">{percent(progress.fraction)}</span>
+      {job.eta_seconds !== null && job.eta_seconds !== undefined && (
+        <span class="muted nowrap">{duration(job.eta_seconds)} left</span>
+      )}
+    </span>
+  );
+}
+
+function NoJobs({ isFiltered }: { isFiltered: boolean }) {
+  if (isFiltered)
+    return (
+      <Empty title="No job fits these filters">
+        <button
+          type="button"
+          class="button"
+          onClick={() => setQuery({ status: null, workflow: null, q: null, by: null, since: null })}
+        >
+          Show all jobs
+        </button>
+      </Empty>
+    );
+  return (
+    <Empty title="There are no jobs yet">
+      <p>
+        <a href={href("/submit")}>Submit a file</a>, <a href={href("/workflows")}>run a workflow</a>, or type
+      </p>
+      <code>dagmaster submit echo_test -p message=hi</code>
+    </Empty>
+  );
+}
+
+interface JobList {
+  jobs: Job[] | null;
+  hasMore: boolean;
+  problem: Error | null;
+  more: () => void;
+  reload: () => void;
+}
+
+/** The newest jobs of a filter, page by page, with the changes that the stream reports. */
+function useJobList(key: string, filter: Filter): JobList {
+  const rows = useSignal<Map<string, Job> | null>(null);
+  const problem = useSignal<Error | null>(null);
+  const next = useSignal<string | null>(null);
+  const isBusy = useRef(false);
+  const generation = useRef(0);
+
+  const load = useCallback(
+    async (mode: "first" | "more" | "refresh") => {
+      if (mode === "more" && (isBusy.current || !next.peek())) return;
+      const own = mode === "first" ? ++generation.current : generation.current;
+      isBusy.current = true;
+      try {
+        const page = await api.get("/api/v1/jobs", {
+          query: { ...asQuery(filter), limit: PAGE, after: mode === "more" ? (next.peek() ?? undefined) : undefined },
+        });
+        if (own !== generation.current) return;
+        const merged = new Map(mode === "first" ? [] : (rows.peek() ?? []));
+        for (const job of page.items) merged.set(job.job_id, newer(merged.get(job.job_id), job));
+        rows.value = merged;
+        problem.value = null;
+        if (mode !== "refresh") next.value = page.next ?? null;
+      } catch (error) {
+        if (own === generation.current) problem.value = error as Error;
+      } finally {
+        if (own === generation.current) isBusy.current = false;
+      }
+    },
+    [key],
+  );
+
+  useEffect(() => {
+    rows.value = null;
+    load("first");
+    let timer: ReturnType<typeof setTimeout> | undefined;
+    const stop = onChanges((changes) => {
+      const known = rows.peek();
+      if (!known) return;
+      let hasChanged = false;
+      let hasUnknown = false;
+      const merged = new Map(known);
+      for (const change of changes) {
+        if (change.kind !== "job") continue;
+        const job = change.id ? merged.get(change.id) : undefined;
+        if (job) {
+          merged.set(job.job_id, newer(job, { ...job, ...(change.data as Partial<Job>) }));
+          hasChanged = true;
+        } else hasUnknown = true;
+      }
+      if (hasChanged) rows.value = merged;
+      if (hasUnknown)
+        timer ??= setTimeout(() => {
+          timer = undefined;
+          load("refresh");
+        }, 1200);
+    });
+    return () => {
+      stop();
+      clearTimeout(timer);
+    };
+  }, [key]);
+
+  const sorted = useComputed(() => {
+    if (rows.value === null) return null;
+    const fitting = [...rows.value.values()].filter(
+      (job) => filter.status.length === 0 || filter.status.includes(job.status),
+    );
+    return fitting.sort((a, b) =>
+      a.created_at < b.created_at ? 1 : a.created_at > b.created_at ? -1 : a.job_id < b.job_id ? 1 : -1,
+    );
+  });
+  return {
+    jobs: sorted.value,
+    hasMore: next.value !== null,
+    problem: problem.value,
+    more: () => void load("more"),
+    reload: () => void load("first"),
+  };
+}
+
+function newer(old: Job | undefined, fresh: Job): Job {
+  return old && (fresh.sequence ?? 0) < (old.sequence ?? 0) ? old : fresh;
+}

@@ -1,0 +1,293 @@
+/** The review queue: what waits for a decision, with its map, findings and provenance. Works with the keyboard alone. */
+import { useEffect, useState } from "preact/hooks";
+import { api, type Schemas } from "../api/client";
+import { Banner, Card, Confirm, Dialog, Empty, Loaded, Time } from "../components/basics";
+import { PagedList } from "../components/paged_list";
+import { ApproveDialog, approveVersion, type Decided, RejectDialog } from "../components/review";
+import { Findings, Provenance } from "../components/revision";
+import { StateBadge } from "../components/state";
+import { toast } from "../components/toasts";
+import { useResource } from "../data";
+import { plural } from "../format";
+import { useTitle } from "../frame";
+import { RasterView } from "../map/raster_map";
+import { previewUrl, tileJsonUrl } from "../map/tiles";
+import { usePaged } from "../paged";
+import { href, query, setQuery } from "../router";
+import { newestOf } from "./asset";
+
+const KEYS: [string, string][] = [
+  ["J or ↓", "next"],
+  ["K or ↑", "previous"],
+  ["X", "select for a decision on several"],
+  ["A", "approve"],
+  ["R", "reject"],
+  ["O", "open the asset"],
+  ["?", "these keys"],
+];
+
+export default function ReviewPage() {
+  useTitle("Review");
+  const paged = usePaged(
+    "reviews",
+    (after, signal) => api.get("/api/v1/reviews", { query: { after, limit: 50 }, signal }),
+    (change) => change.kind === "asset",
+  );
+  const items = paged.items ?? [];
+  const wanted = query.value.get("item");
+  const place = Math.max(
+    0,
+    items.findIndex((item) => keyOf(item) === wanted),
+  );
+  const item = items[place];
+  const [dialog, setDialog] = useState<"approve" | "reject" | "keys" | "bulk" | null>(null);
+  const [selected, setSelected] = useState<ReadonlySet<string>>(new Set());
+  const open = (index: number) => {
+    const next = items[Math.min(Math.max(0, index), items.length - 1)];
+    if (next) setQuery({ item: keyOf(next), bands: null, low: null, high: null, colours: null, at: null });
+  };
+  const toggle = (key: string) => {
+    const next = new Set(selected);
+    if (!next.delete(key)) next.add(key);
+    setSelected(next);
+  };
+  useEffect(() => {
+    const onKey = (event: KeyboardEvent) => {
+      const target = event.target as HTMLElement;
+      if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
+      if (target.matches("input:not([type=checkbox]),textarea,select,canvas")) return;
+      const key = event.key.toLowerCase();
+      if (key === "j" || event.key === "ArrowDown") open(place + 1);
+      else if (key === "k" || event.key === "ArrowUp") open(place - 1);
+      else if (key === "a" && item) setDialog("approve");
+      else if (key === "r" && item) setDialog("reject");
+      else if (key === "x" && item) toggle(keyOf(item));
+      else if (key === "o" && item) globalThis.location.assign(href(`/assets/${item.asset_id}`));
+      else if (event.key === "?") setDialog("keys");
+      else return;
+      event.preventDefault();
+    };
+    document.addEventListener("keydown", onKey);
+    return () => document.removeEventListener("keydown", onKey);
+  });
+  // The next one is loaded ahead, so that moving on does not wait.
+  const following = items[place + 1];
+  useEffect(() => {
+    if (following) fetch(tileJsonUrl(editionOf(following))).catch(() => {});
+  }, [following && keyOf(following)]);
+  const decided = item && asDecided(item);
+  const done = () => {
+    setSelected(new Set());
+    paged.reload();
+  };
+  return (
+    <>
+      <div class="page-head">
+        <h1>Review</h1>
+        {items.length > 0 && (
+          <span class="muted">
+            {plural(items.length, "revision")}
+            {paged.hasMore ? " or more" : ""} to decide on
+          </span>
+        )}
+        <div class="actions">
+          {selected.size > 0 && (
+            <button type="button" class="button primary" onClick={() => setDialog("bulk")}>
+              Approve {selected.size}…
+            </button>
+          )}
+          <button type="button" class="button" onClick={() => setDialog("keys")}>
+            Keys <kbd>?</kbd>
+          </button>
+        </div>
+      </div>
+      <PagedList
+        paged={paged}
+        empty={
+          <Card>
+            <Empty title="Nothing waits for review">
+              <p>New versions appear here when their processing has ended.</p>
+            </Empty>
+          </Card>
+        }
+      >
+        {() => (
+          <div class="review">
+            <Card flush class="review-list">
+              <ul class="pick-list" aria-label="To review">
+                {items.map((each, index) => (
+                  <li key={keyOf(each)} class="row">
+                    <input
+                      type="checkbox"
+                      aria-label={`Select ${each.title ?? each.dataset_id}`}
+                      checked={selected.has(keyOf(each))}
+                      onChange={() => toggle(keyOf(each))}
+                    />
+                    <button type="button" aria-pressed={index === place} onClick={() => open(index)}>
+                      <img
+                        class="thumb"
+                        src={previewUrl(editionOf(each))}
+                        alt=""
+                        loading="lazy"
+                        width="40"
+                        height="40"
+                      />
+                      <span class="grow stack tighter">
+                        <strong class="ellipsis">{each.title ?? each.dataset_id}</strong>
+                        <span class="muted ellipsis">
+                          version {each.version_ordinal} · {each.platform_id} · <Time at={each.waiting_since} />
+                        </span>
+                      </span>
+                      {each.is_partial && <StateBadge state="partial" />}
+                    </button>
+                  </li>
+                ))}
+              </ul>
+            </Card>
+            {item && (
+              <ReviewItem
+                key={keyOf(item)}
+                item={item}
+                onApprove={() => setDialog("approve")}
+                onReject={() => setDialog("reject")}
+              />
+            )}
+          </div>
+        )}
+      </PagedList>
+      {decided && dialog === "approve" && (
+        <ApproveDialog decided={decided} onClose={() => setDialog(null)} onDone={done} />
+      )}
+      {decided && dialog === "reject" && (
+        <RejectDialog decided={decided} onClose={() => setDialog(null)} onDone={done} />
+      )}
+      {dialog === "bulk" && (
+        <BulkApprove
+          items={items.filter((each) => selected.has(keyOf(each)))}
+          onClose={() => setDialog(null)}
+          onDone={done}
+        />
+      )}
+      {dialog === "keys" && (
+        <Dialog title="Keys" onClose={() => setDialog(null)}>
+          <dl class="facts">
+            {KEYS.map(([key, meaning]) => [
+              <dt key={key}>
+                <kbd>{key}</kbd>
+              </dt>,
+              <dd key={meaning}>{meaning}</dd>,
+            ])}
+          </dl>
+        </Dialog>
+      )}
+    </>
+  );
+}
+
+type Item = Schemas["PendingReview"];
+
+function keyOf(item: Item): string {
+  return `${item.asset_id}-${item.version_ordinal}-${item.revision}`;
+}
+
+/** Whether the asset is cleared is not in the queue; the dialog asks, and "as before" is refused if it was not. */
+function asDecided(item: Item): Decided {
+  const asset = { ...item, title: item.title ?? null, clearance_state: "unknown" as const };
+  return { asset, version: item.version_ordinal, revision: item.revision };
+}
+
+function editionOf(item: Item) {
+  return { asset: item.asset_id, version: item.version_ordinal, revision: item.revision };
+}
+
+function ReviewItem({ item, onApprove, onReject }: { item: Item; onApprove: () => void; onReject: () => void }) {
+  const asset = useResource(`asset:${item.asset_id}`, (signal) =>
+    api.get("/api/v1/assets/{asset_id}", { path: { asset_id: item.asset_id }, signal }),
+  );
+  return (
+    <>
+      <RasterView edition={editionOf(item)} tall />
+      <div class="stack">
+        <Card title={item.title ?? item.dataset_id}>
+          <div class="stack">
+            <div class="row">
+              <button type="button" class="button primary grow" onClick={onApprove}>
+                Approve <kbd>A</kbd>
+              </button>
+              <button type="button" class="button danger grow" onClick={onReject}>
+                Reject <kbd>R</kbd>
+              </button>
+            </div>
+            <a href={href(`/assets/${item.asset_id}?v=${item.version_ordinal}`)}>Open the asset</a>
+          </div>
+        </Card>
+        <Loaded resource={asset}>
+          {(data) => {
+            const version = data.versions.find((each) => each.version_ordinal === item.version_ordinal);
+            const revision =
+              version && (version.revisions.find((each) => each.revision === item.revision) ?? newestOf(version));
+            if (!version || !revision)
+              return <Banner tone="amber" title="This revision was replaced. Go on to the next one." />;
+            return (
+              <>
+                <Card title="Findings">
+                  <Findings revision={revision} />
+                </Card>
+                <Card title="Provenance">
+                  <Provenance revision={revision} />
+                </Card>
+              </>
+            );
+          }}
+        </Loaded>
+      </div>
+    </>
+  );
+}
+
+function BulkApprove({ items, onClose, onDone }: { items: Item[]; onClose: () => void; onDone: () => void }) {
+  const [clearance, setClearance] = useState<"ouo" | "public" | "">("");
+  return (
+    <Confirm
+      title={`Approve ${plural(items.length, "version")}`}
+      action="Approve all"
+      offersReason
+      onClose={onClose}
+      onConfirm={async (reason) => {
+        const refused: string[] = [];
+        for (const item of items) {
+          try {
+            await approveVersion(asDecided(item), clearance || null, reason || null);
+          } catch (error) {
+            refused.push(`${item.title ?? item.dataset_id}: ${(error as Error).message}`);
+          }
+        }
+        onDone();
+        if (refused.length > 0)
+          throw new Error(`${items.length - refused.length} approved. Not approved: ${refused.join("; ")}`);
+        toast("green", `${plural(items.length, "version")} approved`);
+      }}
+    >
+      <ul class="plain">
+        {items.map((item) => (
+          <li key={keyOf(item)}>
+            {item.title ?? item.dataset_id}, version {item.version_ordinal}
+          </li>
+        ))}
+      </ul>
+      <div class="field">
+        <label for="bulk-clearance">Who may see them, where that is not decided yet</label>
+        <select
+          id="bulk-clearance"
+          class="input"
+          value={clearance}
+          onChange={(event) => setClearance(event.currentTarget.value as "ouo" | "public" | "")}
+        >
+          <option value="">As each asset is cleared already</option>
+          <option value="ouo">Official use only</option>
+          <option value="public">Public</option>
+        </select>
+      </div>
+    </Confirm>
+  );
+}

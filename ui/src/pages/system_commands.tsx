@@ -1,0 +1,95 @@
+/** Direct commands: one operation each, carried out while one waits. */
+import { useState } from "preact/hooks";
+import { ApiProblem, api, type Schemas } from "../api/client";
+import { Card, Dialog, Empty, Json, Loaded, ProblemView } from "../components/basics";
+import { type Entries, errorsByField, type ObjectSchema, parse, SchemaForm } from "../components/schema_form";
+import { Table } from "../components/table";
+import { useResource } from "../data";
+import { may } from "../session";
+
+type Command = Schemas["CommandInfo"];
+
+export function Commands() {
+  const [chosen, setChosen] = useState<Command | null>(null);
+  const commands = useResource("commands", (signal) => api.get("/api/v1/commands", { signal }));
+  return (
+    <Card title="Commands" flush>
+      <Loaded resource={commands}>
+        {(data) =>
+          data.items.length === 0 ? (
+            <Empty title="There are no commands" />
+          ) : (
+            <Table
+              keyOf={(command) => command.name}
+              items={data.items}
+              columns={[
+                { name: "Command", cell: (command) => <code>{command.name}</code> },
+                { name: "What it does", wide: true, cell: (command) => command.summary },
+                {
+                  name: "",
+                  cell: (command) =>
+                    may(command.permission) && (
+                      <button type="button" class="button small" onClick={() => setChosen(command)}>
+                        Run…
+                      </button>
+                    ),
+                },
+              ]}
+            />
+          )
+        }
+      </Loaded>
+      {chosen && <RunCommand key={chosen.name} command={chosen} onClose={() => setChosen(null)} />}
+    </Card>
+  );
+}
+
+function RunCommand({ command, onClose }: { command: Command; onClose: () => void }) {
+  const schema = command.inputs as ObjectSchema;
+  const [entries, setEntries] = useState<Entries>({});
+  const [errors, setErrors] = useState<Record<string, string>>({});
+  const [problem, setProblem] = useState<Error | null>(null);
+  const [result, setResult] = useState<unknown>(null);
+  const [isBusy, setBusy] = useState(false);
+  const run = async (event: Event) => {
+    event.preventDefault();
+    const parsed = parse(schema, entries);
+    setErrors(parsed.errors);
+    setProblem(null);
+    if (Object.keys(parsed.errors).length > 0) return;
+    setBusy(true);
+    try {
+      setResult(
+        await api.post("/api/v1/commands/{name}", { path: { name: command.name }, body: parsed.values as never }),
+      );
+    } catch (error) {
+      setProblem(error as Error);
+      if (error instanceof ApiProblem) setErrors(errorsByField(error.errors));
+    } finally {
+      setBusy(false);
+    }
+  };
+  return (
+    <Dialog title={command.name} onClose={onClose} wide>
+      <form class="stack" onSubmit={run} noValidate>
+        <p>{command.description}</p>
+        <SchemaForm schema={schema} entries={entries} errors={errors} onChange={setEntries} />
+        {problem && <ProblemView problem={problem} />}
+        {result !== null && (
+          <section class="stack tight" aria-live="polite">
+            <h3>Result</h3>
+            <Json value={result} />
+          </section>
+        )}
+        <div class="buttons">
+          <button type="button" class="button" onClick={onClose}>
+            Close
+          </button>
+          <button type="submit" class="button primary" disabled={isBusy}>
+            Run
+          </button>
+        </div>
+      </form>
+    </Dialog>
+  );
+}

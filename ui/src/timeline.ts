@@ -1,0 +1,73 @@
+/** The arithmetic of a timeline: one row per node, one bar per attempt, waiting apart from running. Pure. */
+
+export interface AttemptTimes {
+  node_id: string;
+  label?: string | null;
+  attempt: number;
+  status: string;
+  queued_at: string;
+  started_at: string | null;
+  finished_at: string | null;
+}
+
+export interface Bar {
+  attempt: number;
+  status: string;
+  waitFrom: number;
+  runFrom: number | null;
+  to: number;
+}
+
+export interface TimelineRow {
+  id: string;
+  label: string;
+  bars: Bar[];
+}
+
+export interface TimelineModel {
+  rows: TimelineRow[];
+  start: number;
+  end: number;
+}
+
+export function timelineOf(entries: readonly AttemptTimes[], now: number): TimelineModel {
+  const rows = new Map<string, TimelineRow>();
+  let start = Number.POSITIVE_INFINITY;
+  let end = Number.NEGATIVE_INFINITY;
+  for (const entry of entries) {
+    const waitFrom = Date.parse(entry.queued_at);
+    const runFrom = entry.started_at ? Date.parse(entry.started_at) : null;
+    const isOpen = entry.finished_at === null && ["queued", "running"].includes(entry.status);
+    const to = entry.finished_at
+      ? Date.parse(entry.finished_at)
+      : isOpen
+        ? Math.max(now, runFrom ?? waitFrom)
+        : (runFrom ?? waitFrom);
+    start = Math.min(start, waitFrom);
+    end = Math.max(end, to);
+    const row = rows.get(entry.node_id) ?? { id: entry.node_id, label: entry.label ?? entry.node_id, bars: [] };
+    row.bars.push({ attempt: entry.attempt, status: entry.status, waitFrom, runFrom, to });
+    rows.set(entry.node_id, row);
+  }
+  if (rows.size === 0) return { rows: [], start: now, end: now };
+  const names = new Intl.Collator("en", { numeric: true });
+  const sorted = [...rows.values()].sort(
+    (a, b) => (a.bars[0]?.waitFrom ?? 0) - (b.bars[0]?.waitFrom ?? 0) || names.compare(a.id, b.id),
+  );
+  return { rows: sorted, start, end: Math.max(end, start + 1) };
+}
+
+/** Round distances of a time axis, at most `most` of them. */
+export function ticks(start: number, end: number, most: number): number[] {
+  const span = Math.max(1, end - start);
+  const steps = [1, 2, 5, 10, 20, 50, 100, 200, 500].concat(
+    [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 21600, 43200, 86400, 172800, 604800].map(
+      (s) => s * 1000,
+    ),
+  );
+  const step = steps.find((each) => span / each <= most) ?? span / most;
+  const marks: number[] = [];
+  // The last mark needs room for its text.
+  for (let at = 0; at <= span * 0.95; at += step) marks.push(at);
+  return marks;
+}

@@ -1,0 +1,110 @@
+/**
+ * Resumable uploads to bronze: slices of a file, each at the offset that the server has.
+ *
+ * After a lost connection the server is asked for its offset, and the upload continues there. An upload that was
+ * broken off by closing the page continues too: the server knows it by name, size and checksum of the file.
+ */
+import { ApiProblem, csrfHeaders, fetched, problemOf } from "./api/client";
+
+export interface UploadInfo {
+  upload_id: string;
+  state: string;
+  name: string;
+  size_bytes: number;
+  offset_bytes: number;
+  source: { container: string; blob: string };
+  sha256: string | null;
+}
+
+export interface UploadProgress {
+  sent: number;
+  total: number;
+  isWaiting: boolean;
+}
+
+const SLICE = 8 * 2 ** 20;
+const BASE = "/api/v1/uploads";
+
+export interface UploadTransport {
+  create(file: { name: string; size: number }, platform: string | null): Promise<{ info: UploadInfo; url: string }>;
+  send(url: string, offset: number, slice: Blob, signal: AbortSignal): Promise<number>;
+  offset(url: string, signal: AbortSignal): Promise<number>;
+  info(url: string): Promise<UploadInfo>;
+  pause(seconds: number): Promise<void>;
+}
+
+export const transport: UploadTransport = {
+  async create(file, platform) {
+    const response = await fetched(BASE, {
+      method: "POST",
+      headers: { "Content-Type": "application/json", Accept: "application/json", ...csrfHeaders() },
+      body: JSON.stringify({
+        name: file.name,
+        size_bytes: file.size,
+        if_exists: "rename",
+        ...(platform ? { platform_id: platform } : {}),
+      }),
+    });
+    if (!response.ok) throw await problemOf(response);
+    const info = (await response.json()) as UploadInfo;
+    return { info, url: `${BASE}/${encodeURIComponent(info.upload_id)}` };
+  },
+  async send(url, offset, slice, signal) {
+    const response = await fetched(url, {
+      method: "PATCH",
+      headers: {
+        "Content-Type": "application/offset+octet-stream",
+        "Upload-Offset": String(offset),
+        "Tus-Resumable": "1.0.0",
+        ...csrfHeaders(),
+      },
+      body: slice,
+      signal,
+    });
+    if (!response.ok) throw await problemOf(response);
+    return Number(response.headers.get("Upload-Offset") ?? offset + slice.size);
+  },
+  async offset(url, signal) {
+    const response = await fetched(url, { method: "HEAD", headers: { "Tus-Resumable": "1.0.0" }, signal });
+    if (!response.ok) throw await problemOf(response);
+    return Number(response.headers.get("Upload-Offset") ?? 0);
+  },
+  async info(url) {
+    const response = await fetched(url, { headers: { Accept: "application/json" } });
+    if (!response.ok) throw await problemOf(response);
+    return (await response.json()) as UploadInfo;
+  },
+  pause: (seconds) => new Promise((resolve) => setTimeout(resolve, seconds * 1000)),
+};
+
+const CONTINUED = new Set([0, 409, 423, 429, 502, 503, 504]);
+const MOST_FAILURES = 12;
+
+/** Uploads a file; the result says where it is in bronze. Only failures that will not pass end it. */
+export async function upload(
+  file: File,
+  platform: string | null,
+  onProgress: (progress: UploadProgress) => void,
+  signal: AbortSignal,
+  use: UploadTransport = transport,
+): Promise<UploadInfo> {
+  const { info, url } = await use.create(file, platform);
+  let offset = info.offset_bytes;
+  let failures = 0;
+  onProgress({ sent: offset, total: file.size, isWaiting: false });
+  while (offset < file.size) {
+    try {
+      if (failures > 0) offset = await use.offset(url, signal);
+      if (offset >= file.size) break;
+      offset = await use.send(url, offset, file.slice(offset, offset + SLICE), signal);
+      failures = 0;
+      onProgress({ sent: offset, total: file.size, isWaiting: false });
+    } catch (error) {
+      if (!(error instanceof ApiProblem) || !CONTINUED.has(error.status) || failures >= MOST_FAILURES) throw error;
+      failures += 1;
+      onProgress({ sent: offset, total: file.size, isWaiting: true });
+      await use.pause(Math.min(15, 2 ** failures / 4));
+    }
+  }
+  return use.info(url);
+}

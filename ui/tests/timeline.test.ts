@@ -1,0 +1,59 @@
+import { expect, test } from "vitest";
+import { visibleRange } from "../src/components/virtual";
+import { ticks, timelineOf } from "../src/timeline";
+
+const at = (seconds: number) => new Date(1_700_000_000_000 + seconds * 1000).toISOString();
+
+test("waiting and running are apart, and attempts of a node share a row", () => {
+  const model = timelineOf(
+    [
+      { node_id: "b", attempt: 1, status: "failed", queued_at: at(5), started_at: at(7), finished_at: at(9) },
+      { node_id: "b", attempt: 2, status: "succeeded", queued_at: at(10), started_at: at(10), finished_at: at(12) },
+      { node_id: "a", attempt: 1, status: "succeeded", queued_at: at(0), started_at: at(1), finished_at: at(4) },
+    ],
+    0,
+  );
+  expect(model.rows.map((row) => row.id)).toEqual(["a", "b"]);
+  expect(model.rows[1]?.bars.map((bar) => bar.attempt)).toEqual([1, 2]);
+  expect(model.end - model.start).toBe(12_000);
+  const [first] = model.rows[1]?.bars ?? [];
+  expect(first && [(first.runFrom ?? 0) - first.waitFrom, first.to - (first.runFrom ?? 0)]).toEqual([2000, 2000]);
+});
+
+test("what still runs ends now; what was lost before it started has no length", () => {
+  const now = Date.parse(at(60));
+  const model = timelineOf(
+    [
+      { node_id: "a", attempt: 1, status: "running", queued_at: at(0), started_at: at(1), finished_at: null },
+      { node_id: "b", attempt: 1, status: "cancelled", queued_at: at(2), started_at: null, finished_at: null },
+    ],
+    now,
+  );
+  expect(model.rows[0]?.bars[0]?.to).toBe(now);
+  expect(model.rows[1]?.bars[0]).toMatchObject({ runFrom: null, to: Date.parse(at(2)) });
+});
+
+test("no attempts give an empty timeline", () => {
+  expect(timelineOf([], 5).rows).toEqual([]);
+});
+
+test.each([1, 90, 5_000, 61_000, 3_700_000, 864_000_000_000])("an axis of %i ms has few marks", (span) => {
+  const marks = ticks(0, span, 8);
+  expect(marks.length).toBeGreaterThan(0);
+  expect(marks.length).toBeLessThanOrEqual(10);
+  expect(marks.every((mark) => mark <= span)).toBe(true);
+});
+
+test.each([
+  [0, 10_000],
+  [1_000, 10_000],
+  [359_000, 10_000],
+  [999_999, 10_000],
+  [0, 0],
+  [0, 3],
+])("at %i px of %i rows the visible ones exist, and few others", (top, count) => {
+  const [first, last] = visibleRange(top, 700, 36, count);
+  expect(first).toBeGreaterThanOrEqual(0);
+  expect(last).toBeLessThanOrEqual(Math.max(count, first));
+  expect(last - first).toBeLessThan(40);
+});
