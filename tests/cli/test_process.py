@@ -502,7 +502,7 @@ def at_files(scene, tmp_path, monkeypatch):
         ),
         (("日本.tif",), 2, "no dataset id can be made"),
         (("scene.tif", "--dataset", "No Name"), 2, "is not a valid dataset id"),
-        (("scene.tif", "--server", "http://192.0.2.1:1"), 2, "cannot be sent to a remote platform"),
+        (("scene.tif", "--server", "http://127.0.0.1:1"), 5, "no platform answers at http://127.0.0.1:1"),
         (("scene.tif", "--detach"), 5, "--detach needs a running platform"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
@@ -677,16 +677,47 @@ def test_no_platform_is_started_on_a_configured_database_unless_asked(dagmaster,
 
 
 @pytest.mark.requirement("M3")
-def test_a_platform_on_this_machine_can_be_chosen_by_its_address(on_maps, maps, scene, monkeypatch):
+def test_a_file_is_uploaded_to_a_platform_that_is_chosen_by_its_address(dagmaster, maps, scene, monkeypatch):
+    monkeypatch.setenv("PUBLIC_URL", maps.facts["maps_url"])
     arguments = ("process", str(scene), "--dataset", "chosen", "--json", "--server", maps.facts["api_url"])
-    monkeypatch.setenv("DAGMASTER_DATA", str(scene.parent / "elsewhere"))
-    monkeypatch.setenv("STORAGE_FOLDER", f"{maps.facts['data_folder']}/storage")
+    bronze = Path(maps.facts["data_folder"]) / "storage/bronze/bronze/local"
 
-    done = on_maps(*arguments)
+    done = dagmaster(*arguments)
+    again = dagmaster(*arguments)
 
-    assert done.code == 0, done.err
-    assert done.json["cogs"]["count"] == 1
-    assert "no preview" in done.err
+    assert done.code == again.code == 0, done.err
+    assert (bronze / scene.name).read_bytes() == scene.read_bytes()
+    assert (done.json["cogs"]["count"], done.json["cogs"]["folder"]) == (1, None)
+    assert done.json["is_approved"]
+    assert done.json["viewer_url"].startswith(maps.facts["maps_url"])
+    assert Path(done.json["preview"]).read_bytes().startswith(b"\x89PNG")
+    assert again.json["outcome"] == "already_completed"  # the file was not sent again, so its ETag is the same
+
+
+@pytest.mark.requirement("M3")
+def test_files_are_uploaded_and_listed_by_hand(dagmaster, maps, tmp_path, monkeypatch):
+    monkeypatch.setenv("DAGMASTER_URL", maps.facts["api_url"])
+    file = tmp_path / "by hand.tif"
+    file.write_bytes(b"pixels")
+
+    put = dagmaster("uploads", "put", str(file), "--platform", "ddh", "--name", "2024/a.tif")
+    file.write_bytes(b"other pixels")
+    renamed = dagmaster("uploads", "put", str(file), "--platform", "ddh", "--name", "2024/a.tif", "--json")
+    refused = dagmaster("uploads", "put", str(file), "--platform", "ddh", "--name", "2024/a.tif", "--refuse")
+    sources = dagmaster("sources", "ls", "ddh/2024", "--json")
+    table = dagmaster("sources", "ls", "ddh/2024")
+    finished = dagmaster("uploads", "ls", "--state", "finished")
+    begun = dagmaster("uploads", "rm", "0198b2c4-7c1e-4a10-8f00-2f6f6e1c9a01")
+    missing = dagmaster("uploads", "put", str(tmp_path / "nothing.tif"))
+
+    assert (put.code, put.out.strip()) == (0, "bronze/ddh/2024/a.tif")
+    other = renamed.json["source"]["blob"]
+    assert other.startswith("ddh/2024/a-")
+    assert (refused.code, "objects are never overwritten" in refused.err) == (4, True)
+    assert [item["blob"] for item in sources.json["sources"]] == sorted(["ddh/2024/a.tif", other])
+    assert "bronze/ddh/2024/a.tif" in table.out
+    assert "finished" in finished.out
+    assert (begun.code, missing.code) == (4, 4)
 
 
 @pytest.mark.requirement("M3")

@@ -18,8 +18,7 @@ PAGE = ROOT / "docs/guides/integrate-a-platform.md"
 
 
 def block(info: str) -> str:
-    (body,) = (each.body for each in blocks_in(PAGE) if each.info == info)
-    return body
+    return "\n".join(each.body for each in blocks_in(PAGE) if each.info == info)
 
 
 @pytest.mark.timeout(180)
@@ -27,9 +26,10 @@ def test_a_partner_submits_is_called_back_and_sees_its_data_published(tmp_path: 
     credentials = {"DAGMASTER_CREDENTIALS": str(tmp_path / "credentials.json")}
     settings = {"AUTH_ENABLED": "true", "ALLOW_PRIVATE_WEBHOOKS": "true", "API_PORT": "0", "GATEWAY_PORT": "0"}
     bronze = tmp_path / "data/storage/bronze/bronze/survey"
-    bronze.mkdir(parents=True)
+    files = tmp_path / "files"
+    files.mkdir()
     for number in (7, 8):
-        make_landscape(bronze / f"sheet-{number}.tif", 512)
+        make_landscape(files / f"sheet-{number}.tif", 512)
     with up(tmp_path / "data", **settings, **credentials) as platform:
         data = ("--data", str(tmp_path / "data"))
 
@@ -75,10 +75,10 @@ def test_a_partner_submits_is_called_back_and_sees_its_data_published(tmp_path: 
             "SECRET": json.loads(rotated.stdout)["secret"],
         }
         by_curl = subprocess.run(
-            ["bash", "-e", "-c", block("bash")], env=variables, capture_output=True, text=True, check=False
+            ["bash", "-e", "-c", block("bash")], cwd=files, env=variables, capture_output=True, text=True, check=False
         )
         client = subprocess.Popen(
-            [sys.executable, "-c", block("python")], env=variables, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", block("python")], cwd=files, env=variables, stdout=subprocess.PIPE, text=True
         )
         assert client.stdout is not None
         lines = [client.stdout.readline().strip(), client.stdout.readline().strip()]
@@ -87,6 +87,9 @@ def test_a_partner_submits_is_called_back_and_sees_its_data_published(tmp_path: 
         platform.end()
 
     assert by_curl.returncode == 0, by_curl.stdout + by_curl.stderr
+    assert '"state":"finished"' in by_curl.stdout
+    for number in (7, 8):
+        assert (bronze / f"sheet-{number}.tif").read_bytes() == (files / f"sheet-{number}.tif").read_bytes()
     assert '"dry_run"' in by_curl.stdout
     assert '"request_id":"curl-1"' in by_curl.stdout
     assert lines == ["submitted portal-8", "awaiting_review"]

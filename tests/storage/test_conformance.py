@@ -276,3 +276,21 @@ def test_what_a_killed_task_left_in_its_scratch_folder_goes_with_the_job(store):
     assert set(store.scratch_jobs()) == {OTHER_JOB}
     assert kept.exists()
     alive.__exit__(None, None, None)
+
+
+@pytest.mark.requirement("S2")
+def test_objects_are_listed_by_name_from_any_name_on(store):
+    blobs = ["a-b", "a.tif", "a/b", "a/c/d", "a/c/é", "a/cc", "a0", "b/x"]
+    for blob in reversed(blobs):
+        store.put(at(blob), b"x")
+
+    def page(prefix="", after="", limit=100):
+        return [info.location.blob for info in store.page("silver", prefix, after, limit)]
+
+    assert page() == sorted(blobs) == blobs
+    for after in ("", "a", "a/", "a/b", "a/bz", "a/c/d", "a/c/zz", "zz"):
+        for prefix in ("", "a", "a/", "a/c", "a/c/", "b/x", "nothing"):
+            expected = [blob for blob in blobs if blob.startswith(prefix) and blob > after]
+            assert page(prefix, after) == expected, (prefix, after)
+            assert page(prefix, after, 2) == expected[:2], (prefix, after)
+    assert store.page("other", "", "", 5) in ([], ())

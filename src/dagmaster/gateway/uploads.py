@@ -19,6 +19,7 @@ from dagmaster.gateway.platform import partner_problem
 from dagmaster.gateway.services import GatewayServices, Services
 from dagmaster.web.authentication import needs
 from dagmaster.web.pages import Cursor, Limit
+from dagmaster.web.problems import request_id_of
 from dagmaster.web.uploads import body_of
 from dagmaster.web.validation import responses
 
@@ -188,7 +189,7 @@ async def _forwarded(
     forwarded = ForwardedRequest(
         request.method,
         f"{PREFIX}/uploads{below}",
-        dict(request.headers),
+        {**request.headers, "x-request-id": request_id_of(request) or ""},
         request.url.query,
         body,
         is_repeatable=is_repeatable,
@@ -198,7 +199,7 @@ async def _forwarded(
 
 def _answered(response: httpx2.Response, request: Request) -> Response:
     """With the address of the upload on this server."""
-    if not response.is_success:
+    if not response.is_success and request.method != "HEAD":  # whose response has no body
         return partner_problem(response, request)
     passed = passed_back(response)
     where = passed.headers.get("location")
