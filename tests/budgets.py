@@ -23,6 +23,7 @@ BUDGET_SECONDS = {
     "docs": 90,
     "doctor": 20,
     "engine": 900,
+    "external": 120,
     "gateway": 150,
     "handlers": 90,
     "ingest": 30,

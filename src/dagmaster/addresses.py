@@ -30,14 +30,30 @@ _LOOPBACK = re.compile(r"localhost|127(?:\.\d{1,3}){3}|\[::1\]")
 class Addresses(DatasetUrls):
     """Builds URLs below one base. `href_prefixes` are those of other servers whose files may be published."""
 
-    def __init__(self, base: str, href_prefixes: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        base: str,
+        href_prefixes: Iterable[str] = (),
+        *,
+        public_base: str | None = None,
+        external_base: str | None = None,
+    ) -> None:
+        """`public_base` is the base if others can reach it. `external_base` is where the external zone is reached, if
+        that is not the map server."""
         super().__init__(base)
         self._href_prefixes = tuple(href_prefixes)
+        self.public_base = public_base
+        self.external_base = external_base
 
     @classmethod
     def of(cls, settings: Settings) -> "Addresses":
         base = settings.public_url or f"http://localhost:{settings.serving_port}"
-        return cls(base, settings.stac_href_prefixes)
+        return cls(
+            base,
+            settings.stac_href_prefixes,
+            public_base=settings.public_url,
+            external_base=settings.external_url,
+        )
 
     def stored(self) -> "Addresses":
         """The same without a base, for documents that are stored: the server adds the base of each request."""
@@ -47,6 +63,12 @@ class Addresses(DatasetUrls):
         if location.zone not in SERVED_ZONES:
             raise InvalidRequest("raw data is not served", code="storage.not-served")
         return f"{self.base}{FILES}/{location.zone}/{location.container}/{quote(location.blob)}"
+
+    def external(self, location: Location) -> str:
+        """Where anyone reads an object of the external zone."""
+        if self.external_base is None:
+            return self.file(location)
+        return f"{self.external_base}/{location.container}/{quote(location.blob)}"
 
     def is_file(self, url: str) -> bool:
         """Whether a URL is that of a file, below this base."""

@@ -35,6 +35,8 @@ TRANSACTIONS: Final = (
     "adopt_dataset",
     "callbacks",
     "upload",
+    "external_copies",
+    "external_claim",
 )
 # Single statements, which commit themselves: before the commit means before the statement is sent.
 STATEMENTS: Final = (

@@ -416,6 +416,46 @@ class Settings(BaseSettings):
     bronze_container: Name = Field("bronze", description="Container of raw data, if none is named")
     silver_container: Name = Field("silver", description="Container of processed data, if none is named")
     external_container: Name = Field("external", description="Container of public data, if none is named")
+    external_url: str | None = Field(
+        None,
+        max_length=512,
+        description="http(s)://… at which anyone reaches the external zone: its objects are below it as "
+        "CONTAINER/BLOB; by default the map server serves them",
+    )
+    exporter: Literal["copy", "data_factory"] = Field(
+        "copy",
+        description="What copies public versions to the external zone: workers, or a pipeline of Azure Data Factory",
+    )
+    adf_subscription_id: str | None = Field(
+        None, max_length=100, description="Azure subscription of the data factory; for EXPORTER=data_factory"
+    )
+    adf_resource_group: str | None = Field(
+        None, max_length=100, description="Resource group of the data factory; for EXPORTER=data_factory"
+    )
+    adf_factory_name: str | None = Field(
+        None, max_length=100, description="Name of the data factory; for EXPORTER=data_factory"
+    )
+    adf_pipeline_name: str | None = Field(
+        None, max_length=140, description="Name of the pipeline that copies objects; for EXPORTER=data_factory"
+    )
+    adf_poll_sec: Seconds = Field(15.0, description="Seconds between polls of a pipeline run")
+    adf_url: str = Field(
+        "https://management.azure.com",
+        max_length=512,
+        description="URL of Azure Resource Manager; another one for sovereign clouds",
+    )
+    azure_client_id: str | None = Field(
+        None, max_length=100, description="Client id of a user-assigned managed identity; by default the system's"
+    )
+    identity_endpoint: str | None = Field(
+        None,
+        max_length=512,
+        description="Where tokens of the managed identity are obtained; set by Azure App Service and Container Apps, "
+        "by default the metadata service of the virtual machine",
+    )
+    identity_header: str | None = Field(
+        None, repr=False, description="Secret that IDENTITY_ENDPOINT requires; set by Azure; never logged"
+    )
     approval_by_second_person: bool = Field(
         False, description="The submitter of a version may not approve it: another reviewer must"
     )
@@ -499,7 +539,7 @@ class Settings(BaseSettings):
         urls = [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
         return tuple(cls._begins_links(url) for url in urls) if isinstance(urls, list) else urls
 
-    @field_validator("public_url", "callback_result_url", "legacy_url")
+    @field_validator("public_url", "callback_result_url", "legacy_url", "external_url", "adf_url")
     @classmethod
     def _begins_links(cls, value: str | None) -> str | None:
         if value is None:
@@ -509,7 +549,7 @@ class Settings(BaseSettings):
             raise ValueError("a base URL has no query and no fragment")
         return value.rstrip("/")
 
-    @field_validator("oidc_issuer", "oidc_jwks_url")
+    @field_validator("oidc_issuer", "oidc_jwks_url", "adf_url")
     @classmethod
     def _protected_address(cls, value: str | None) -> str | None:
         if value is not None:

@@ -116,6 +116,8 @@ OF_ASSETS = (
     "asset_upkeep",
     "adopt_dataset",
     "upload",
+    "external_copies",
+    "external_claim",
 )
 SWEPT = {(name, commit) for name, commits in COMMITS.items() for commit in commits}
 # A decision on a state that has changed meanwhile is handled by the loop, which these calls do not have.
@@ -259,7 +261,7 @@ def test_every_write_transaction_has_points_on_both_sides_of_its_commit_or_a_rea
     assert COMMITS.keys() | ELSEWHERE.keys() == {transaction.name for transaction in TRANSACTIONS}
     # Those of documents are swept with raster jobs and those of callbacks in test_callbacks.py, both in tests/engine,
     # those of assets and keys in tests/operations/test_crashes.py, those of commands in tests/commands/test_crashes.py,
-    # and those of uploads in tests/operations/test_uploads.py.
+    # those of uploads in tests/operations/test_uploads.py, and those of external copies in tests/external.
     commits = {commit for _, commit in SWEPT} | {"callbacks", "documents", *OF_ASSETS}
     assert commits == {*faults.TRANSACTIONS, *faults.STATEMENTS, "orchestrator"}
 

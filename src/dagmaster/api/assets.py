@@ -8,6 +8,7 @@ from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from dagmaster.access.caller import Caller
 from dagmaster.access.decision import may_preview
 from dagmaster.access.permissions import Permission
+from dagmaster.addresses import Addresses
 from dagmaster.api import examples
 from dagmaster.api.problems import responses
 from dagmaster.api.services import ApiServices, Services
@@ -17,10 +18,12 @@ from dagmaster.client.models.assets import (
     AssetHistoryEntry,
     AssetInfo,
     ClearanceLevel,
+    ExternalCopiesInfo,
     VersionInfo,
 )
 from dagmaster.client.models.pages import Page
 from dagmaster.errors import InvalidRequest, NotAllowed, NotFound
+from dagmaster.storage.location import Location, Zone
 from dagmaster.web.authentication import needs
 from dagmaster.web.pages import LONGEST_NAME, CommaSeparated, Cursor, Limit, joined, moment_and_id, page_of
 
@@ -150,7 +153,28 @@ async def get_version(
 
 async def read_asset(services: ApiServices, caller: Caller, name: str) -> AssetInfo:
     """The asset as the caller may see it."""
-    return visible_part(caller, await services.assets.asset(name))
+    return visible_part(caller, with_urls(await services.assets.asset(name), Addresses.of(services.settings)))
+
+
+def with_urls(asset: AssetInfo, addresses: Addresses) -> AssetInfo:
+    """With the URLs of external copies, which are made of their paths."""
+    versions = []
+    for version in asset.versions:
+        revisions = [
+            revision.model_copy(update={"external": _with_urls(revision.external, addresses)})
+            for revision in version.revisions
+        ]
+        versions.append(version.model_copy(update={"revisions": revisions}))
+    return asset.model_copy(update={"versions": versions})
+
+
+def _with_urls(copies: ExternalCopiesInfo, addresses: Addresses) -> ExternalCopiesInfo:
+    paths = {"url": copies.blob_path, "stac_url": copies.stac_path, "manifest_url": copies.manifest_path}
+    urls = {
+        name: addresses.external(Location.parse(path, Zone.EXTERNAL)) if path and copies.state == "exported" else None
+        for name, path in paths.items()
+    }
+    return copies.model_copy(update=urls)
 
 
 def etag_of(asset: AssetInfo) -> str:

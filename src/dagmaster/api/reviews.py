@@ -1,4 +1,5 @@
-"""What reviewers do: approve, reject, clear, expose, unpublish and delete; and links for those without a key.
+"""What reviewers do: approve, reject, clear, expose, unpublish and delete; and links for those without a key. Operators
+repeat exports.
 
 Every change may have an `If-Match` header with the ETag of the asset that the caller has seen. If the asset has changed
 since, the change is refused, and the problem has the events since then. The response is the asset after the change.
@@ -11,9 +12,9 @@ from fastapi import APIRouter, Depends, Header, Query, Response
 from dagmaster.access.caller import Caller
 from dagmaster.access.permissions import Permission
 from dagmaster.addresses import Addresses
-from dagmaster.api.assets import AssetName, Ordinal, etag_of, with_etag
+from dagmaster.api.assets import AssetName, Ordinal, etag_of, with_etag, with_urls
 from dagmaster.api.problems import responses
-from dagmaster.api.services import Services
+from dagmaster.api.services import ApiServices, Services
 from dagmaster.api.visibility import visible_part, without_events
 from dagmaster.assets.states import Clearance, Exposure
 from dagmaster.client.models.assets import (
@@ -29,6 +30,7 @@ from dagmaster.client.models.assets import (
 from dagmaster.operations.assets.approve import approve
 from dagmaster.operations.assets.clear import clear
 from dagmaster.operations.assets.delete import delete
+from dagmaster.operations.assets.export import export_again
 from dagmaster.operations.assets.expose import expose
 from dagmaster.operations.assets.link import make_link
 from dagmaster.operations.assets.reject import reject
@@ -39,6 +41,7 @@ router = APIRouter(prefix="/assets", tags=["assets"])
 
 Reviewer = Annotated[Caller, Depends(needs(Permission.ASSETS_REVIEW))]
 Decider = Annotated[Caller, Depends(needs(Permission.ASSETS_DECIDE))]
+Operator = Annotated[Caller, Depends(needs(Permission.JOBS_OPERATE))]
 Remover = Annotated[Caller, Depends(needs(Permission.ASSETS_DELETE))]
 IfMatch = Annotated[
     str | None, Header(alias="If-Match", max_length=200, description="The ETag of the asset that the caller has seen")
@@ -48,9 +51,10 @@ Why = Annotated[str | None, Query(max_length=2000, min_length=1, description="Th
 _CHANGE: dict[int | str, dict[str, Any]] = {**with_etag(), **responses(404, 409, 412)}
 
 
-def _changed(response: Response, asset: AssetInfo, caller: Caller | None = None) -> AssetInfo:
+def _changed(services: ApiServices, response: Response, asset: AssetInfo, caller: Caller | None = None) -> AssetInfo:
     """The asset after the change; with a caller that may be a partner, what it may see of it."""
     response.headers["ETag"] = etag_of(asset)
+    asset = with_urls(asset, Addresses.of(services.settings))
     return asset if caller is None else visible_part(caller, asset)
 
 
@@ -86,7 +90,7 @@ async def approve_version(
             needs_second_person=services.settings.approval_by_second_person,
             if_match=if_match,
         )
-    return _changed(response, asset, caller)
+    return _changed(services, response, asset, caller)
 
 
 @router.post(
@@ -116,7 +120,7 @@ async def reject_version(
             revision=request.revision,
             if_match=if_match,
         )
-    return _changed(response, asset, caller)
+    return _changed(services, response, asset, caller)
 
 
 @router.post(
@@ -141,7 +145,32 @@ async def unpublish_version(
         asset = await unpublish(
             services.assets, asset_id, version_ordinal, caller=caller, reason=reason, if_match=if_match
         )
-    return _changed(response, asset, caller)
+    return _changed(services, response, asset, caller)
+
+
+@router.post(
+    "/{asset_id}/versions/{version_ordinal}/export",
+    operation_id="export_version",
+    summary="Export a version again",
+    responses=_CHANGE,
+)
+async def export_version(
+    *,
+    services: Services,
+    caller: Operator,
+    response: Response,
+    asset_id: AssetName,
+    version_ordinal: Ordinal,
+    request: ReasonRequest | None = None,
+    if_match: IfMatch = None,
+) -> AssetInfo:
+    """Copy an approved, public version to the external zone again: after a failure, or to repair its copies. Copies
+    that are right are not written again. `revisions[].external` of the response has the state."""
+    reason = request.reason if request else None
+    asset = await export_again(
+        services.assets, asset_id, version_ordinal, caller=caller, reason=reason, if_match=if_match
+    )
+    return _changed(services, response, asset)
 
 
 @router.delete(
@@ -162,7 +191,7 @@ async def delete_version(
 ) -> AssetInfo:
     """It is no longer served, and does not block later versions. Its data is removed after the retention time."""
     asset = await delete(services.assets, asset_id, version_ordinal, caller=caller, reason=reason, if_match=if_match)
-    return _changed(response, asset)
+    return _changed(services, response, asset)
 
 
 @router.post(
@@ -180,7 +209,7 @@ async def clear_asset(
     """Who may see what is approved: only reviewers (`uncleared`), internal users (`ouo`), or everyone (`public`)."""
     level = Clearance(request.clearance_level)
     asset = await clear(services.assets, asset_id, level, caller=caller, reason=request.reason, if_match=if_match)
-    return _changed(response, asset)
+    return _changed(services, response, asset)
 
 
 @router.post(
@@ -198,7 +227,7 @@ async def expose_asset(
     """Which approved versions are served: the latest one, or each under its number."""
     exposure = Exposure(request.exposure)
     asset = await expose(services.assets, asset_id, exposure, caller=caller, reason=request.reason, if_match=if_match)
-    return _changed(response, asset)
+    return _changed(services, response, asset)
 
 
 @router.post("/{asset_id}/unpublish", operation_id="unpublish_asset", summary="Unpublish an asset", responses=_CHANGE)
@@ -214,7 +243,7 @@ async def unpublish_asset(
     """None of its versions is served any longer. Approving one publishes it again."""
     reason = request.reason if request else None
     asset = await unpublish(services.assets, asset_id, caller=caller, reason=reason, if_match=if_match)
-    return _changed(response, asset)
+    return _changed(services, response, asset)
 
 
 @router.delete("/{asset_id}", operation_id="delete_asset", summary="Delete an asset", responses=_CHANGE)
@@ -230,7 +259,7 @@ async def delete_asset(
     """None of its versions is served any longer. Their data is removed after the retention time. If it is submitted
     again, it must be cleared again."""
     asset = await delete(services.assets, asset_id, caller=caller, reason=reason, if_match=if_match)
-    return _changed(response, asset)
+    return _changed(services, response, asset)
 
 
 @router.post(

@@ -108,7 +108,18 @@ def _without_internals(version: VersionInfo) -> VersionInfo:
 
 
 def _revision_without_internals(revision: RevisionInfo) -> RevisionInfo:
-    return revision.model_copy(update={"job_id": None, "submitted_by": None, "outputs": {}, "is_export_due": False})
+    hidden = dict.fromkeys(
+        ("error", "due_at", "retry_at", "job_id", "run_id", "blob_path", "stac_path", "manifest_path")
+    )
+    return revision.model_copy(
+        update={
+            "job_id": None,
+            "submitted_by": None,
+            "outputs": {},
+            "is_export_due": False,
+            "external": revision.external.model_copy(update=hidden),
+        }
+    )
 
 
 def _served_part(version: VersionInfo) -> VersionInfo:

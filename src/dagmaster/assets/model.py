@@ -12,6 +12,7 @@ from uuid import UUID
 
 from pydantic import Field
 
+from dagmaster.assets.external import ExternalCopies
 from dagmaster.assets.states import ApprovalState, Clearance, Exposure, ProcessingState
 from dagmaster.records import ForeignKey, Index, Record, Table
 
@@ -149,6 +150,10 @@ class AssetRevision(Record):
     approved nor run again; at `purged_at` its objects and documents are gone. `review_notified_at`: reviewers know that
     it waits.
     `same_content_as` is another version that was made of the same bytes, known once the source was read.
+
+    The columns `external_…` follow the copies in the external zone (assets/external). `external_job_id` is the last job
+    that made or removed them, `external_due_at` the mark that it carries out, and `external_retry_at` when a failed
+    withdrawal is tried again.
     """
 
     table: ClassVar[Table] = Table(
@@ -160,6 +165,8 @@ class AssetRevision(Record):
             Index("asset_revisions_by_content", ("content_hash",), where="content_hash IS NOT NULL"),
             Index("asset_revisions_export_due", ("export_due_at",), where="export_due_at IS NOT NULL"),
             Index("asset_revisions_withdrawal_due", ("withdrawal_due_at",), where="withdrawal_due_at IS NOT NULL"),
+            Index("asset_revisions_withdrawn", ("withdrawn_at",), where="withdrawn_at IS NOT NULL"),
+            Index("asset_revisions_by_external_job", ("external_job_id",), where="external_job_id IS NOT NULL"),
             Index("asset_revisions_kept", ("asset_id", "version_ordinal", "revision"), where="purged_at IS NULL"),
             Index(
                 "asset_revisions_to_announce",
@@ -168,7 +175,12 @@ class AssetRevision(Record):
             ),
         ),
         defaults={"created_at": "dagapp.clock()"},
-        types={"version_ordinal": "integer", "revision": "integer", "same_content_as": "integer"},
+        types={
+            "version_ordinal": "integer",
+            "revision": "integer",
+            "same_content_as": "integer",
+            "external_failures": "integer",
+        },
     )
 
     asset_id: str
@@ -194,6 +206,15 @@ class AssetRevision(Record):
     reviewed_at: datetime | None = None
     export_due_at: datetime | None = None
     withdrawal_due_at: datetime | None = None
+    external_copies: ExternalCopies = ExternalCopies.NONE
+    external_job_id: UUID | None = None
+    is_external_job_running: bool = False
+    external_due_at: datetime | None = None
+    external_failures: int = 0
+    external_retry_at: datetime | None = None
+    external_error: str | None = None
+    exported_at: datetime | None = None
+    withdrawn_at: datetime | None = None
     created_at: datetime
     processed_at: datetime | None = None
     review_notified_at: datetime | None = None

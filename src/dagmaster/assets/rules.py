@@ -270,7 +270,20 @@ def _withdraw(
     return AssetChange(state, withdrawals_due=_withdrawals_due(asset, state))
 
 
-def _public_editions(asset: AssetState) -> set[Edition]:
+def export_again(asset: AssetState, ordinal: int) -> Edition:
+    """The revision of a version whose external copies are made again."""
+    version = _present_version(asset, ordinal)
+    edition = next((each for each in public_editions(asset) if each[0] == version.ordinal), None)
+    if edition is None:
+        raise Conflict(
+            f"version {ordinal} is not approved and public: it has no external copies",
+            code="export.not-public",
+            hint="approve it, and set the clearance of the asset to public; the export then starts by itself",
+        )
+    return edition
+
+
+def public_editions(asset: AssetState) -> set[Edition]:
     """The served revisions of a public asset: these have external copies."""
     if asset.clearance != Clearance.PUBLIC:
         return set()
@@ -278,11 +291,11 @@ def _public_editions(asset: AssetState) -> set[Edition]:
 
 
 def _exports_due(before: AssetState, after: AssetState) -> tuple[Edition, ...]:
-    return tuple(sorted(_public_editions(after) - _public_editions(before)))
+    return tuple(sorted(public_editions(after) - public_editions(before)))
 
 
 def _withdrawals_due(before: AssetState, after: AssetState) -> tuple[Edition, ...]:
-    return tuple(sorted(_public_editions(before) - _public_editions(after)))
+    return tuple(sorted(public_editions(before) - public_editions(after)))
 
 
 def _with(asset: AssetState, version: AssetVersionState) -> AssetState:

@@ -22,6 +22,8 @@ _NEXT_STEPS = {
     "version.processing": "wait for its job: `dagmaster assets show {asset}` has its id",
     "version.failed": "submit it again; `dagmaster assets show {asset}` has the reason",
     "version.not-found": "`dagmaster assets show {asset}` lists the versions",
+    "export.not-public": "`dagmaster assets show {asset}` says what is approved, and for whom",
+    "export.running": "wait for its job: `dagmaster assets show {asset}` has its id",
     "version.not-published": "`dagmaster assets show {asset}` says what is served",
 }
 

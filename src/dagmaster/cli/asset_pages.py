@@ -43,7 +43,7 @@ def print_asset(state: "State", asset: AssetInfo) -> None:
     if asset.versions:
         state.say("")
         print_table(state.console, _VERSION_COLUMNS, asset.versions)
-    for line in (*_reasons(asset.versions), *_findings(asset.versions)):
+    for line in (*_reasons(asset.versions), *_findings(asset.versions), *_external_lines(asset)):
         state.say(line)
 
 
@@ -130,6 +130,24 @@ def _finding_text(version: VersionInfo, finding: FindingInfo) -> str:
     kind = "error" if finding.severity == "error" else "warning"
     hint = f" ({one_line(finding.hint)})" if finding.hint else ""
     return f"version {version.version_ordinal}, {kind} {finding.code}: {one_line(finding.message)}{hint}"
+
+
+def _external_lines(asset: AssetInfo) -> list[str]:
+    """How far the copies in the external zone are, of revisions that have or need some."""
+    lines = []
+    for version in asset.versions:
+        for revision in version.revisions:
+            copies = revision.external
+            if copies.state not in ("none", "withdrawn"):
+                name = f"external copies of version {version.version_ordinal}, revision {revision.revision}"
+                facts = [copies.error and one_line(copies.error), copies.url or copies.stac_url]
+                facts += [f"job {copies.job_id}" if copies.job_id and copies.state != "exported" else None]
+                rest = "; ".join(fact for fact in facts if fact)
+                lines.append(f"{name}: {copies.state}{f', {rest}' if rest else ''}")
+                if copies.state == "failed":
+                    command = f"dagmaster assets export {asset.dataset_id} {version.version_ordinal}"
+                    lines.append(f"  repeat the export with: {command}")
+    return lines
 
 
 _VERSION_COLUMNS: list[Column[VersionInfo]] = [

@@ -203,6 +203,26 @@ def unpublish(state: State, *, asset: str, version: int | None, reason: str | No
     return 0
 
 
+@assets.command("export")
+@_asset
+@click.argument("version", type=click.IntRange(0))
+@_reason
+@_etag
+@pass_state
+def export(state: State, *, asset: str, version: int, reason: str | None, etag: str | None) -> None:
+    """Copy a public version to the external zone again: after a failure, or to repair its copies.
+
+    The first export starts by itself when a version is approved and its asset is public.
+    """
+    from dagmaster.cli.asset_changes import SeenAsset
+
+    seen = SeenAsset(state, asset, etag)
+    answer = seen.change("export", version=version, reason=reason)
+    _print_change(
+        state, answer, f"the export of {seen.part(version)} will start; `dagmaster assets show` has its state"
+    )
+
+
 @assets.command("delete")
 @_asset
 @_version

@@ -186,6 +186,13 @@ class AsyncAssets(PagedClient):
             AssetInfo, await self.json.change_asset(asset_id, "unpublish", request, version=version, etag=etag)
         )
 
+    async def export(
+        self, asset_id: str, version: int, *, reason: str | None = None, etag: str | None = None
+    ) -> AssetInfo:
+        """Copy an approved, public version to the external zone again. `revisions[].external` has the state."""
+        request = {"reason": reason}
+        return parse(AssetInfo, await self.json.change_asset(asset_id, "export", request, version=version, etag=etag))
+
     async def delete_asset(
         self, asset_id: str, version: int | None = None, *, reason: str | None = None, etag: str | None = None
     ) -> AssetInfo:
@@ -277,6 +284,7 @@ class Assets(Blocking[C]):
     clear = blocking(AsyncAssets.clear)
     expose = blocking(AsyncAssets.expose)
     unpublish = blocking(AsyncAssets.unpublish)
+    export = blocking(AsyncAssets.export)
     delete_asset = blocking(AsyncAssets.delete_asset)
     link = blocking(AsyncAssets.link)
     platforms = blocking(AsyncAssets.platforms)

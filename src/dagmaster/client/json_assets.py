@@ -45,7 +45,7 @@ class AsyncAssetRequests:
     async def change_asset(
         self, name: str, action: str, request: Mapping[str, Any], *, version: int | None = None, etag: str | None = None
     ) -> Json:
-        """Approve, reject or unpublish a version; clear, expose or unpublish an asset."""
+        """Approve, reject, unpublish or export a version; clear, expose or unpublish an asset."""
         body = {field: value for field, value in request.items() if value is not None}
         return await self.connection.object(
             "POST", f"{_path(name, version)}/{action}", body=body, headers=_if_match(etag)

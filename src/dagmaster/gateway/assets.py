@@ -153,7 +153,7 @@ async def delete_asset(services: Services, caller: Remover, request: Request, as
 @router.post(
     "/{asset_id}/versions/{version_ordinal}/{action}",
     operation_id="gateway_change_version",
-    summary="Approve, reject or unpublish a version",
+    summary="Approve, reject, unpublish or export a version",
     responses=responses(404, 409, 429, 504),
 )
 async def change_version(
@@ -163,7 +163,7 @@ async def change_version(
     request: Request,
     asset_id: AssetName,
     version_ordinal: Ordinal,
-    action: Literal["approve", "reject", "unpublish"],
+    action: Literal["approve", "reject", "unpublish", "export"],
 ) -> Response:
     """The body is that of the same request to the orchestrator."""
     asset = await _asset(services, caller, asset_id)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from dagmaster.addresses import Addresses
     from dagmaster.database.connect import Database
+    from dagmaster.handlers.export.exporter import Exporter
     from dagmaster.storage.zones import Storage
 
 IsValid = Callable[[str, Any], bool]  # called with the name and data of a checkpoint
@@ -104,6 +105,11 @@ class _Common(Protocol):
     @property
     def addresses(self) -> "Addresses":
         """The public URLs of what the platform serves."""
+        ...
+
+    @property
+    def exporter(self) -> "Exporter":
+        """What copies objects to the external zone."""
         ...
 
     @property

@@ -1,16 +1,17 @@
-"""What a worker gives its handlers besides their task: storage, and the public URLs of what is served."""
+"""What a worker gives its handlers besides their task: storage, the public URLs of what is served, the exporter."""
 
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dagmaster.addresses import Addresses
+    from dagmaster.handlers.export.exporter import Exporter
     from dagmaster.settings import Settings
     from dagmaster.storage.zones import Storage
 
 
 class Resources:
-    """Opened when a handler first uses them: most tasks need neither.
+    """Opened when a handler first uses them: most tasks need none of them.
 
     Without settings, those of the environment count.
     """
@@ -35,3 +36,9 @@ class Resources:
         from dagmaster.addresses import Addresses
 
         return Addresses.of(self.settings)
+
+    @cached_property
+    def exporter(self) -> "Exporter":
+        from dagmaster.handlers.export.exporter import open_exporter
+
+        return open_exporter(self.settings)

@@ -16,6 +16,11 @@ def _raster(module: str, function: str) -> Registration:
     return Registration(f"raster.{function}", f"dagmaster.handlers.raster.{module}:{function}", is_async=False)
 
 
+def _export(module: str, function: str, *, is_async: bool = False) -> Registration:
+    """Copying may block for long, so it has a child process of its own."""
+    return Registration(f"export.{function}", f"dagmaster.handlers.export.{module}:{function}", is_async=is_async)
+
+
 REGISTRATIONS = (
     _example("echo"),
     _example("hello_world"),
@@ -50,4 +55,11 @@ REGISTRATIONS = (
     _stac("register_item"),
     _stac("register_items"),
     _stac("finalize"),
+    _export("copying", "plan"),
+    _export("copying", "transfer", is_async=True),
+    _export("copying", "copy"),
+    _export("copying", "finish"),
+    _export("withdrawal", "check"),
+    _export("withdrawal", "stop", is_async=True),
+    _export("withdrawal", "remove"),
 )

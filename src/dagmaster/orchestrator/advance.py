@@ -23,6 +23,7 @@ from dagmaster.jobs.task_params import ByteBudget
 from dagmaster.jobs.view import JobView, is_ended
 from dagmaster.observe import log
 from dagmaster.orchestrator.callbacks import CallbackSender
+from dagmaster.orchestrator.external import ExternalCopyChore
 from dagmaster.orchestrator.janitor import STUCK_AFTER
 from dagmaster.orchestrator.liveness import OrchestratorLiveness
 from dagmaster.orchestrator.owned import GraphCache, Owned, failure_of, scope_of
@@ -46,6 +47,7 @@ class JobAdvancing(OrchestratorLiveness):
     ledger: OrchestratorLedger
     transport: Transport
     callbacks: CallbackSender | None
+    external: ExternalCopyChore | None
     _dirty: set[UUID]
     _graphs: GraphCache
     _templates: SlowTemplates
@@ -178,7 +180,7 @@ class JobAdvancing(OrchestratorLiveness):
             if plan.view.status in JOB_TERMINAL:
                 del self._owned[job_id]
                 self.counters.finished += 1
-                self._wake_callbacks()
+                self._wake_background_tasks()
                 continue
             if plan.slow:
                 self._templates.render(owned, plan.slow.values())
@@ -206,9 +208,12 @@ class JobAdvancing(OrchestratorLiveness):
         owned.checks_all_nodes = True
         self._dirty.add(view.job_id)
 
-    def _wake_callbacks(self) -> None:
+    def _wake_background_tasks(self) -> None:
+        """There may be callbacks to deliver, or external copies to make or remove."""
         if self.callbacks is not None:
             self.callbacks.wake()
+        if self.external is not None:
+            self.external.wake()
 
     def _note_deferred(self, view: JobView) -> None:
         self._next_review = 0.0

@@ -6,6 +6,7 @@
       ──▶ remove the objects of marked revisions, then their documents; recorded in the history
       ──▶ remove the collections of deleted assets that have no revision left
       ──▶ write layers into the external database, or remove them, if that is due
+      ──▶ look again for external copies that were withdrawn; a task may have outlived its job and written one
       ──▶ call REVIEW_WEBHOOK_URL with what waits for a review
       ──▶ delete history older than AUDIT_RETENTION_DAYS
       ──▶ remove uploads whose last bytes arrived more than UPLOAD_EXPIRY_HOURS ago, and bytes that belong to no upload
@@ -41,6 +42,8 @@ EVENTS_AT_ONCE: Final = 1_000
 EXPIRED_AT_ONCE: Final = 100
 STRAY_SECONDS: Final = 3600.0
 LAYERS_AT_ONCE: Final = 20
+RECHECKED_AT_ONCE: Final = 20
+RECHECK_SECONDS: Final = 300.0  # a task that has outlived its job has ended by then
 _log = log.get("asset-upkeep")
 
 Post = Callable[..., Awaitable[None]]
@@ -79,6 +82,7 @@ class AssetUpkeep:
             self.purge,
             self.remove_collections,
             self.publish_externally,
+            self.recheck_withdrawals,
             self.notify_reviewers,
             self.forget_events,
             self.expire_uploads,
@@ -119,6 +123,17 @@ class AssetUpkeep:
             if await self.store.remove_collection(dataset_id):
                 _log.info("the collection of a deleted asset is removed", dataset_id=dataset_id)
         return len(left) < PURGED_AT_ONCE
+
+    async def recheck_withdrawals(self) -> bool:
+        """Withdraw again what is outside although it was withdrawn. Some of the last day, in each run others."""
+        for revision in await self.store.withdrawn(RECHECK_SECONDS, RECHECKED_AT_ONCE):
+            edition = Edition(revision.dataset_id, revision.version_ordinal, revision.revision)
+            if await asyncio.to_thread(self._has_external, edition) and await self.store.withdraw_again(revision):
+                _log.warning("external copies are left after their withdrawal; removing them", **asdict(revision))
+        return True
+
+    def _has_external(self, edition: Edition) -> bool:
+        return next(iter(self.storage.external_objects(edition)), None) is not None
 
     def _remove(self, revision: PurgedRevision) -> int:
         return self.storage.clear_edition(Edition(revision.dataset_id, revision.version_ordinal, revision.revision))

@@ -25,6 +25,7 @@ from dagmaster.operations.submit import take_submissions
 from dagmaster.orchestrator.advance import JobAdvancing
 from dagmaster.orchestrator.callbacks import CallbackSender
 from dagmaster.orchestrator.deferred import review_deferred
+from dagmaster.orchestrator.external import ExternalCopyChore
 from dagmaster.orchestrator.janitor import Janitor
 from dagmaster.orchestrator.liveness import OrchestratorCounters
 from dagmaster.orchestrator.owned import GraphCache, Owned
@@ -58,6 +59,7 @@ class Orchestrator(JobAdvancing):
     janitor: Janitor | None = None
     callbacks: CallbackSender | None = None
     reload: WorkflowReload | None = None
+    external: ExternalCopyChore | None = None
 
     def __post_init__(self) -> None:
         self.counters = OrchestratorCounters()
@@ -97,6 +99,8 @@ class Orchestrator(JobAdvancing):
         if self.reload is not None:
             self.reload.owner_id, self.reload.library, self.reload.use = self.owner_id, self.library, self._use
             background_tasks.append(asyncio.create_task(self.reload.run(), name="workflow-reload"))
+        if self.external is not None:
+            background_tasks.append(asyncio.create_task(self.external.run(), name="external-copies"))
         try:
             while not self._is_stopping.is_set():
                 topics = await self._pause()
@@ -171,7 +175,7 @@ class Orchestrator(JobAdvancing):
     async def _turn(self, topics: frozenset[str]) -> None:
         self.counters.cycles += 1
         if CALLBACKS in topics:
-            self._wake_callbacks()
+            self._wake_background_tasks()
         if WORKFLOWS in topics and self.reload is not None:
             self.reload.wake()
         is_poll = self._now() >= self._next_poll

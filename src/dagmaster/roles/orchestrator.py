@@ -11,6 +11,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from dagmaster import __version__
+from dagmaster.database.assets.external import PostgresExternalCopies
 from dagmaster.database.caches import PostgresCaches
 from dagmaster.database.callbacks.store import PostgresCallbacks
 from dagmaster.database.ledger.postgres import PostgresLedger
@@ -26,6 +27,7 @@ from dagmaster.listen import API, bind, bind_somewhere, url_of
 from dagmaster.observe import log
 from dagmaster.orchestrator.asset_upkeep import upkeep_of
 from dagmaster.orchestrator.callbacks import CallbackSender
+from dagmaster.orchestrator.external import ExternalCopyChore
 from dagmaster.orchestrator.health import OrchestratorHealth
 from dagmaster.orchestrator.janitor import Janitor
 from dagmaster.orchestrator.loop import Orchestrator
@@ -62,7 +64,10 @@ async def orchestrator_role(settings: Settings, dsn: str, gate: Gate, fd: int | 
     reload = WorkflowReload(
         PostgresCaches(dsn, "caches"), partial(_library, settings, registry), settings.heartbeat_interval_sec
     )
-    async with closing(ledger.close, heartbeats.close, janitor.close, callbacks.close, reload.close, notifier.close):
+    library = _library(settings, registry)
+    external = ExternalCopyChore(settings, PostgresExternalCopies(dsn, notifier=notifier), library)
+    chores = (janitor.close, callbacks.close, reload.close, external.close)
+    async with closing(ledger.close, heartbeats.close, *chores, notifier.close):
         role = Orchestrator(
             settings,
             ledger,
@@ -70,13 +75,14 @@ async def orchestrator_role(settings: Settings, dsn: str, gate: Gate, fd: int | 
             notifier,
             PostgresTransport(notifier),
             _planner(settings, registry),
-            _library(settings, registry),
+            library,
             host=socket.gethostname(),
             pid=os.getpid(),
             software_version=__version__,
             janitor=janitor,
             callbacks=callbacks,
             reload=reload,
+            external=external,
         )
         make_server = cache(partial(_api_server, settings, dsn, role, registry, bound)) if bound else None
         if gate:

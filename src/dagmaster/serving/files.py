@@ -1,11 +1,13 @@
 """The stored files, whole or in ranges, so that GIS programs can read COGs from their URLs.
 
     /files/silver/<container>/cogs/<dataset>/v<ordinal>/r<revision>/…    GET, HEAD; Range, If-Range, If-None-Match
+    /files/external/…                                                    the copies of public revisions
 
 Only files that the STAC documents of a revision name are served, to those who may read that revision: its COGs, its
 mosaic and its tiling scheme. Any other object in its folders is not. Folders are not listed. Raw data, intermediate
-files, recipes and results of jobs that belong to no asset are not served. A name must follow the rules of storage,
-which forbid `..`.
+files, recipes and results of jobs that belong to no asset are not served. Of the external zone, everything that an
+export has written for a revision is served for as long as anyone may read the revision. A name must follow the rules of
+storage, which forbid `..`.
 
 Files are served as they are stored, except mosaics: they name their COGs relative to the storage, and are served with
 the URLs of the COGs, so that other programs can read them.
@@ -33,7 +35,7 @@ from dagmaster.serving.access import ReadableRevision
 from dagmaster.serving.caching import cache_control, matches_etag
 from dagmaster.serving.mosaics import is_mosaic, with_asset_urls
 from dagmaster.serving.services import MapServices, services_of
-from dagmaster.storage.location import Location, Zone
+from dagmaster.storage.location import EXTERNAL_KINDS, Location, Zone
 from dagmaster.storage.store import CHUNK_BYTES, ObjectInfo
 
 # Other types are served as bytes: an uploaded file must not run as a page of this server.
@@ -49,10 +51,11 @@ MEDIA_TYPES = {
 }
 PATH = FILES + "/{zone}/{container}/{blob:path}"
 _NUMBER = r"(?:0|[1-9]\d{0,8})"
-_FILE_OF_REVISION = re.compile(
-    rf"(?:cogs|mosaics|tiling_schemes)/(?P<dataset>[^/]+)/v(?P<ordinal>{_NUMBER})/r(?P<revision>{_NUMBER})/.+",
-    re.ASCII,
-)
+_OF_REVISION = rf"/(?P<dataset>[^/]+)/v(?P<ordinal>{_NUMBER})/r(?P<revision>{_NUMBER})/.+"
+_FILES_OF_REVISION = {
+    Zone.SILVER: re.compile(rf"(?:cogs|mosaics|tiling_schemes){_OF_REVISION}", re.ASCII),
+    Zone.EXTERNAL: re.compile(rf"(?:{'|'.join(EXTERNAL_KINDS)}){_OF_REVISION}", re.ASCII),
+}
 _RANGE = re.compile(r"bytes=(\d{0,19})-(\d{0,19})")
 ReadRange: TypeAlias = Callable[[int, int], bytes]
 
@@ -103,7 +106,7 @@ def _served_location(zone: str, container: str, blob: str) -> Location:
 
 async def _readable_revision(request: Request, services: MapServices, location: Location) -> ReadableRevision:
     """The revision that a file belongs to, if the caller may read it and its STAC documents name the file."""
-    match = _FILE_OF_REVISION.fullmatch(location.blob)
+    match = _FILES_OF_REVISION[location.zone].fullmatch(location.blob)
     if match is None:
         raise _no_file()
     try:
@@ -112,7 +115,11 @@ async def _readable_revision(request: Request, services: MapServices, location: 
         raise _no_file() from None
     if readable.dataset_id != match["dataset"]:  # the path has the id of an asset
         raise _no_file()
-    if location not in await services.resolver.files(readable):
+    if location.zone == Zone.EXTERNAL:
+        is_served = readable.is_public and location.container == services.storage.containers[Zone.EXTERNAL]
+    else:
+        is_served = location in await services.resolver.files(readable)
+    if not is_served:
         raise _no_file()
     return readable
 

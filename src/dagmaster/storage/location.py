@@ -81,6 +81,8 @@ class Folder:
 
 
 KINDS = ("cogs", "mosaics", "tiling_schemes", "stac", "recipes")
+# What is in the external zone, in the order in which it is removed: the catalogue first.
+EXTERNAL_KINDS = ("stac", "manifests", "mosaics", "tiling_schemes", "cogs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +119,14 @@ class Edition:
     def recipe(self) -> str:
         """The options that the edition is made with."""
         return self._named("recipes", "recipe.json")
+
+    def manifest(self) -> str:
+        """The list of the objects in the external zone, with their checksums."""
+        return self._named("manifests", "manifest.json")
+
+    def external_folders(self) -> tuple[str, ...]:
+        """Where all copies of the edition in the external zone are."""
+        return tuple(self._folder(kind) for kind in EXTERNAL_KINDS)
 
     def folders(self) -> tuple[str, ...]:
         """Where all objects of the edition are."""

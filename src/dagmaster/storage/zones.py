@@ -133,12 +133,35 @@ class Storage:
             silver.delete_all(folder)
         return count
 
+    def copy(self, source: Location, target: Location, job_id: UUID) -> Stored:
+        """Copy an object, also to another zone, through a scratch folder of the job. It appears when it is complete."""
+        with self.scratch(job_id) as folder:
+            file = folder / "copy"
+            self.get_file(source, file)
+            return self.put_file(target, file, move=True)
+
+    def external_objects(self, edition: Edition) -> Iterator[ObjectInfo]:
+        """The copies of an edition in the external zone."""
+        return (each for folder in self._external(edition) for each in self.list(folder))
+
+    def clear_external(self, edition: Edition) -> int:
+        """Delete the copies of an edition in the external zone. Returns their number."""
+        count = 0
+        for folder in self._external(edition):
+            count += sum(1 for _ in self.list(folder))
+            self._stores[Zone.EXTERNAL].delete_all(folder)
+        return count
+
     def sweep_up(self) -> None:
         for store in self._stores.values():
             store.sweep_up()
 
     def _outputs(self, job_id: UUID) -> Iterator[Folder]:
         return (Folder(Zone.SILVER, self.containers[Zone.SILVER], path) for path in outputs_of_job(job_id))
+
+    def _external(self, edition: Edition) -> Iterator[Folder]:
+        container = self.containers[Zone.EXTERNAL]
+        return (Folder(Zone.EXTERNAL, container, path) for path in edition.external_folders())
 
     def _intermediate(self, job_id: UUID) -> Folder:
         return Folder(Zone.SILVER, self.containers[Zone.SILVER], str(job_id))

@@ -33,6 +33,7 @@ from dagmaster.worker.throttle import ReportThrottle
 
 if TYPE_CHECKING:
     from dagmaster.addresses import Addresses
+    from dagmaster.handlers.export.exporter import Exporter
     from dagmaster.storage.zones import Storage
 
 _MB = 1024 * 1024
@@ -150,6 +151,10 @@ class ChildContext:
     @property
     def addresses(self) -> "Addresses":
         return _RESOURCES.addresses
+
+    @property
+    def exporter(self) -> "Exporter":
+        return _RESOURCES.exporter
 
     def give_back(self) -> GiveBack:
         return GiveBack("stopped early on request")

@@ -29,6 +29,7 @@ from dagmaster.worker import reported
 
 if TYPE_CHECKING:
     from dagmaster.addresses import Addresses
+    from dagmaster.handlers.export.exporter import Exporter
     from dagmaster.storage.zones import Storage
 
 MAX_LOG_LINES = 100
@@ -118,6 +119,10 @@ class TaskContext:
     @property
     def addresses(self) -> "Addresses":
         return self._resources.addresses
+
+    @property
+    def exporter(self) -> "Exporter":
+        return self._resources.exporter
 
     def give_back(self) -> GiveBack:
         return GiveBack("stopped early on request")

@@ -95,6 +95,31 @@ class FindingInfo(ApiModel):
     places: list[str] = []
 
 
+class ExternalCopiesInfo(ApiModel):
+    """The copies of a revision in the external zone.
+
+    `state`: `none` (never needed), `due` (an export will start), `running`, `exported`, `failed` (see `error`; an
+    operator can repeat the export), `withdrawing` (the copies are being removed; after an error again at `retry_at`),
+    `withdrawn`. `job_id` is the last job that made or removed them, `run_id` the pipeline run of Azure Data Factory, if
+    one copied them. Paths are `container/blob` in the external zone; the URLs are those of the same objects.
+    """
+
+    state: Extensible[Literal["none", "due", "running", "exported", "failed", "withdrawing", "withdrawn"]] = "none"
+    error: str | None = None
+    due_at: datetime | None = None
+    retry_at: datetime | None = None
+    job_id: UUID | None = None
+    run_id: str | None = None
+    exported_at: datetime | None = None
+    withdrawn_at: datetime | None = None
+    blob_path: str | None = None
+    stac_path: str | None = None
+    manifest_path: str | None = None
+    url: str | None = None
+    stac_url: str | None = None
+    manifest_url: str | None = None
+
+
 class RevisionInfo(ApiModel):
     """`findings` are those of the validation and the processing, the most severe first. They stay when the job is
     deleted."""
@@ -115,6 +140,7 @@ class RevisionInfo(ApiModel):
     outputs: dict[str, Any] = {}
     findings: list[FindingInfo] = []
     is_export_due: bool = False
+    external: ExternalCopiesInfo = ExternalCopiesInfo()
     created_at: datetime
     processed_at: datetime | None = None
     purged_at: datetime | None = None

@@ -22,6 +22,7 @@ from dagmaster.client.models.assets import (
     SubmissionStatus,
     VersionInfo,
 )
+from dagmaster.database.assets import external
 from dagmaster.database.connect import Connection, Database, pool, translate_errors
 from dagmaster.database.notify.notifier import Notifier
 from dagmaster.database.reads.session import models
@@ -233,7 +234,7 @@ def no_such_platform(platform_id: str) -> NotFound:
 def _asset_of(row: dict[str, Any], versions: list[dict[str, Any]], revisions: list[dict[str, Any]]) -> AssetInfo:
     by_version: defaultdict[int, list[dict[str, Any]]] = defaultdict(list)
     for revision in revisions:
-        by_version[revision.pop("version_ordinal")].append(revision)
+        by_version[revision.pop("version_ordinal")].append(external.described(revision))
     shown = [_version_of(row, version, by_version[version["version_ordinal"]]) for version in versions]
     return AssetInfo.model_validate({**row, "versions": shown})
 

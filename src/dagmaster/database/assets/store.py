@@ -63,6 +63,30 @@ class AssetStore(AssetSubmissions):
             self._notifier.notify(CALLBACKS)
         return changed
 
+    async def export_again(
+        self, key: str, ordinal: int, rule: Callable[[LoadedAsset], Edition], decision: Decision, if_match: str | None
+    ) -> AssetInfo:
+        """Make the external copies of a revision due again; an orchestrator starts the job."""
+
+        async def act(connection: Connection) -> AssetInfo:
+            asset = await self._lock(connection, key, [ordinal])
+            await _require_unchanged(connection, asset.asset_id, if_match)
+            ordinal_of, revision = rule(asset)
+            values = {"asset_id": asset.asset_id, "ordinal": ordinal_of, "revision": revision}
+            if not await dicts(connection, "external_repeat", values):
+                raise Conflict(
+                    f"a job makes or removes the external copies of version {ordinal}, revision {revision}",
+                    code="export.running",
+                    hint="wait for its end; the asset shows its id",
+                )
+            await rows.add_event(connection, decision, asset_id=asset.asset_id, revision=revision)
+            return await read_asset(connection, asset.asset_id)
+
+        changed = await self._transaction("change_asset", act)
+        if self._notifier is not None:
+            self._notifier.notify(CALLBACKS)
+        return changed
+
     async def state(self, key: str) -> LoadedAsset | None:
         """The state of an asset as it is now, without a lock."""
         async with self._connected() as connection:

@@ -20,7 +20,7 @@ LOCK_SECONDS: Final = 2.0
 
 @dataclass(frozen=True, slots=True)
 class PurgedRevision:
-    """A revision whose data is removed."""
+    """A revision whose data, or whose external copies, are removed."""
 
     asset_id: str
     dataset_id: str
@@ -86,6 +86,22 @@ class PostgresAssetUpkeep(Session):
         async with self._connected() as connection:
             rows = await dicts(connection, "uploads_open_among", {"upload_ids": list(upload_ids)})
             return {row["upload_id"] for row in rows}
+
+    async def withdrawn(self, grace_seconds: float, limit: int) -> list[PurgedRevision]:
+        """Some revisions whose external copies were removed a while ago."""
+        async with self._connected() as connection:
+            values = {"grace": grace_seconds, "limit": limit}
+            return models(PurgedRevision, await dicts(connection, "external_withdrawn", values))
+
+    async def withdraw_again(self, revision: PurgedRevision) -> bool:
+        """Make the withdrawal of a revision due again. False if it is exported, or withdrawn, meanwhile."""
+        values = {
+            "asset_id": revision.asset_id,
+            "version_ordinal": revision.version_ordinal,
+            "revision": revision.revision,
+        }
+        async with self._transaction("asset_upkeep") as connection:
+            return bool(await dicts(connection, "external_left", values))
 
     async def collections_left(self, limit: int) -> list[str]:
         """Datasets of deleted assets whose data is purged, and which the catalogue still has a collection of."""

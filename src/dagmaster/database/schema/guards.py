@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from dagmaster.assets.external import EXPORT_WORKFLOWS, WITHDRAWAL_WORKFLOW
 from dagmaster.assets.model import AssetEvent, AssetSubmission, StacDocument
 from dagmaster.jobs import states
 from dagmaster.jobs.model import Job, JobEvent, NodeState, Task, WorkflowDefinition
@@ -53,6 +54,7 @@ def triggers() -> list[Trigger]:
         _immutable(AssetEvent, unless_equal=False),
         *_search_triggers(),
         *_asset_triggers(),
+        *_external_triggers(),
         *_callback_triggers(),
     ]
 
@@ -79,6 +81,19 @@ def _asset_triggers() -> list[Trigger]:
             Job, "stays_reviewed", "AFTER UPDATE OF status", f"{has_asset} AND {changes} AND {ended}", "refuse_rerun"
         ),
         _trigger(StacDocument, "stay_reviewed", "BEFORE INSERT OR UPDATE", "true", "refuse_document"),
+    ]
+
+
+def _external_triggers() -> list[Trigger]:
+    """The functions of sql/schema/99_external.sql: the end of a job reaches the revision whose external copies it makes
+    or removes."""
+    workflows = ", ".join(f"'{workflow_id}'" for workflow_id in (*EXPORT_WORKFLOWS, WITHDRAWAL_WORKFLOW))
+    has_ended = f"OLD.status <> NEW.status AND NEW.status IN ({_listed(states.JOB_TERMINAL)})"
+    rule = f"NEW.workflow_id IN ({workflows}) AND {has_ended}"
+    is_external = f"OLD.workflow_id IN ({workflows})"
+    return [
+        _trigger(Job, "reaches_external_copies", "AFTER UPDATE OF status", rule, "follow_external_job"),
+        _trigger(Job, "leaves_external_copies", "AFTER DELETE", is_external, "forget_external_job"),
     ]
 
 

@@ -105,7 +105,10 @@ SELECT version_ordinal, version_label, platform_refs, revision, approved_revisio
 -- The revisions of an asset, newest first.
 SELECT version_ordinal, revision, processing_state, is_partial, reviewed_as, reviewed_at, job_id, workflow_id, source,
        content_hash, same_content_as, submitted_by, error_message, outputs, coalesce(findings, '[]') AS findings,
-       export_due_at IS NOT NULL AS is_export_due, created_at, processed_at, purged_at
+       export_due_at, withdrawal_due_at, external_copies, external_job_id, is_external_job_running, external_retry_at,
+       external_error, exported_at, withdrawn_at,
+       (SELECT j.workflow_id FROM dagapp.dag_jobs AS j WHERE j.job_id = external_job_id) AS external_workflow_id,
+       created_at, processed_at, purged_at
   FROM dagapp.asset_revisions
  WHERE asset_id = %(asset_id)s
  ORDER BY version_ordinal, revision DESC;
@@ -318,14 +321,20 @@ UPDATE dagapp.asset_revisions
 -- A revision must be copied to the external zone.
 UPDATE dagapp.asset_revisions
    SET export_due_at = coalesce(export_due_at, dagapp.clock()),
-       withdrawal_due_at = NULL
+       withdrawal_due_at = NULL,
+       external_error = NULL,
+       external_retry_at = NULL,
+       external_failures = 0
  WHERE asset_id = %(asset_id)s AND version_ordinal = %(ordinal)s AND revision = %(revision)s;
 
 -- name: asset_withdrawal_due
 -- The external copy of a revision must be removed.
 UPDATE dagapp.asset_revisions
    SET export_due_at = NULL,
-       withdrawal_due_at = coalesce(withdrawal_due_at, dagapp.clock())
+       withdrawal_due_at = coalesce(withdrawal_due_at, dagapp.clock()),
+       external_error = NULL,
+       external_retry_at = NULL,
+       external_failures = 0
  WHERE asset_id = %(asset_id)s AND version_ordinal = %(ordinal)s AND revision = %(revision)s;
 
 -- name: asset_revision_job

@@ -15,6 +15,8 @@ WITH old AS MATERIALIZED (
        AND r.purge_started_at IS NULL
        AND r.processing_state IN ('completed', 'failed')
        AND r.withdrawal_due_at IS NULL
+       AND r.external_copies = 'none'
+       AND NOT r.is_external_job_running
        AND NOT r.outputs ? 'external_blob_path'
        AND CASE
                WHEN a.deleted_at IS NOT NULL OR v.deleted_at IS NOT NULL
@@ -62,6 +64,35 @@ WITH purged AS (
 INSERT INTO dagapp.asset_events (asset_id, version_ordinal, revision, action, actor, detail)
 SELECT asset_id, version_ordinal, revision, 'purged', 'dagmaster', jsonb_build_object('objects', %(objects)s::bigint)
   FROM purged
+RETURNING event_id;
+
+-- name: external_withdrawn
+-- Revisions whose external copies were removed within the last day, and not just now.
+SELECT r.asset_id, a.dataset_id, r.version_ordinal, r.revision
+  FROM dagapp.asset_revisions AS r
+  JOIN dagapp.geospatial_assets AS a USING (asset_id)
+ WHERE r.withdrawn_at BETWEEN dagapp.clock() - interval '1 day' AND dagapp.clock() - make_interval(secs => %(grace)s)
+   AND r.external_copies = 'none'
+   AND NOT r.is_external_job_running
+ ORDER BY random()
+ LIMIT %(limit)s;
+
+-- name: external_left
+-- Objects of a revision are outside although its copies were removed: they are removed again.
+WITH found AS (
+    UPDATE dagapp.asset_revisions
+       SET withdrawal_due_at = dagapp.clock(), external_copies = 'some'
+     WHERE asset_id = %(asset_id)s
+       AND version_ordinal = %(version_ordinal)s
+       AND revision = %(revision)s
+       AND external_copies = 'none'
+       AND export_due_at IS NULL
+       AND NOT is_external_job_running
+    RETURNING asset_id, version_ordinal, revision
+)
+INSERT INTO dagapp.asset_events (asset_id, version_ordinal, revision, action, actor, reason)
+SELECT asset_id, version_ordinal, revision, 'copies_left', 'dagmaster', 'objects were found in the external zone after the withdrawal'
+  FROM found
 RETURNING event_id;
 
 -- name: asset_reviews_due

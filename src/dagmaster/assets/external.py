@@ -1,0 +1,112 @@
+"""External copies of a revision: what is wanted, what is there, and what has to be done about the difference.
+
+Decisions on an asset mark its revisions: `export_due_at` when the copies must exist, `withdrawal_due_at` when they must
+not. A job makes or removes them; of each revision at most one such job runs.
+
+    wanted   copies       job runs       what to do
+    yes      none, some   –              export, unless the last export for this decision has failed
+    yes      all          –              nothing is left to do
+    yes      any          export         wait
+    yes      any          withdrawal     wait; the export follows
+    no       none         –              nothing is left to do
+    no       some, all    –              withdraw; after a failure, again later
+    no       any          export         cancel the export; the withdrawal follows when it has ended
+    no       any          withdrawal     wait
+
+`next_step` reads no clock and touches no database.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+EXPORT_WORKFLOW: Final = "external_export"
+EXPORT_WORKFLOWS: Final = (EXPORT_WORKFLOW, "adf_export")
+WITHDRAWAL_WORKFLOW: Final = "unpublish"
+
+
+class ExternalCopies(StrEnum):
+    """Which objects of a revision are in the external zone. From the start of a job until its end it is `some`."""
+
+    NONE = "none"
+    SOME = "some"
+    ALL = "all"
+
+
+class ExternalJob(StrEnum):
+    EXPORT = "export"
+    WITHDRAWAL = "withdrawal"
+
+
+class ExternalState(StrEnum):
+    """In one word for people."""
+
+    NONE = "none"
+    DUE = "due"
+    RUNNING = "running"
+    EXPORTED = "exported"
+    FAILED = "failed"
+    WITHDRAWING = "withdrawing"
+    WITHDRAWN = "withdrawn"
+
+
+class ExternalStep(StrEnum):
+    WAIT = "wait"
+    EXPORT = "export"
+    WITHDRAW = "withdraw"
+    CANCEL = "cancel"  # the export that runs
+    SETTLE = "settle"  # clear the mark: what is wanted is there
+
+
+@dataclass(frozen=True, slots=True)
+class ExternalSituation:
+    """A revision as far as its external copies are concerned. At most one of the two marks is set. `has_failed`: the
+    last job for this decision has. `may_retry`: the pause after a failed withdrawal is over."""
+
+    copies: ExternalCopies = ExternalCopies.NONE
+    is_export_due: bool = False
+    is_withdrawal_due: bool = False
+    job: ExternalJob | None = None
+    has_failed: bool = False
+    may_retry: bool = True
+    was_withdrawn: bool = False
+
+
+def next_step(revision: ExternalSituation) -> ExternalStep:
+    if revision.is_withdrawal_due:
+        return _towards_none(revision)
+    if revision.is_export_due:
+        return _towards_all(revision)
+    return ExternalStep.WAIT
+
+
+def _towards_none(revision: ExternalSituation) -> ExternalStep:
+    match revision.job:
+        case ExternalJob.EXPORT:
+            return ExternalStep.CANCEL
+        case ExternalJob.WITHDRAWAL:
+            return ExternalStep.WAIT
+    if revision.copies == ExternalCopies.NONE:
+        return ExternalStep.SETTLE
+    return ExternalStep.WITHDRAW if revision.may_retry else ExternalStep.WAIT
+
+
+def _towards_all(revision: ExternalSituation) -> ExternalStep:
+    if revision.job is not None:
+        return ExternalStep.WAIT
+    if revision.copies == ExternalCopies.ALL:
+        return ExternalStep.SETTLE
+    return ExternalStep.WAIT if revision.has_failed else ExternalStep.EXPORT
+
+
+def state_of(revision: ExternalSituation) -> ExternalState:
+    if revision.is_withdrawal_due or revision.job == ExternalJob.WITHDRAWAL:
+        has_copies = revision.copies != ExternalCopies.NONE or revision.job is not None
+        return ExternalState.WITHDRAWING if has_copies else ExternalState.NONE
+    if revision.job == ExternalJob.EXPORT:
+        return ExternalState.RUNNING
+    if revision.is_export_due:
+        return ExternalState.FAILED if revision.has_failed else ExternalState.DUE
+    if revision.copies == ExternalCopies.ALL:
+        return ExternalState.EXPORTED
+    return ExternalState.WITHDRAWN if revision.was_withdrawn else ExternalState.NONE

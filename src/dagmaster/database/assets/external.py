@@ -1,0 +1,301 @@
+"""External copies of revisions, as orchestrators start their jobs, and as handlers make and remove them."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+from uuid import UUID
+
+import psycopg
+from psycopg.rows import dict_row
+
+from dagmaster import faults
+from dagmaster.assets.external import (
+    EXPORT_WORKFLOWS,
+    WITHDRAWAL_WORKFLOW,
+    ExternalCopies,
+    ExternalJob,
+    ExternalSituation,
+    ExternalState,
+    ExternalStep,
+    next_step,
+    state_of,
+)
+from dagmaster.database.connect import Connection, translate_errors
+from dagmaster.database.ledger.protocol import NewJob
+from dagmaster.database.ledger.submission import insert_jobs
+from dagmaster.database.notify.notifier import JOBS, RESULTS, Notifier
+from dagmaster.database.queries import query
+from dagmaster.database.session import Session, dicts
+from dagmaster.errors import UnfitData
+
+Json = dict[str, Any]
+
+STATEMENT_SECONDS: Final = 10.0
+LOCK_SECONDS: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class ExternalKey:
+    asset_id: str
+    version_ordinal: int
+    revision: int
+
+    def values(self, **others: Any) -> Json:
+        return {"asset_id": self.asset_id, "ordinal": self.version_ordinal, "revision": self.revision, **others}
+
+
+@dataclass(frozen=True, slots=True)
+class DueJob:
+    """What a job is needed for: to make or to remove the external copies of a revision. `due_at` and `failures` tell
+    the jobs of one revision apart."""
+
+    step: ExternalStep
+    key: ExternalKey
+    dataset_id: str
+    blob_path: str | None
+    due_at: datetime
+    failures: int
+
+
+MakeExternalJob = Callable[[DueJob], NewJob]
+
+
+class PostgresExternalCopies(Session):
+    """What the chore of an orchestrator reads and writes. Any number of them share the work."""
+
+    def __init__(self, dsn: str, role: str = "external", notifier: Notifier | None = None) -> None:
+        super().__init__(
+            dsn, role, notifier, statement_timeout_seconds=STATEMENT_SECONDS, lock_timeout_seconds=LOCK_SECONDS
+        )
+
+    async def due(self, limit: int) -> list[ExternalKey]:
+        async with self._connected() as connection:
+            return [ExternalKey(**row) for row in await dicts(connection, "external_due", {"limit": limit})]
+
+    async def carry_out(self, key: ExternalKey, make_job: MakeExternalJob) -> ExternalStep:
+        """Do what is next for a revision. The job and the record that it was started are one transaction."""
+        async with self._transaction("external_copies") as connection:
+            rows = await dicts(connection, "external_lock", key.values())
+            if not rows:
+                return ExternalStep.WAIT  # another process decides on it
+            step = next_step(situation_of(rows[0]))
+            await _carry_out(connection, step, key, rows[0], make_job)
+        if step in (ExternalStep.EXPORT, ExternalStep.WITHDRAW):
+            self._notify(JOBS)
+        if step == ExternalStep.CANCEL:
+            await self._cancel(rows[0]["job_id"])
+        return step
+
+    async def _cancel(self, job_id: UUID) -> None:
+        """Outside of the transaction: no job is locked together with a revision."""
+        values = {"job_id": job_id, "by": "dagmaster", "reason": "what it exports is not public any more"}
+        async with self._connected() as connection:
+            await dicts(connection, "request_cancel", values)
+        self._notify(RESULTS)
+
+
+async def _carry_out(
+    connection: Connection, step: ExternalStep, key: ExternalKey, row: Json, make_job: MakeExternalJob
+) -> None:
+    match step:
+        case ExternalStep.EXPORT | ExternalStep.WITHDRAW:
+            due_at = row["withdrawal_due_at"] or row["export_due_at"]
+            due = DueJob(step, key, row["dataset_id"], row["blob_path"], due_at, row["external_failures"])
+            job = make_job(due)
+            await insert_jobs(connection, [job])
+            await connection.execute(query("external_start"), key.values(job_id=job.job_id))
+        case ExternalStep.SETTLE:
+            await connection.execute(query("external_settle"), key.values())
+        case ExternalStep.WAIT | ExternalStep.CANCEL:
+            pass
+
+
+def situation_of(row: Mapping[str, Any]) -> ExternalSituation:
+    """From a row of `external_lock`, or of `asset_revisions_of` with the same names."""
+    job = None
+    if row["job_id"] is not None:
+        is_withdrawal = row["job_workflow_id"] == WITHDRAWAL_WORKFLOW
+        job = ExternalJob.WITHDRAWAL if is_withdrawal else ExternalJob.EXPORT
+    return ExternalSituation(
+        copies=ExternalCopies(row["external_copies"]),
+        is_export_due=row["export_due_at"] is not None,
+        is_withdrawal_due=row["withdrawal_due_at"] is not None,
+        job=job,
+        has_failed=row["has_failed"],
+        may_retry=row.get("may_retry", True),
+        was_withdrawn=row.get("withdrawn_at") is not None,
+    )
+
+
+def described(row: Json) -> Json:
+    """The columns of a revision without those of its external copies, which become one field."""
+    names = (
+        "export_due_at",
+        "withdrawal_due_at",
+        "external_copies",
+        "external_job_id",
+        "is_external_job_running",
+        "external_workflow_id",
+        "external_retry_at",
+        "external_error",
+        "exported_at",
+        "withdrawn_at",
+    )
+    external = {name: row[name] for name in names}
+    rest = {name: value for name, value in row.items() if name not in names}
+    external["has_failed"] = external["external_error"] is not None
+    external["job_id"] = external["external_job_id"] if external["is_external_job_running"] else None
+    external["job_workflow_id"] = external["external_workflow_id"]
+    state, outputs = state_of(situation_of(external)), row["outputs"]
+    has_copies = state in (ExternalState.EXPORTED, ExternalState.WITHDRAWING)
+    return {
+        **rest,
+        "is_export_due": external["export_due_at"] is not None,
+        "external": {
+            "state": state,
+            "error": external["external_error"],
+            "due_at": external["withdrawal_due_at"] or external["export_due_at"],
+            "retry_at": external["external_retry_at"],
+            "job_id": external["external_job_id"],
+            "run_id": outputs.get("adf_run_id"),
+            "exported_at": external["exported_at"],
+            "withdrawn_at": external["withdrawn_at"],
+            "blob_path": outputs.get("external_blob_path") if has_copies else None,
+            "stac_path": outputs.get("external_stac_path") if has_copies else None,
+            "manifest_path": outputs.get("external_manifest_path") if has_copies else None,
+        },
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class ExternalTarget:
+    """The revision whose copies a job makes or removes. Plain values, which can be passed as JSON."""
+
+    asset_id: str
+    dataset_id: str
+    version_ordinal: int
+    revision: int
+    blob_path: str | None = None
+
+    @property
+    def key(self) -> ExternalKey:
+        return ExternalKey(self.asset_id, self.version_ordinal, self.revision)
+
+    def document_values(self, **others: Any) -> Json:
+        key = {"dataset_id": self.dataset_id, "ordinal": self.version_ordinal, "revision": self.revision}
+        return {**key, **others}
+
+    def __str__(self) -> str:
+        return f"version {self.version_ordinal}, revision {self.revision} of '{self.dataset_id}'"
+
+
+class ExternalSession:
+    """What the handlers of one job read and write about external copies, on a connection of their own."""
+
+    def __init__(self, connection: psycopg.Connection[Any], job_id: UUID, job: ExternalJob) -> None:
+        connection.autocommit = True
+        self._connection = connection
+        self._job_id = job_id
+        self._is_export = job == ExternalJob.EXPORT
+
+    def find(self, asset: str, ordinal: int, revision: int | None) -> ExternalTarget:
+        """The revision that a job names, if its state allows what the job does. Raises UnfitData with the reason."""
+        rows = self._dicts("external_target", {"asset": asset, "ordinal": ordinal, "revision": revision})
+        if not rows:
+            what = f"asset '{asset[:80]}' has no version {ordinal}"
+            what += "" if revision is None else f" with a revision {revision}"
+            raise UnfitData(what, code="external.not-found", hint="correct asset_id, version_ordinal or revision")
+        row = rows[0]
+        fields = ("asset_id", "dataset_id", "version_ordinal", "revision", "blob_path")
+        target = ExternalTarget(**{name: row[name] for name in fields})
+        reason = _why_not_public(row)
+        if self._is_export and reason:
+            raise UnfitData(
+                f"{target} cannot be exported: {reason}",
+                code="external.not-public",
+                hint="approve it with the clearance public; the export then starts by itself",
+            )
+        if not self._is_export and reason is None:
+            raise UnfitData(
+                f"{target} is published: its external copies stay",
+                code="external.published",
+                hint="unpublish it first: `dagmaster assets unpublish`; the copies are then removed by themselves",
+            )
+        return target
+
+    def claim(self, target: ExternalTarget) -> None:
+        """Become the job that makes or removes the copies of a revision, unless this job is that already."""
+        if self.is_current(target):
+            return
+        self.find(target.asset_id, target.version_ordinal, target.revision)
+        workflows = list(EXPORT_WORKFLOWS) if self._is_export else [WITHDRAWAL_WORKFLOW]
+        with self._transaction():
+            # In the order of the end of a job: job, asset, revision.
+            job = {"job_id": self._job_id, "workflow_ids": workflows}
+            if not self._dicts("external_job_lock", job):
+                raise UnfitData(
+                    f"this job is not one of {', '.join(workflows)} that runs",
+                    code="external.other-workflow",
+                    hint="only the workflows that ship write to the external zone",
+                )
+            self._dicts("asset_lock", {"key": target.asset_id})
+            values = target.key.values(job_id=self._job_id, is_export=self._is_export)
+            if not self._dicts("external_claim", values):
+                raise UnfitData(
+                    f"another job makes or removes the external copies of {target}, or it was decided on meanwhile",
+                    code="external.other-job",
+                    hint="see `dagmaster assets show`; it has the state of the copies and the id of their job",
+                )
+
+    def is_current(self, target: ExternalTarget) -> bool:
+        """Whether this job still makes or removes the copies, and what it does is still wanted."""
+        values = target.key.values(job_id=self._job_id, is_export=self._is_export)
+        return bool(self._dicts("external_is_current", values)[0]["is_current"])
+
+    def doubt(self, target: ExternalTarget) -> None:
+        """Copies were removed although this job was not the current one any more."""
+        with translate_errors():
+            self._connection.execute(query("external_doubt").encode(), target.key.values())
+
+    def batches(self, target: ExternalTarget, size: int) -> list[tuple[str, int]]:
+        """The id of the last document of each batch, and the number of documents."""
+        rows = self._dicts("external_batches", target.document_values(size=size))
+        return [(row["last_id"], row["documents"]) for row in rows]
+
+    def documents(self, target: ExternalTarget, after: str | None, last_id: str) -> list[tuple[str, Json]]:
+        """Ids and contents, in the order of the ids. The collection has the empty id."""
+        rows = self._dicts("external_documents", target.document_values(after=after, last_id=last_id))
+        return [(row["document_id"], row["content"]) for row in rows]
+
+    def collection(self, target: ExternalTarget) -> Json | None:
+        rows = self._dicts("external_collection", target.document_values())
+        return rows[0]["content"] if rows else None
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        with translate_errors():
+            with self._connection.transaction():
+                yield
+                faults.reach("external_claim.before-commit")
+            faults.reach("external_claim.after-commit")
+
+    def _dicts(self, name: str, values: Mapping[str, Any]) -> list[Json]:
+        with translate_errors(), self._connection.cursor(row_factory=dict_row) as cursor:
+            return cursor.execute(query(name).encode(), values).fetchall()
+
+
+def _why_not_public(row: Mapping[str, Any]) -> str | None:
+    """Why a revision is not approved and public; None if it is."""
+    if row["is_deleted"]:
+        return "it is deleted"
+    if row["approved_revision"] != row["revision"]:
+        return "it is not approved"
+    if row["is_unpublished"]:
+        return "it is unpublished"
+    if row["is_purged"]:
+        return "its data was purged"
+    if row["clearance_state"] != "public":
+        return f"its clearance is '{row['clearance_state']}', not 'public'"
+    return None

@@ -1,0 +1,404 @@
+"""The handlers of external_export: plan, transfer, copy, finish.
+
+    plan ──▶ transfer (a pipeline of Azure Data Factory, if one is set) ──▶ copy, in batches ──▶ finish
+
+Every handler first makes sure that its job is the one that exports this revision, and that the revision is still
+approved and public. Each object is copied, read again, and compared with the checksum of its STAC document; an object
+whose copy is right already is not copied again. Before and after each object it is checked that the export is still
+wanted: if not, the object is removed again, also if that cannot be found out.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field
+
+from dagmaster import faults
+from dagmaster.assets.external import ExternalJob
+from dagmaster.database.assets.external import ExternalSession, ExternalTarget
+from dagmaster.database.connect import translate_errors
+from dagmaster.errors import DagmasterError, HandlerFailed, NotFound, UnfitData
+from dagmaster.handlers.context import Context, SyncContext
+from dagmaster.handlers.export import documents
+from dagmaster.handlers.export.exporter import Stopped, TransferOrder
+from dagmaster.jobs.states import NodeStatus
+from dagmaster.storage.location import Edition, Location, Zone, intermediate
+
+Json = dict[str, Any]
+
+BATCH_DOCUMENTS: Final = 20
+FILE_LIST: Final = "export/files.txt"
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+class Target(_Frozen):
+    """The revision that is exported or withdrawn."""
+
+    asset_id: str
+    dataset_id: str
+    version_ordinal: int = Field(ge=0)
+    revision: int = Field(ge=1)
+    blob_path: str | None = None
+
+    @classmethod
+    def of(cls, target: ExternalTarget) -> "Target":
+        return cls(
+            asset_id=target.asset_id,
+            dataset_id=target.dataset_id,
+            version_ordinal=target.version_ordinal,
+            revision=target.revision,
+            blob_path=target.blob_path,
+        )
+
+    def external(self) -> ExternalTarget:
+        return ExternalTarget(**self.model_dump())
+
+    def edition(self) -> Edition:
+        return Edition(self.dataset_id, self.version_ordinal, self.revision)
+
+    @property
+    def name(self) -> str:
+        return f"{self.dataset_id}/v{self.version_ordinal}/r{self.revision}"
+
+
+class NamedRevision(_Frozen):
+    """Without a revision, the approved one."""
+
+    asset_id: str = Field(min_length=1, max_length=200)
+    version_ordinal: int = Field(ge=0, le=2**31 - 1)
+    revision: int | None = Field(None, ge=1, le=2**31 - 1)
+
+
+class PlanParams(NamedRevision):
+    """`blob_path` is the object that the version is known by; if it is given, it must be that of the revision."""
+
+    blob_path: str | None = None
+
+
+class Batch(_Frozen):
+    """Documents of a revision: those after `after`, up to `last_id`. The collection has the empty id."""
+
+    after: str | None
+    last_id: str
+    documents: int
+
+
+class Plan(_Frozen):
+    target: Target
+    batches: list[Batch]
+    document_count: int
+    file_list: str | None
+
+
+def plan(ctx: SyncContext, params: PlanParams) -> Plan:
+    """Check that a revision is approved and public, and divide its documents into batches."""
+    with exporting(ctx) as session:
+        found = session.find(params.asset_id, params.version_ordinal, params.revision)
+        _require_blob_path(params.blob_path, found)
+        session.claim(found)
+        target = Target.of(found)
+        batches: list[Batch] = []
+        for last_id, count in session.batches(found, BATCH_DOCUMENTS):
+            batches.append(Batch(after=batches[-1].last_id if batches else None, last_id=last_id, documents=count))
+        if not batches:
+            raise UnfitData(f"{found} has no STAC documents", code="export.no-documents", hint="submit it again")
+        file_list = _write_file_list(ctx, session, target, batches) if ctx.exporter.is_pipeline else None
+    count = sum(batch.documents for batch in batches)
+    return Plan(target=target, batches=batches, document_count=count, file_list=file_list)
+
+
+def _require_blob_path(blob_path: str | None, found: ExternalTarget) -> None:
+    if blob_path is not None and blob_path != found.blob_path:
+        raise UnfitData(
+            f"blob_path is not that of {found}",
+            code="export.other-blob",
+            hint="leave it out, or pass the blob_path of the revision's outputs",
+        )
+
+
+def _write_file_list(ctx: SyncContext, session: ExternalSession, target: Target, batches: list[Batch]) -> str:
+    """For a pipeline: the names of all objects that it copies, one a line. The list is deleted with the job."""
+    names: set[str] = set()
+    for batch in batches:
+        for _, document in session.documents(target.external(), batch.after, batch.last_id):
+            names |= {source.blob for source, _ in _files(target, document)}
+    blob = intermediate(ctx.job_id, FILE_LIST)
+    location = ctx.storage.location(blob, zone=Zone.SILVER)
+    ctx.storage.put(location, "".join(f"{name}\n" for name in sorted(names)).encode())
+    return blob
+
+
+class TransferParams(_Frozen):
+    target: Target
+    file_list: str | None = None
+
+
+class Transfer(_Frozen):
+    run_id: str | None
+
+
+async def transfer(ctx: Context, params: TransferParams) -> Transfer:
+    """Let a pipeline copy all objects, if one is set. Otherwise the next step copies them."""
+    if params.file_list is None:
+        return Transfer(run_id=None)
+    order = TransferOrder(
+        export_id=str(ctx.job_id),
+        edition=params.target.name,
+        source_container=ctx.storage.containers[Zone.SILVER],
+        target_container=ctx.storage.containers[Zone.EXTERNAL],
+        file_list=params.file_list,
+    )
+    try:
+        run_id = await ctx.exporter.transfer(order, lambda: ctx.shutting_down, lambda: ctx.cancelled)
+    except Stopped:
+        raise ctx.give_back() from None
+    return Transfer(run_id=run_id)
+
+
+class CopyParams(_Frozen):
+    target: Target
+    batch: Batch
+
+
+class CopiedObject(_Frozen):
+    """An object of the external zone, without its container."""
+
+    blob: str
+    size_bytes: int
+    sha256: str
+
+
+class Copied(_Frozen):
+    objects: list[CopiedObject]
+    items: list[str]
+
+
+class DamagedCopy(Exception):
+    """The copy of an object is not right. It is removed."""
+
+    def __init__(self, reason: DagmasterError) -> None:
+        super().__init__(str(reason))
+        self.reason = reason
+
+
+def copy(ctx: SyncContext, params: CopyParams) -> Copied:
+    """Copy the files that a batch of documents names, and write the documents of its items."""
+    target = params.target
+    with exporting(ctx) as session:
+        session.claim(target.external())
+        copied: dict[str, CopiedObject] = {}
+        items: list[str] = []
+        failure: DagmasterError | None = None
+        found = session.documents(target.external(), params.batch.after, params.batch.last_id)
+        for number, (document_id, document) in enumerate(found, start=1):
+            for source, asset in _files(target, document):
+                if source.blob not in copied:
+                    try:
+                        copied[source.blob] = _copy_file(ctx, session, target, source, asset)
+                    except DamagedCopy as error:  # the others are checked too, so that none that is damaged stays
+                        failure = failure or error.reason
+            if document_id:
+                item = documents.external_item(document, target.edition(), ctx.addresses.public_base)
+                written = _write(ctx, session, target, documents.item_name(document_id), item)
+                copied[written.blob] = written
+                items.append(document_id)
+            ctx.progress(number / len(found), "copying", objects=len(copied))
+            if ctx.cancelled or ctx.shutting_down:
+                raise ctx.give_back()
+    if failure:
+        raise failure
+    return Copied(objects=list(copied.values()), items=items)
+
+
+def _files(target: Target, document: Json) -> Iterator[tuple[Location, Json]]:
+    """The processed objects of the revision that a document names. Files of others are not copied."""
+    edition = target.edition()
+    for location, asset in documents.files_in(document):
+        if location.zone == Zone.SILVER and documents.belongs_to(edition, location):
+            yield location, asset
+
+
+def _copy_file(
+    ctx: SyncContext, session: ExternalSession, target: Target, source: Location, asset: Json
+) -> CopiedObject:
+    copy_of = external(ctx, source.blob)
+    prefix = ctx.addresses.external_base
+    if documents.is_mosaic(source) and prefix is not None:
+        cogs = ctx.addresses.external(external(ctx, target.edition().cog("x"))).removesuffix("x")
+        return _put(ctx, session, target, copy_of, documents.external_mosaic(ctx.storage.get(source), cogs))
+    expected = documents.checksum_of(asset) or ctx.storage.sha256(source)
+    with guarded(ctx, session, target, copy_of):
+        if _sha256(ctx, copy_of) != expected:
+            faults.reach("handler.before-publish")
+            try:
+                ctx.exporter.copy(ctx.storage, source, copy_of, ctx.job_id)
+            except HandlerFailed as error:
+                raise DamagedCopy(error) from None
+            faults.reach("handler.after-publish")
+            _require_same(ctx, copy_of, expected, source)
+    size = ctx.storage.head(copy_of).size_bytes
+    return CopiedObject(blob=copy_of.blob, size_bytes=size, sha256=expected)
+
+
+def _require_same(ctx: SyncContext, copy_of: Location, expected: str, source: Location) -> None:
+    """Read the copy again. If the source itself differs from its document, no copy will ever be right."""
+    if _sha256(ctx, copy_of) == expected:
+        return
+    if ctx.storage.sha256(source) == expected:
+        raise DamagedCopy(HandlerFailed(f"the copy {copy_of} differs from its source", code="export.checksum"))
+    raise DamagedCopy(
+        UnfitData(
+            f"{source} differs from the checksum in its STAC document",
+            code="export.source-damaged",
+            hint="submit the version again: that makes a new revision",
+        )
+    )
+
+
+def _sha256(ctx: SyncContext, location: Location) -> str | None:
+    try:
+        return ctx.storage.sha256(location)
+    except NotFound:
+        return None
+
+
+def _write(ctx: SyncContext, session: ExternalSession, target: Target, name: str, document: Json) -> CopiedObject:
+    location = external(ctx, target.edition().stac(name))
+    return _put(ctx, session, target, location, orjson.dumps(document, option=orjson.OPT_SORT_KEYS))
+
+
+def _put(
+    ctx: SyncContext, session: ExternalSession, target: Target, location: Location, content: bytes
+) -> CopiedObject:
+    with guarded(ctx, session, target, location):
+        stored = ctx.storage.put(location, content)
+        if _sha256(ctx, location) != stored.sha256:
+            raise HandlerFailed(f"{location} differs from what was written", code="export.checksum")
+    return CopiedObject(blob=location.blob, size_bytes=stored.size_bytes, sha256=stored.sha256)
+
+
+@contextmanager
+def guarded(ctx: SyncContext, session: ExternalSession, target: Target, location: Location) -> Iterator[None]:
+    """Write one object of the external zone. It does not stay if the export is not wanted any more afterwards: a task
+    may outlive its job, and the copies may have been removed while it wrote."""
+    _require_current(lambda: session.is_current(target.external()), target)
+    try:
+        yield
+    except DamagedCopy:
+        ctx.storage.delete(location)
+        raise
+    try:
+        _require_current(lambda: session.is_current(target.external()), target)
+    except DagmasterError:  # also if the database cannot be reached
+        ctx.storage.delete(location)
+        raise
+
+
+def _require_current(is_current: Callable[[], bool], target: Target) -> None:
+    if not is_current():
+        raise UnfitData(
+            f"the export of {target.external()} is not wanted any more: it was withdrawn, or another job exports it",
+            code="external.not-current",
+            hint="nothing has to be done",
+        )
+
+
+class FinishParams(_Frozen):
+    target: Target
+    document_count: int
+    run_id: str | None = None
+
+
+class Exported(_Frozen):
+    """Paths are `container/blob`. URLs are those under which anyone reads the objects."""
+
+    external_blob_path: str | None
+    external_stac_path: str
+    external_manifest_path: str
+    external_url: str | None
+    external_stac_url: str
+    external_manifest_url: str
+    adf_run_id: str | None
+    object_count: int
+    size_bytes: int
+
+
+def finish(ctx: SyncContext, params: FinishParams) -> Exported:
+    """Write the collection and the manifest, once all objects are copied."""
+    target = params.target
+    objects, items = _results(ctx)
+    if len(items) + 1 != params.document_count:
+        raise HandlerFailed(
+            f"{len(items)} of {params.document_count - 1} items were copied",
+            code="export.incomplete",
+            hint="resume the job from the node that copies them",
+        )
+    with exporting(ctx) as session:
+        session.claim(target.external())
+        collection = session.collection(target.external())
+        if collection is None:
+            raise UnfitData(f"{target.external()} has no collection", code="export.no-documents")
+        document = documents.external_collection(collection, target.edition(), ctx.addresses.public_base, items)
+        written = _write(ctx, session, target, documents.COLLECTION, document)
+        objects[written.blob] = written
+        manifest = external(ctx, target.edition().manifest())
+        content = orjson.dumps(_manifest(target, objects), option=orjson.OPT_INDENT_2)
+        _put(ctx, session, target, manifest, content)
+    main = _main_object(ctx, target, objects)
+    stac = external(ctx, written.blob)
+    return Exported(
+        external_blob_path=main.path if main else None,
+        external_stac_path=stac.path,
+        external_manifest_path=manifest.path,
+        external_url=ctx.addresses.external(main) if main else None,
+        external_stac_url=ctx.addresses.external(stac),
+        external_manifest_url=ctx.addresses.external(manifest),
+        adf_run_id=params.run_id,
+        object_count=len(objects),
+        size_bytes=sum(each.size_bytes for each in objects.values()),
+    )
+
+
+def _results(ctx: SyncContext) -> tuple[dict[str, CopiedObject], list[str]]:
+    """What the batches have copied."""
+    objects: dict[str, CopiedObject] = {}
+    items: list[str] = []
+    for result in ctx.results():
+        if result.status == NodeStatus.COMPLETED:
+            copied = Copied.model_validate(result.output)
+            objects |= {each.blob: each for each in copied.objects}
+            items += copied.items
+    return objects, items
+
+
+def _manifest(target: Target, objects: dict[str, CopiedObject]) -> Json:
+    """All objects with their sizes and checksums, so that anyone can verify them. The same export gives the same."""
+    return {
+        "dataset_id": target.dataset_id,
+        "version_ordinal": target.version_ordinal,
+        "revision": target.revision,
+        "objects": [objects[blob].model_dump() for blob in sorted(objects)],
+    }
+
+
+def _main_object(ctx: SyncContext, target: Target, objects: dict[str, CopiedObject]) -> Location | None:
+    """The copy of the object that the revision is known by."""
+    if target.blob_path is None:
+        return None
+    blob = target.blob_path.partition("/")[2] if target.blob_path not in objects else target.blob_path
+    return external(ctx, blob) if blob in objects else None
+
+
+def external(ctx: SyncContext, blob: str) -> Location:
+    return ctx.storage.location(blob, zone=Zone.EXTERNAL)
+
+
+@contextmanager
+def exporting(ctx: SyncContext, job: ExternalJob = ExternalJob.EXPORT) -> Iterator[ExternalSession]:
+    with translate_errors(), ctx.connect() as connection:
+        yield ExternalSession(connection, ctx.job_id, job)

@@ -1,0 +1,65 @@
+"""The handlers of unpublish: check, stop, remove.
+
+    check ──▶ stop (a pipeline of Azure Data Factory that still copies) ──▶ remove
+
+Catalogue and tiles are withdrawn in the transaction of the decision; this removes the copies in the external zone. What
+is processed (silver) is never touched. Each step may run twice.
+"""
+
+from pydantic import BaseModel, ConfigDict
+
+from dagmaster.assets.external import ExternalJob
+from dagmaster.errors import HandlerFailed, UnfitData
+from dagmaster.handlers.context import Context, SyncContext
+from dagmaster.handlers.export.copying import NamedRevision, Target, exporting
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+class TargetParams(_Frozen):
+    target: Target
+
+
+class Checked(_Frozen):
+    target: Target
+
+
+def check(ctx: SyncContext, params: NamedRevision) -> Checked:
+    """Check that a revision is not published, and that no other job makes or removes its copies."""
+    with exporting(ctx, ExternalJob.WITHDRAWAL) as session:
+        found = session.find(params.asset_id, params.version_ordinal, params.revision)
+        session.claim(found)
+    return Checked(target=Target.of(found))
+
+
+class StoppedRuns(_Frozen):
+    run_count: int
+
+
+async def stop(ctx: Context, params: TargetParams) -> StoppedRuns:
+    """Stop pipeline runs that still copy objects of the revision: they would bring back what is removed."""
+    return StoppedRuns(run_count=await ctx.exporter.stop(params.target.name))
+
+
+class Removed(_Frozen):
+    object_count: int
+
+
+def remove(ctx: SyncContext, params: TargetParams) -> Removed:
+    """Remove all objects of a revision from the external zone, its catalogue first."""
+    target, edition = params.target, params.target.edition()
+    with exporting(ctx, ExternalJob.WITHDRAWAL) as session:
+        session.claim(target.external())
+        count = ctx.storage.clear_external(edition)
+        if not session.is_current(target.external()):  # this task has outlived its job
+            session.doubt(target.external())
+            raise UnfitData(
+                f"the withdrawal of {target.external()} is not the current one any more",
+                code="external.not-current",
+                hint="nothing has to be done",
+            )
+    if left := next(iter(ctx.storage.external_objects(edition)), None):
+        raise HandlerFailed(f"{left.location} is still there", code="external.left")
+    return Removed(object_count=count)
