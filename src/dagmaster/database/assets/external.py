@@ -72,12 +72,12 @@ class PostgresExternalCopies(Session):
 
     async def due(self, limit: int) -> list[ExternalKey]:
         async with self._connected() as connection:
-            return [ExternalKey(**row) for row in await dicts(connection, "external_due", {"limit": limit})]
+            return [ExternalKey(**row) for row in await dicts(connection, "copies_due", {"limit": limit})]
 
     async def carry_out(self, key: ExternalKey, make_job: MakeExternalJob) -> ExternalStep:
         """Do what is next for a revision. The job and the record that it was started are one transaction."""
         async with self._transaction("external_copies") as connection:
-            rows = await dicts(connection, "external_lock", key.values())
+            rows = await dicts(connection, "copies_lock", key.values())
             if not rows:
                 return ExternalStep.WAIT  # another process decides on it
             step = next_step(situation_of(rows[0]))
@@ -105,15 +105,15 @@ async def _carry_out(
             due = DueJob(step, key, row["dataset_id"], row["blob_path"], due_at, row["external_failures"])
             job = make_job(due)
             await insert_jobs(connection, [job])
-            await connection.execute(query("external_start"), key.values(job_id=job.job_id))
+            await connection.execute(query("copies_start"), key.values(job_id=job.job_id))
         case ExternalStep.SETTLE:
-            await connection.execute(query("external_settle"), key.values())
+            await connection.execute(query("copies_settle"), key.values())
         case ExternalStep.WAIT | ExternalStep.CANCEL:
             pass
 
 
 def situation_of(row: Mapping[str, Any]) -> ExternalSituation:
-    """From a row of `external_lock`, or of `asset_revisions_of` with the same names."""
+    """From a row of `copies_lock`, or of `asset_revisions_of` with the same names."""
     job = None
     if row["job_id"] is not None:
         is_withdrawal = row["job_workflow_id"] == WITHDRAWAL_WORKFLOW
@@ -202,7 +202,7 @@ class ExternalSession:
 
     def find(self, asset: str, ordinal: int, revision: int | None) -> ExternalTarget:
         """The revision that a job names, if its state allows what the job does. Raises UnfitData with the reason."""
-        rows = self._dicts("external_target", {"asset": asset, "ordinal": ordinal, "revision": revision})
+        rows = self._dicts("copies_target", {"asset": asset, "ordinal": ordinal, "revision": revision})
         if not rows:
             what = f"asset '{asset[:80]}' has no version {ordinal}"
             what += "" if revision is None else f" with a revision {revision}"
@@ -234,7 +234,7 @@ class ExternalSession:
         with self._transaction():
             # In the order of the end of a job: job, asset, revision.
             job = {"job_id": self._job_id, "workflow_ids": workflows}
-            if not self._dicts("external_job_lock", job):
+            if not self._dicts("copies_job_lock", job):
                 raise UnfitData(
                     f"this job is not one of {', '.join(workflows)} that runs",
                     code="external.other-workflow",
@@ -242,7 +242,7 @@ class ExternalSession:
                 )
             self._dicts("asset_lock", {"key": target.asset_id})
             values = target.key.values(job_id=self._job_id, is_export=self._is_export)
-            if not self._dicts("external_claim", values):
+            if not self._dicts("copies_claim", values):
                 raise UnfitData(
                     f"another job makes or removes the external copies of {target}, or it was decided on meanwhile",
                     code="external.other-job",
@@ -252,25 +252,25 @@ class ExternalSession:
     def is_current(self, target: ExternalTarget) -> bool:
         """Whether this job still makes or removes the copies, and what it does is still wanted."""
         values = target.key.values(job_id=self._job_id, is_export=self._is_export)
-        return bool(self._dicts("external_is_current", values)[0]["is_current"])
+        return bool(self._dicts("copies_is_current", values)[0]["is_current"])
 
     def doubt(self, target: ExternalTarget) -> None:
         """Copies were removed although this job was not the current one any more."""
         with translate_errors():
-            self._connection.execute(query("external_doubt").encode(), target.key.values())
+            self._connection.execute(query("copies_doubt").encode(), target.key.values())
 
     def batches(self, target: ExternalTarget, size: int) -> list[tuple[str, int]]:
         """The id of the last document of each batch, and the number of documents."""
-        rows = self._dicts("external_batches", target.document_values(size=size))
+        rows = self._dicts("copies_batches", target.document_values(size=size))
         return [(row["last_id"], row["documents"]) for row in rows]
 
     def documents(self, target: ExternalTarget, after: str | None, last_id: str) -> list[tuple[str, Json]]:
         """Ids and contents, in the order of the ids. The collection has the empty id."""
-        rows = self._dicts("external_documents", target.document_values(after=after, last_id=last_id))
+        rows = self._dicts("copies_documents", target.document_values(after=after, last_id=last_id))
         return [(row["document_id"], row["content"]) for row in rows]
 
     def collection(self, target: ExternalTarget) -> Json | None:
-        rows = self._dicts("external_collection", target.document_values())
+        rows = self._dicts("copies_collection", target.document_values())
         return rows[0]["content"] if rows else None
 
     @contextmanager

@@ -73,7 +73,7 @@ class AssetStore(AssetSubmissions):
             await _require_unchanged(connection, asset.asset_id, if_match)
             ordinal_of, revision = rule(asset)
             values = {"asset_id": asset.asset_id, "ordinal": ordinal_of, "revision": revision}
-            if not await dicts(connection, "external_repeat", values):
+            if not await dicts(connection, "copies_repeat", values):
                 raise Conflict(
                     f"a job makes or removes the external copies of version {ordinal}, revision {revision}",
                     code="export.running",

@@ -91,7 +91,7 @@ class PostgresAssetUpkeep(Session):
         """Some revisions whose external copies were removed a while ago."""
         async with self._connected() as connection:
             values = {"grace": grace_seconds, "limit": limit}
-            return models(PurgedRevision, await dicts(connection, "external_withdrawn", values))
+            return models(PurgedRevision, await dicts(connection, "copies_withdrawn", values))
 
     async def withdraw_again(self, revision: PurgedRevision) -> bool:
         """Make the withdrawal of a revision due again. False if it is exported, or withdrawn, meanwhile."""
@@ -101,7 +101,7 @@ class PostgresAssetUpkeep(Session):
             "revision": revision.revision,
         }
         async with self._transaction("asset_upkeep") as connection:
-            return bool(await dicts(connection, "external_left", values))
+            return bool(await dicts(connection, "copies_left", values))
 
     async def collections_left(self, limit: int) -> list[str]:
         """Datasets of deleted assets whose data is purged, and which the catalogue still has a collection of."""

@@ -1,6 +1,6 @@
 -- Copies of revisions in the external zone: which are due, the jobs that make and remove them, and what these jobs read.
 
--- name: external_due
+-- name: copies_due
 -- Revisions whose external copies are to be made or removed, and whose job does not do it yet. An export that has failed waits
 -- for an operator; a withdrawal that has failed is tried again.
 SELECT r.asset_id, r.version_ordinal, r.revision
@@ -16,7 +16,7 @@ SELECT r.asset_id, r.version_ordinal, r.revision
  ORDER BY coalesce(r.withdrawal_due_at, r.export_due_at), r.asset_id, r.version_ordinal, r.revision
  LIMIT %(limit)s;
 
--- name: external_lock
+-- name: copies_lock
 -- One revision, if no other process decides on it now.
 SELECT r.asset_id, a.dataset_id, r.version_ordinal, r.revision, r.outputs ->> 'blob_path' AS blob_path, r.external_copies,
        r.export_due_at, r.withdrawal_due_at, r.external_failures,
@@ -31,7 +31,7 @@ SELECT r.asset_id, a.dataset_id, r.version_ordinal, r.revision, r.outputs ->> 'b
  WHERE r.asset_id = %(asset_id)s AND r.version_ordinal = %(ordinal)s AND r.revision = %(revision)s
    FOR NO KEY UPDATE OF r SKIP LOCKED;
 
--- name: external_start
+-- name: copies_start
 -- The job that makes or removes the external copies of a revision is created in the same transaction.
 UPDATE dagapp.asset_revisions
    SET external_job_id = %(job_id)s,
@@ -42,7 +42,7 @@ UPDATE dagapp.asset_revisions
        external_retry_at = NULL
  WHERE asset_id = %(asset_id)s AND version_ordinal = %(ordinal)s AND revision = %(revision)s;
 
--- name: external_settle
+-- name: copies_settle
 -- What is wanted is there already.
 UPDATE dagapp.asset_revisions
    SET export_due_at = NULL,
@@ -52,7 +52,7 @@ UPDATE dagapp.asset_revisions
        external_failures = 0
  WHERE asset_id = %(asset_id)s AND version_ordinal = %(ordinal)s AND revision = %(revision)s;
 
--- name: external_repeat
+-- name: copies_repeat
 -- An operator requests an export again. It starts as if it was decided now.
 UPDATE dagapp.asset_revisions
    SET export_due_at = dagapp.clock(),
@@ -67,7 +67,7 @@ UPDATE dagapp.asset_revisions
    AND NOT is_external_job_running
 RETURNING revision;
 
--- name: external_target
+-- name: copies_target
 -- A revision of a version (without a number: the approved one, else the newest), and whether it is approved and public.
 SELECT a.asset_id, a.dataset_id, v.version_ordinal, r.revision, r.outputs ->> 'blob_path' AS blob_path, a.clearance_state,
        v.approved_revision, v.unpublished_at IS NOT NULL AS is_unpublished,
@@ -84,14 +84,14 @@ SELECT a.asset_id, a.dataset_id, v.version_ordinal, r.revision, r.outputs ->> 'b
  WHERE (a.asset_id = %(asset)s OR a.dataset_id = %(asset)s)
    AND v.version_ordinal = %(ordinal)s;
 
--- name: external_job_lock
+-- name: copies_job_lock
 -- A running job of one of these workflows. Its end waits for this transaction.
 SELECT job_id
   FROM dagapp.dag_jobs
  WHERE job_id = %(job_id)s AND status = 'running' AND workflow_id = ANY (%(workflow_ids)s)
    FOR SHARE;
 
--- name: external_claim
+-- name: copies_claim
 -- A job that was posted or resumed by a person becomes the one that makes or removes the external copies of a revision, if no
 -- other does, and if the state of the asset still asks for it.
 UPDATE dagapp.asset_revisions AS r
@@ -118,7 +118,7 @@ UPDATE dagapp.asset_revisions AS r
                         AND v.approved_revision IS NOT DISTINCT FROM r.revision)
 RETURNING r.revision;
 
--- name: external_is_current
+-- name: copies_is_current
 -- Whether a job still makes the external copies of a revision, or still removes them.
 SELECT EXISTS (
            SELECT
@@ -131,7 +131,7 @@ SELECT EXISTS (
               AND (NOT %(is_export)s OR export_due_at IS NOT NULL)
        ) AS is_current;
 
--- name: external_doubt
+-- name: copies_doubt
 -- A task of a job that had ended already removed copies of a revision that was exported since: they must be made again.
 UPDATE dagapp.asset_revisions
    SET export_due_at = dagapp.clock(),
@@ -143,7 +143,7 @@ UPDATE dagapp.asset_revisions
    AND external_copies = 'all'
    AND withdrawal_due_at IS NULL;
 
--- name: external_batches
+-- name: copies_batches
 -- The last document of each batch of documents of a revision. The collection is the first of all.
 SELECT max(document_id) AS last_id, count(*)::int AS documents
   FROM (
@@ -154,7 +154,7 @@ SELECT max(document_id) AS last_id, count(*)::int AS documents
  GROUP BY batch
  ORDER BY batch;
 
--- name: external_documents
+-- name: copies_documents
 -- The documents of one batch.
 SELECT document_id, content
   FROM dagapp.stac_documents
@@ -165,7 +165,7 @@ SELECT document_id, content
    AND document_id <= %(last_id)s
  ORDER BY document_id;
 
--- name: external_collection
+-- name: copies_collection
 -- The collection of a revision.
 SELECT content
   FROM dagapp.stac_documents

@@ -66,7 +66,7 @@ SELECT asset_id, version_ordinal, revision, 'purged', 'dagmaster', jsonb_build_o
   FROM purged
 RETURNING event_id;
 
--- name: external_withdrawn
+-- name: copies_withdrawn
 -- Revisions whose external copies were removed within the last day, and not just now.
 SELECT r.asset_id, a.dataset_id, r.version_ordinal, r.revision
   FROM dagapp.asset_revisions AS r
@@ -77,7 +77,7 @@ SELECT r.asset_id, a.dataset_id, r.version_ordinal, r.revision
  ORDER BY random()
  LIMIT %(limit)s;
 
--- name: external_left
+-- name: copies_left
 -- Objects of a revision are outside although its copies were removed: they are removed again.
 WITH found AS (
     UPDATE dagapp.asset_revisions
