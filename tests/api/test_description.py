@@ -119,6 +119,7 @@ async def _some_work(dsn: str, folder: Path) -> dict[str, str]:
         await uploads.begin(new, most=10)
     return {
         "job_id": str(job["job_id"]),
+        "definition_hash": job["definition_hash"],
         "node_id": "verify__3",
         "workflow_id": "demo",
         "job_type": "hello_world",
