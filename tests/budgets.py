@@ -19,6 +19,7 @@ BUDGET_SECONDS = {
     "chaos": 120,
     "cli": 360,
     "client": 60,
+    "commands": 90,
     "database": 300,
     "docs": 90,
     "doctor": 20,

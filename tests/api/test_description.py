@@ -134,6 +134,8 @@ async def _some_work(dsn: str, folder: Path) -> dict[str, str]:
         "key_id": key.key_id,
         "callback_id": str(callback["callback_id"]),
         "upload_id": str(upload_id),
+        "layer": "raster",
+        "name": "asset.reindex",
     }
 
 
