@@ -99,7 +99,8 @@ class Api:
 async def opened_api(dsn: str, folder: Path) -> AsyncIterator[Api]:
     app = app_of(dsn, STORAGE_FOLDER=str(folder))
     for middleware in app.user_middleware:
-        middleware.kwargs["authentication"] = NamedCallers()
+        if "authentication" in middleware.kwargs:
+            middleware.kwargs["authentication"] = NamedCallers()
     async with opened(dsn, folder) as kit, client_of(app) as client:
         yield Api(client, kit)
 

@@ -134,6 +134,8 @@ def test_every_decision_has_a_command(cli, submitted):
     rejected = cli("assets", "reject", "floods-r1", "--reason", "shifted", "--json")
     again = cli("assets", "approve", "floods-r1", "--clearance", "ouo", "--json")
     cleared = cli("assets", "clear", "floods-r1", "public", "--json")
+    exported = cli("assets", "export", "floods-r1", "0", "--reason", "to be sure", "--json")
+    due = cli("assets", "show", "floods-r1")
     exposed = cli("assets", "expose", "floods-r1", "all-versions", "--json")
     withdrawn = cli("assets", "unpublish", "floods-r1", "--version", "0", "--yes", "--json")
     unpublished = cli("assets", "show", "floods-r1")
@@ -143,6 +145,8 @@ def test_every_decision_has_a_command(cli, submitted):
     assert rejected.json["versions"][0]["rejection_reason"] == "shifted"
     assert again.json["versions"][0]["is_served"]
     assert (cleared.json["clearance_state"], exposed.json["exposure"]) == ("public", "all-versions")
+    assert exported.json["versions"][0]["revisions"][0]["external"]["state"] == "due"
+    assert "external copies of version 0, revision 1: due" in due.out
     assert withdrawn.json["latest_approved_version_ordinal"] is None
     assert "publish it again with:\n  dagmaster assets approve floods-r1 --version 0\n" in unpublished.err
     assert deleted.json["deleted_at"]

@@ -140,6 +140,7 @@ async def test_a_public_dataset_is_copied_verified_and_withdrawn(hub: Hub, exter
 
     assert (job["status"], job["result_data"]) == ("completed", {"object_count": len(files)})
     assert external.files() == {}
+    assert [path for path in (hub.folder / "external").rglob("*") if path.is_file()] == [], "not even hidden"
     state = await external.state("scene")
     assert (state.state, state.blob_path, state.withdrawn_at is not None) == ("withdrawn", None, True)
     assert {path: sha256(path) for path in hub.silver().rglob("*") if path.is_file()} == before

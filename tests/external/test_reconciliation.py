@@ -259,6 +259,25 @@ async def test_an_approval_while_the_withdrawal_runs_is_exported_afterwards(kit:
     assert [job["workflow_id"] for job in await jobs(kit)] == ["external_export", "unpublish", "external_export"]
 
 
+@pytest.mark.parametrize("status", ["cancelled", "failed"])
+async def test_an_export_that_was_cancelled_by_an_earlier_decision_starts_again_by_itself(
+    kit: Kit, chore: ExternalCopyChore, status: str
+):
+    await public(kit)
+    await chore.turn()
+    cancelled = await newest_job(kit)
+    await clear(kit.store, "dem", OUO, caller=BOB)
+    await chore.turn()
+    await clear(kit.store, "dem", PUBLIC, caller=BOB)
+    await end(kit, cancelled, status)
+
+    assert (await copies(kit)).state == "due", "its failure is not that of the last decision"
+    await chore.turn()
+    await end(kit, await newest_job(kit))
+    assert (await copies(kit)).state == "exported"
+    assert [job["workflow_id"] for job in await jobs(kit)] == ["external_export"] * 2
+
+
 async def test_a_decision_and_its_opposite_before_any_job_need_none(kit: Kit, chore: ExternalCopyChore):
     await public(kit)
     await unpublish(kit.store, "dem", 0, caller=BOB)
@@ -310,6 +329,9 @@ async def test_what_has_copies_outside_is_purged_only_after_they_are_removed(kit
     assert not await purged()
     await chore.turn()
     assert not await purged(), "its withdrawal runs"
+    await kit.execute("UPDATE dagapp.asset_revisions SET withdrawal_due_at = NULL, outputs = '{}'")
+    assert not await purged(), "whatever else is recorded"
+    await kit.execute("UPDATE dagapp.asset_revisions SET withdrawal_due_at = external_due_at")
     await end(kit, await newest_job(kit))
     assert await purged()
     await upkeep.close()

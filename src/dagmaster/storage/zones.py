@@ -145,11 +145,15 @@ class Storage:
         return (each for folder in self._external(edition) for each in self.list(folder))
 
     def clear_external(self, edition: Edition) -> int:
-        """Delete the copies of an edition in the external zone. Returns their number."""
-        count = 0
+        """Delete the copies of an edition in the external zone. Returns their number.
+
+        Their bytes are gone then: others may read the folder of the zone, also where removed folders wait elsewhere.
+        """
+        store, count = self._stores[Zone.EXTERNAL], 0
         for folder in self._external(edition):
-            count += sum(1 for _ in self.list(folder))
-            self._stores[Zone.EXTERNAL].delete_all(folder)
+            count += sum(1 for _ in store.list(folder))
+            store.delete_all(folder)
+        store.sweep_up()
         return count
 
     def sweep_up(self) -> None:
