@@ -20,7 +20,7 @@ from dagmaster.web.authentication import permission_of, routes_of
 pytestmark = pytest.mark.requirement("X1")
 
 NOWHERE = "postgresql://nobody@127.0.0.1:1/none"
-# What anyone may send to the API: probes, its description, the question who one is, and to sign in and out.
+# What anyone may send to the API: probes, its description, the question who one is, and to sign in and out; pages without data.
 OPEN = {
     "/",
     "/docs",
@@ -34,6 +34,8 @@ OPEN = {
     "/api/v1/session",
     "/api/v1/session/oidc/start",
     "/api/v1/session/oidc/callback",
+    "/ui",
+    "/ui/{path:path}",
 }
 
 

@@ -429,5 +429,5 @@ function useJobList(key: string, filter: Filter): JobList {
 }
 
 function newer(old: Job | undefined, fresh: Job): Job {
-  return old && (fresh.sequence ?? 0) < (old.sequence ?? 0) ? old : fresh;
+  return old && (fresh.version ?? 0) < (old.version ?? 0) ? old : fresh;
 }
