@@ -32,6 +32,8 @@ FILTER = {"op": "=", "args": [{"property": "id"}, "plain-v0"]}
 # Paths that are not in the OpenAPI documents.
 HIDDEN = [
     "/",
+    "/maps",
+    "/maps/openapi.json",
     "/pages/{page}",
     "/openapi.json",
     "/metrics",
