@@ -20,7 +20,7 @@ from dagmaster.web.authentication import permission_of, routes_of
 pytestmark = pytest.mark.requirement("X1")
 
 NOWHERE = "postgresql://nobody@127.0.0.1:1/none"
-# What anyone may send to the API: probes, its description, the question who one is, and to sign in and out; pages without data.
+# What anyone may send to the API: probes, its description, who one is, to sign in and out, and pages without data.
 OPEN = {
     "/",
     "/docs",
