@@ -96,6 +96,7 @@ def test_up_states_it(options: dict[str, Any], expected: list[str]):
         children=[],
         ready_seconds=1.0,
         api_url=None,
+        ui_url=None,
         maps_url=None,
         gateway_url=None,
     )
