@@ -250,9 +250,9 @@ def test_a_client_imports_nothing_of_the_engine():
 
 
 @pytest.mark.requirement("P1")
-@pytest.mark.parametrize(("role", "own"), [("orchestrator", {"fastapi", "psycopg"}), ("worker", {"psycopg"})])
+@pytest.mark.parametrize(("role", "own"), [("orchestrator", {"fastapi", "psycopg", "httpx2"}), ("worker", {"psycopg"})])
 def test_a_role_starts_without_what_it_does_not_need(role, own):
-    """Held by a pipe that is at its end, it loads everything and goes no further.
+    """Held by a pipe that is at its end, it loads everything and goes no further. The API forwards maps over HTTP.
     Handlers load what they need when they run."""
     heavy = {
         "rasterio",
