@@ -811,3 +811,22 @@ def test_the_fingerprint_beside_the_schema_is_up_to_date():
     written = resources.files("dagmaster.database.schema").joinpath("fingerprint.txt").read_text()
 
     assert written.strip() == deploy.fingerprint(), "`make docs` renews it"
+
+
+def test_deploying_over_the_tables_of_an_earlier_release_changes_nothing_and_does_not_fail(database):
+    """`up` deploys before it migrates. What a statement of the schema reads may not exist yet."""
+    later = {
+        "asset_revisions": ["findings", "external_copies", "external_job_id", "exported_at"],
+        "platforms": ["b2b_may_approve"],
+        "orchestrators": ["workflow_generation"],
+    }
+    with psycopg.connect(database, autocommit=True) as connection:
+        connection.execute("DROP SCHEMA dagapp_gateway CASCADE")
+        for table, columns in later.items():
+            for column in columns:
+                connection.execute(f"ALTER TABLE dagapp.{table} DROP COLUMN {column} CASCADE")
+
+    deploy.deploy(database)
+
+    assert any("findings" in change for change in deploy.migrate(database))
+    assert deploy.migrate(database) == []

@@ -75,18 +75,8 @@ export function Provenance({ revision }: { revision: Revision }) {
   );
 }
 
-interface ExternalCopies {
-  state?: string;
-  error?: string | null;
-  run_id?: string | null;
-  job_id?: string | null;
-  exported_at?: string | null;
-  blob_path?: string | null;
-  url?: string | null;
-}
-
 export function ExportState({ revision }: { revision: Revision }) {
-  const { external } = revision as Revision & { external?: ExternalCopies };
+  const { external } = revision;
   if (!external || external.state === "none") return <span class="muted">none</span>;
   return (
     <div class="stack tighter">

@@ -147,21 +147,32 @@ BEGIN
 END
 $$;
 
--- Revisions of releases that left the findings in the job: as long as the job exists, they are taken from it.
-WITH unknown AS (
-    SELECT revision.asset_id, revision.version_ordinal, revision.revision, job.job_id, job.result_data
-      FROM dagapp.asset_revisions AS revision
-      JOIN dagapp.dag_jobs AS job USING (job_id)
-     WHERE revision.findings IS NULL
-       AND revision.processing_state IN ('completed', 'failed')
-     ORDER BY revision.asset_id, revision.version_ordinal, revision.revision
-       FOR UPDATE OF revision SKIP LOCKED
-)
-UPDATE dagapp.asset_revisions AS revision
-   SET findings = dagapp.findings_of_job(unknown.job_id, unknown.result_data)
-  FROM unknown
- WHERE (revision.asset_id, revision.version_ordinal, revision.revision)
-     = (unknown.asset_id, unknown.version_ordinal, unknown.revision);
+-- Revisions of releases that left the findings in the job: as long as the job exists, they are taken from it. `deploy`
+-- runs this file on tables of earlier releases too, which get the column later, by `migrate`.
+DO $$
+BEGIN
+    IF NOT EXISTS (
+        SELECT FROM information_schema.columns
+         WHERE table_schema = 'dagapp' AND table_name = 'asset_revisions' AND column_name = 'findings'
+    ) THEN
+        RETURN;
+    END IF;
+    WITH unknown AS (
+        SELECT revision.asset_id, revision.version_ordinal, revision.revision, job.job_id, job.result_data
+          FROM dagapp.asset_revisions AS revision
+          JOIN dagapp.dag_jobs AS job USING (job_id)
+         WHERE revision.findings IS NULL
+           AND revision.processing_state IN ('completed', 'failed')
+         ORDER BY revision.asset_id, revision.version_ordinal, revision.revision
+           FOR UPDATE OF revision SKIP LOCKED
+    )
+    UPDATE dagapp.asset_revisions AS revision
+       SET findings = dagapp.findings_of_job(unknown.job_id, unknown.result_data)
+      FROM unknown
+     WHERE (revision.asset_id, revision.version_ordinal, revision.revision)
+         = (unknown.asset_id, unknown.version_ordinal, unknown.revision);
+END
+$$;
 
 -- Retention deletes jobs that have ended; a revision whose job was deleted before its end will never be processed.
 CREATE OR REPLACE FUNCTION dagapp.forget_job() RETURNS trigger
