@@ -68,7 +68,9 @@ class Catalog(AssetTransactions):
         super().__init__(connections)
         self.reader = CatalogReader(dsn)
         self._connections, self._dataset_id = connections, dataset_id
-        self._writer = CollectionWriter(dataset_id, lambda _known, newer: newer, f"/stac/{dataset_id}/items/")
+        self._writer = CollectionWriter(
+            dataset_id, lambda _known, newer: newer, f"/stac/{dataset_id}/items/", lambda document, _layers: document
+        )
         self._held: list[Edition] = []
         self._reviews = asyncio.Lock()
 
