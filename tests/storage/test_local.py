@@ -102,7 +102,7 @@ def test_a_file_with_a_second_link_is_copied_so_that_the_object_cannot_change(st
 @pytest.mark.requirement("S4")
 @pytest.mark.parametrize("create_only", [False, True])
 def test_a_file_from_another_file_system_is_copied(store, create_only):
-    elsewhere = Path("/dev/shm") / f"dagmaster-test-{os.getpid()}"
+    elsewhere = Path("/dev/shm") / f"dagmaster-file-{os.getpid()}"
     if not elsewhere.parent.is_dir():
         pytest.skip("no second file system")
     elsewhere.write_bytes(b"from afar")
