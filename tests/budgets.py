@@ -1,4 +1,4 @@
-"""How many seconds the tests of each folder may take, so that the whole run stays under 25 minutes on two cores.
+"""How many seconds the tests of each folder may take, so that the whole run stays under 30 minutes on two cores.
 
 A folder that takes longer is named at the end of the run. That is a warning, not a failure: other work on the machine
 also makes tests slow. The time of a folder is the sum of its tests, whichever process runs them.
