@@ -232,6 +232,13 @@ _MODELS: dict[str, dict[str, Any]] = {
     },
     "ChildCounts": {"total": 300, "done": 120, "running": 80, "retrying": 4, "waiting": 95, "failed": 1},
     "DeliveryInfo": {"status_code": 204},
+    "FindingInfo": {
+        "code": "raster.no-nodata",
+        "severity": "warn",
+        "message": "no value is marked as nodata",
+        "hint": "set the nodata value of the file",
+        "stage": "validation",
+    },
     "RotateSecretRequest": {"overlap_seconds": 86_400},
     "RotatedSecret": {"secret": "whsec_…", "previous_until": "2026-03-02T12:00:00Z"},
     "ClearRequest": {"clearance_level": "public", "reason": "approved for release"},

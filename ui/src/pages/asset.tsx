@@ -8,6 +8,7 @@ import { PagedList } from "../components/paged_list";
 import { ApproveDialog, ClearanceDialog, RejectDialog, WithdrawDialog } from "../components/review";
 import { ExportState, Findings, Provenance } from "../components/revision";
 import { StateBadge } from "../components/state";
+import { newestOf, stateOf } from "../components/versions";
 import { useResource } from "../data";
 import { plural, words } from "../format";
 import { useTitle } from "../frame";
@@ -35,19 +36,6 @@ export default function AssetPage({ params }: PageProps) {
   const name = asset.data?.title ?? asset.data?.dataset_id ?? "Asset";
   useTitle(name, [{ label: "Assets", to: "/assets" }]);
   return <Loaded resource={asset}>{(data) => <Content asset={data} reload={asset.reload} />}</Loaded>;
-}
-
-export function stateOf(version: Version): string {
-  if (version.deleted_at) return "deleted";
-  if (version.unpublished_at) return "unpublished";
-  if (version.processing_state === "queued" || version.processing_state === "processing")
-    return version.processing_state;
-  if (version.processing_state === "failed") return "failed";
-  return version.approval_state;
-}
-
-export function newestOf(version: Version): Revision | undefined {
-  return version.revisions.find((each) => each.revision === version.revision) ?? version.revisions[0];
 }
 
 type DialogName = "approve" | "reject" | "unpublish" | "delete" | "clear" | "unpublish-all" | "delete-all";

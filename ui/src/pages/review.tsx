@@ -7,6 +7,7 @@ import { ApproveDialog, approveVersion, type Decided, RejectDialog } from "../co
 import { Findings, Provenance } from "../components/revision";
 import { StateBadge } from "../components/state";
 import { toast } from "../components/toasts";
+import { newestOf } from "../components/versions";
 import { useResource } from "../data";
 import { plural } from "../format";
 import { useTitle } from "../frame";
@@ -14,7 +15,6 @@ import { RasterView } from "../map/raster_map";
 import { previewUrl, tileJsonUrl } from "../map/tiles";
 import { usePaged } from "../paged";
 import { href, query, setQuery } from "../router";
-import { newestOf } from "./asset";
 
 const KEYS: [string, string][] = [
   ["J or ↓", "next"],

@@ -1,10 +1,10 @@
 /** The health of the database: size, connections, the oldest transaction, dead rows. */
 import { api } from "../api/client";
 import { Banner, Card, Loaded, Time } from "../components/basics";
+import { Figure } from "../components/figure";
 import { Table } from "../components/table";
 import { useResource } from "../data";
 import { bytes, duration, number } from "../format";
-import { Figure } from "./workflow";
 
 export function Database() {
   const facts = useResource("database", (signal) => api.get("/api/v1/database", { signal }), { everyMs: 15_000 });

@@ -1,12 +1,12 @@
 /** Orchestrators and workers: whether they are alive, what they run, and their versions. */
 import { api, type Schemas } from "../api/client";
 import { Card, Empty, Loaded, Time } from "../components/basics";
+import { Figure } from "../components/figure";
 import { StateBadge } from "../components/state";
 import { type Column, Table } from "../components/table";
 import { useResource } from "../data";
 import { duration, number, percent, shortId } from "../format";
 import { href } from "../router";
-import { Figure } from "./workflow";
 
 type Orchestrator = Schemas["OrchestratorSummary"];
 type Worker = Schemas["WorkerSummary"];

@@ -2,6 +2,7 @@
 import { useState } from "preact/hooks";
 import { ApiProblem, api, type Schemas } from "../api/client";
 import { Banner, Card, CopyId, Elapsed, Empty, Facts, Loaded, ProblemView, Tabs, Time } from "../components/basics";
+import { Figure } from "../components/figure";
 import { type Entries, errorsByField, type ObjectSchema, parse, SchemaForm } from "../components/schema_form";
 import { StateBadge } from "../components/state";
 import { toast } from "../components/toasts";
@@ -216,15 +217,6 @@ function Runs({ id }: { id: string }) {
         </div>
       )}
     </Loaded>
-  );
-}
-
-export function Figure({ label, value }: { label: string; value: string }) {
-  return (
-    <div class="card figure">
-      <span class="muted">{label}</span>
-      <strong>{value}</strong>
-    </div>
   );
 }
 

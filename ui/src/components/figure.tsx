@@ -1,0 +1,9 @@
+/** One number that matters, with what it is. */
+export function Figure({ label, value }: { label: string; value: string }) {
+  return (
+    <div class="card figure">
+      <span class="muted">{label}</span>
+      <strong>{value}</strong>
+    </div>
+  );
+}
