@@ -49,7 +49,7 @@ def test_json_is_understood_before_and_after_the_command(on_platform):
     assert before.json["status"] == "accepted"
     assert between.json.keys() == {"jobs", "next"}
     shown = {"job", "is_over", "seconds", "failed", "stages", "nodes", "outcomes", "deliverables", "trouble", "waiting"}
-    assert after.json.keys() == shown
+    assert after.json.keys() == shown | {"elapsed_seconds", "eta_seconds", "progress", "first_failure"}
     assert "claim_token" not in after.json["job"]
 
 

@@ -42,7 +42,18 @@ _WRITES = (
 )
 # Others are apart: they write tables that the engine does not know, which their own tests try. The engine only inserts
 # callbacks, with the end of a job.
-_APART = ("asset_", "catalog_", "documents_", "callbacks_", "retention_callbacks")
+_APART = (
+    "asset_",
+    "cache_",
+    "callbacks_",
+    "catalog_",
+    "copies_",
+    "documents_",
+    "external_",
+    "layer_",
+    "retention_callbacks",
+    "upload_",
+)
 _KEYS = frozenset({"create_key", "rotate_key", "revoke_key", "record_key_uses", "add_first_signing_key"})
 _SESSIONS = frozenset({"start_session", "end_session", "forget_sessions"})
 WRITING = frozenset(

@@ -37,7 +37,7 @@ class Platform:
         return httpx2.post(f"{self.url}{path}", json=body, timeout=30)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
     folder = tmp_path_factory.mktemp("platform") / "data"
     variables = {"SERVING_ENABLED": "true", "SERVING_PORT": "0", "API_PORT": "0", "GATEWAY_PORT": "0"}
@@ -45,8 +45,9 @@ def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
         yield Platform(running.facts["api_url"], folder)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    """For one module: it runs an event loop, and no other test of the process can run one meanwhile."""
     expect.set_options(timeout=60_000)
     with sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=ARGUMENTS)

@@ -12,7 +12,7 @@ from playwright.sync_api import Page, expect
 from tests.cli.processes import eventually
 from tests.ui.conftest import Looking, Platform
 
-pytestmark = [pytest.mark.requirement("M4"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.requirement("M4"), pytest.mark.alone, pytest.mark.timeout(300)]
 
 BROKEN_UNTIL_THE_FILE_IS_THERE = """
 workflow_id: late_file
