@@ -125,7 +125,14 @@ CALLED = _around(
     "replay_dead_letter",
     "drop_dead_letter",
     "set_queue",
-    # Swept in tests/operations and tests/external.
+    # Swept in tests/operations, tests/commands and tests/external.
+    "upload",
+    "edit_layer",
+    "publish_layer",
+    "external_layers",
+    "external_database",
+    "record_command",
+    "invalidate_cache",
     "submit_asset",
     "change_asset",
     "change_platform",
@@ -433,6 +440,7 @@ REFERENCES = {
     "raster_collection": Reference({"blob_names": ["scene.tif", "other.tif"]}, RASTERS, ("item_count",), 2),
     "raster_ingest": Reference(SCENE, RASTERS, ("total_tiles",), 1),
     "raster_tiled_processing": Reference({**TILED, "tile_above_mb": 0}, RASTERS, ("total_tiles",), 2),
+    "raster_validate": Reference(SCENE),
     "retry_fan_out_test": Reference(),
     "retry_test": Reference(),
     "stac_register": Reference(more=_around("documents")),
