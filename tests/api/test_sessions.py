@@ -357,7 +357,7 @@ async def test_the_root_leads_browsers_to_the_ui_and_programs_to_the_list_of_rou
 async def test_pages_of_the_ui_need_neither_a_valid_cookie_nor_a_database():
     async with api("postgresql://nobody@127.0.0.1:1/none", auth_enabled=True) as client:
         cookie = {"Cookie": f"{COOKIE}=dgs_aaaaaaaaaaaaaaaa_{'b' * 43}"}
-        page = await client.get("/ui/none-of-these", headers=cookie)
+        page = await client.get("/ui/none-of-these.js", headers=cookie)
         data = await client.get(f"{V1}/jobs", headers=cookie)
 
     assert page.status_code == 404

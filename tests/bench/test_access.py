@@ -24,8 +24,9 @@ def test_every_search_finds_what_it_should_with_and_without_a_filter() -> None:
     printed = bench("access.py", "--assets", "84", "--items", "3", "--rounds", "1")
 
     assert "252 items of 84 assets" in printed
-    assert len(re.findall(r"all +[\d.]+ ms +filtered +[\d.]+ ms", printed)) == 5
-    assert "filtered ÷ all: " in printed
+    row = r"plain +[\d.]+ ms +everything +[\d.]+ ms +part +[\d.]+ ms +part ÷ plain [\d.]+ +÷ everything [\d.]+$"
+    assert len(re.findall(row, printed, re.MULTILINE)) == 5
+    assert re.search(r"^  part ÷ plain [\d.]+, ÷ everything [\d.]+ \(each at most 1\.5\)$", printed, re.MULTILINE)
 
 
 def test_the_tree_before_and_this_one_answer_the_same_requests() -> None:

@@ -214,8 +214,8 @@ def test_ctrl_c_detaches_and_the_job_continues(platform, on_platform, sleepy, ho
 
 def _until_it_runs(on_platform, correlation_id: str) -> None:
     def is_running() -> bool:
-        newest = on_platform("jobs", "ls", "--limit", "1", "--json").json["jobs"][0]
-        return newest["correlation_id"] == correlation_id and newest["status"] == "running"
+        jobs = on_platform("jobs", "ls", "--limit", "1", "--json").json["jobs"]
+        return [(job["correlation_id"], job["status"]) for job in jobs] == [(correlation_id, "running")]
 
     eventually(is_running)
 

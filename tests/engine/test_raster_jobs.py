@@ -264,6 +264,17 @@ async def test_an_unfit_file_fails_at_once_with_every_reason(hub: Hub) -> None:
     assert "the blob 'bronze/no-such.tif' does not exist" in missing["error_message"]
 
 
+@pytest.mark.requirement("R2")
+async def test_a_raster_is_validated_without_writing_any_data(hub: Hub) -> None:
+    job = await hub.run("raster_validate", blob_name=hub.file("heights.tif", bands=1, dtype="int16"))
+
+    assert (job["status"], job["error_message"]) == ("completed", None)
+    result = job["result_data"]
+    assert (result["verdict"], result["band_count"], result["data_type"]) == ("warn", 1, "int16")
+    assert not list((hub.folder / "silver").rglob("*.tif"))
+    assert await hub.running.value("SELECT count(*) FROM dagapp.stac_documents") == 0
+
+
 @pytest.mark.requirement("A2")
 async def test_the_hash_of_the_source_is_in_the_asset_and_names_the_version_with_the_same_bytes(hub: Hub) -> None:
     file = hub.file("first.tif", width=300, height=200)

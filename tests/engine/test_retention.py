@@ -148,6 +148,7 @@ async def test_every_table_with_rows_of_jobs_is_known_to_retention():
         "dag_idempotency_keys",
         "dag_payloads",
         "dag_payload_parts",
+        "dag_job_search",
     }
 
     assert set(LINKED) == pruned

@@ -631,6 +631,7 @@ OF_RASTERS = {
     "raster_collection",
     "raster_ingest",
     "raster_tiled_processing",
+    "raster_validate",
     "stac_register",
 }
 

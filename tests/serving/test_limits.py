@@ -348,7 +348,17 @@ def test_large_requests_are_those_for_many_pixels(path, is_large):
 
 # Routes that read no pixels. Every other route has to hold a slot while it is served.
 WITHOUT_PIXELS = {
-    *("/", "/pages/{name}", "/openapi.json", "/livez", "/readyz", "/metrics", "/conformance"),
+    *(
+        "/",
+        "/maps",
+        "/maps/openapi.json",
+        "/pages/{name}",
+        "/openapi.json",
+        "/livez",
+        "/readyz",
+        "/metrics",
+        "/conformance",
+    ),
     *("/stac", "/stac/", "/stac/{path:path}", "/files/{zone}/{container}/{blob:path}"),
     *("/tileMatrixSets", "/tileMatrixSets/{tileMatrixSetId}", "/searches/register"),
     # Of limited size.
@@ -392,7 +402,10 @@ def test_every_route_that_may_read_pixels_is_limited(app):
     routes = {path for _, path in all_routes(app)}
     assert routes >= WITHOUT_PIXELS
     for path in routes - WITHOUT_PIXELS:
-        prefix = next(prefix for prefix in ("/tiles/{asset_id}", "/searches/{search_id}") if path.startswith(prefix))
+        prefix = next(
+            (prefix for prefix in ("/tiles/{asset_id}", "/searches/{search_id}") if path.startswith(prefix)), ""
+        )
+        assert prefix, path
         expected = limits._small if path.removeprefix(prefix) in SMALL else limits._large
 
         assert limits._limit_of({"type": "http", "path": filled(path)}) is expected, path

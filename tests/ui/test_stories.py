@@ -37,7 +37,6 @@ def colours_of(page: Page) -> set[str]:
     return {name for name, colour in names.items() if (abs(pixels - colour).max(axis=1) < 40).sum() > 200}
 
 
-@pytest.mark.slow
 def test_a_dropped_raster_is_processed_previewed_approved_and_shown(looking: Looking, scene: Path) -> None:
     page = looking.open("/submit")
     page.set_input_files("input[type=file]", scene)

@@ -15,7 +15,7 @@ from dagmaster.client.blockers import Blockers
 from dagmaster.client.feed import Feed, Reconnection
 from dagmaster.client.models.base import read
 from dagmaster.client.models.jobs import JobDetail, JobSummary, PublicJob
-from dagmaster.client.models.nodes import ErrorFacts, FailedNode
+from dagmaster.client.models.nodes import ErrorFacts, FailedNode, NodeSummary
 from dagmaster.client.outcome import JobOutcome
 from dagmaster.quantities import counted
 
@@ -104,9 +104,10 @@ def watch(
 
 
 def _state_of(detail: JobDetail) -> object:
-    """Everything that changes only when the job advances: heartbeats and running times do not count."""
+    """Everything that changes only when the job advances: heartbeats, running times and estimates do not count."""
     job = detail.job.model_dump(exclude={"owner_heartbeat_at", "updated_at", "version"}, warnings=False)
-    return job, [node.model_dump(exclude={"seconds"}, warnings=False) for node in detail.nodes]
+    stored = {*NodeSummary.model_fields, "state", "children"}
+    return job, [node.model_dump(include=stored, warnings=False) for node in detail.nodes]
 
 
 def _paced(feed: Feed, drawn_at: float) -> bool:
