@@ -12,19 +12,19 @@ from dagmaster.access.permissions import Permission, may
 from dagmaster.api.assets import AssetName, Ordinal, Reader, read_asset, version_of
 from dagmaster.api.problems import responses
 from dagmaster.api.services import ApiServices, Services
-from dagmaster.assets.comparison import Documents, changes_between, summary_of
 from dagmaster.client.models.asset_pages import (
     AssetRequestInfo,
-    Difference,
     Provenance,
-    RasterFacts,
     ReviewPage,
+    RevisionFacts,
     VersionComparison,
 )
 from dagmaster.client.models.assets import AssetInfo, VersionInfo
 from dagmaster.client.models.pages import Page
+from dagmaster.database.assets.reads import Documents
 from dagmaster.errors import NotAllowed, NotFound
 from dagmaster.observe.redaction import redact_value
+from dagmaster.operations.assets.compare import differences, facts_of
 from dagmaster.web.authentication import requires
 from dagmaster.web.pages import Cursor, Limit, bad_cursor, joined, page_of
 
@@ -86,20 +86,12 @@ async def compare_versions(
     asset = await read_asset(services, caller, asset_id)
     first = await _facts(services, asset, version_of(asset, before), before_revision)
     second = await _facts(services, asset, version_of(asset, after), after_revision)
-    changes = changes_between(summary_of(first[1]), summary_of(second[1]))
     return VersionComparison(
-        asset_id=asset.asset_id,
-        before=first[0],
-        after=second[0],
-        differences=[
-            Difference(field=each.field, before=each.before, after=each.after, delta=each.delta) for each in changes
-        ],
+        asset_id=asset.asset_id, before=first, after=second, differences=differences(first, second)
     )
 
 
-async def _facts(
-    services: ApiServices, asset: AssetInfo, version: VersionInfo, wanted: int | None
-) -> tuple[RasterFacts, Documents]:
+async def _facts(services: ApiServices, asset: AssetInfo, version: VersionInfo, wanted: int | None) -> RevisionFacts:
     revision = _revision_of(version, wanted)
     documents = await services.assets.documents(asset.dataset_id, version.version_ordinal, revision)
     if documents.collection is None:
@@ -108,15 +100,7 @@ async def _facts(
             code="revision.no-documents",
             hint="it was not processed, or its data was deleted",
         )
-    summary = summary_of(documents)
-    names = [name for name in RasterFacts.model_fields if hasattr(summary, name)]
-    facts = RasterFacts(
-        version_ordinal=version.version_ordinal,
-        version_label=version.version_label,
-        revision=revision,
-        **{name: getattr(summary, name) for name in names},
-    )
-    return facts, documents
+    return facts_of(version, revision, documents)
 
 
 def _revision_of(version: VersionInfo, wanted: int | None) -> int:

@@ -54,7 +54,7 @@ class ReviewPage(Page[PendingReview]):
     is_exact: bool
 
 
-class RasterFacts(ApiModel):
+class RevisionFacts(ApiModel):
     """What the STAC documents of a revision say of its data. What they do not say is null."""
 
     version_ordinal: int
@@ -87,8 +87,8 @@ class VersionComparison(ApiModel):
     """Two revisions and where they differ."""
 
     asset_id: str
-    before: RasterFacts
-    after: RasterFacts
+    before: RevisionFacts
+    after: RevisionFacts
     differences: list[Difference]
 
 

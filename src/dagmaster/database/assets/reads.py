@@ -10,7 +10,6 @@ from typing import Any, Self
 
 from psycopg.types.json import Jsonb
 
-from dagmaster.assets.comparison import Documents
 from dagmaster.assets.states import Clearance
 from dagmaster.client.models.asset_pages import AssetRequestInfo, ListedAsset, PendingReview, Provenance
 from dagmaster.client.models.assets import (
@@ -32,6 +31,16 @@ from dagmaster.errors import NotFound
 POOL_SIZE = 6
 # Filters are optional: one plan for all of them would use none of the indexes.
 PLANNING = {"plan_cache_mode": "force_custom_plan"}
+
+
+@dataclass(frozen=True, slots=True)
+class Documents:
+    """The documents of a revision: its collection, one of its items, and the number and size of all."""
+
+    collection: dict[str, Any] | None
+    item: dict[str, Any] | None
+    item_count: int
+    size_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True)

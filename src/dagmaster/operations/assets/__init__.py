@@ -4,5 +4,5 @@ Each applies a pure rule of `dagmaster.assets.rules` under a lock on the asset, 
 change and its effect on the catalogue are one transaction.
 
 Three modules are parts of verbs: `request` and `source` check a submission for `submit` and `dry_run`, and `change` is
-what all decisions of a reviewer have in common.
+what all decisions of a reviewer have in common. `compare` only computes.
 """

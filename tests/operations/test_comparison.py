@@ -1,12 +1,16 @@
 """The difference of two revisions, computed from their documents, whatever these contain."""
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagmaster.assets.comparison import Change, Documents, changes_between, summary_of
+from dagmaster.client.models.asset_pages import Difference, RevisionFacts
+from dagmaster.client.models.assets import VersionInfo
+from dagmaster.database.assets.reads import Documents
+from dagmaster.operations.assets.compare import differences, facts_of
 
 pytestmark = pytest.mark.requirement("O1")
 
@@ -43,26 +47,39 @@ def documents(*, west: float = 10.0, crs: str = "EPSG:4326", mean: float = 5.0, 
     return Documents(collection, item, 1, size)
 
 
-def test_the_summary_has_extent_crs_size_and_bands():
-    summary = summary_of(documents())
+def facts(documents: Documents) -> RevisionFacts:
+    now = datetime.now(UTC)
+    version = VersionInfo(
+        version_ordinal=3,
+        version_label="2024",
+        revision=7,
+        approval_state="pending_review",
+        processing_state="completed",
+        created_at=now,
+        updated_at=now,
+    )
+    return facts_of(version, 6, documents)
 
-    assert summary.bbox == [10.0, 46.0, 12.0, 47.0]
-    assert (summary.crs, summary.width, summary.height, summary.size_bytes) == ("EPSG:4326", 300, 200, 1000)
-    assert summary.bands[0]["statistics"] == {"minimum": 0, "maximum": 9, "mean": 5.0, "stddev": 1.5}
-    assert "raster:histogram" not in summary.bands[0]
+
+def test_the_facts_have_extent_crs_size_and_bands():
+    revision = facts(documents())
+
+    assert (revision.version_ordinal, revision.version_label, revision.revision) == (3, "2024", 6)
+    assert revision.bbox == [10.0, 46.0, 12.0, 47.0]
+    assert (revision.crs, revision.width, revision.height, revision.size_bytes) == ("EPSG:4326", 300, 200, 1000)
+    assert revision.bands[0]["statistics"] == {"minimum": 0, "maximum": 9, "mean": 5.0, "stddev": 1.5}
+    assert "raster:histogram" not in revision.bands[0]
 
 
 def test_only_what_differs_is_listed_with_the_difference_of_numbers():
-    before = summary_of(documents())
-    after = summary_of(documents(west=9.0, crs="EPSG:3857", mean=7.5, size=900))
+    before = facts(documents())
+    after = facts(documents(west=9.0, crs="EPSG:3857", mean=7.5, size=900))
 
-    changes = changes_between(before, after)
-
-    assert changes == [
-        Change("bbox", [10.0, 46.0, 12.0, 47.0], [9.0, 46.0, 12.0, 47.0]),
-        Change("crs", "EPSG:4326", "EPSG:3857"),
-        Change("size_bytes", 1000, 900, -100),
-        Change("bands.1.statistics.mean", 5.0, 7.5, 2.5),
+    assert differences(before, after) == [
+        Difference(field="bbox", before=[10.0, 46.0, 12.0, 47.0], after=[9.0, 46.0, 12.0, 47.0]),
+        Difference(field="crs", before="EPSG:4326", after="EPSG:3857"),
+        Difference(field="size_bytes", before=1000, after=900, delta=-100),
+        Difference(field="bands.1.statistics.mean", before=5.0, after=7.5, delta=2.5),
     ]
 
 
@@ -71,7 +88,7 @@ def test_an_added_band_is_a_difference():
     bands = one.item["assets"]["data"]["bands"]
     two = Documents(one.collection, {**one.item, "assets": {"data": {"bands": [*bands, {"name": "slope"}]}}}, 1, 1000)
 
-    fields = {change.field: change.after for change in changes_between(summary_of(one), summary_of(two))}
+    fields = {difference.field: difference.after for difference in differences(facts(one), facts(two))}
 
     assert fields["band_count"] == 2
     assert fields["bands.2.name"] == "slope"
@@ -80,18 +97,18 @@ def test_an_added_band_is_a_difference():
 def test_a_mosaic_has_the_bands_of_the_whole():
     collection = {"assets": {"mosaic": {"bands": [{"name": "whole"}]}}}
 
-    summary = summary_of(Documents(collection, documents().item, 40, 1))
+    revision = facts(Documents(collection, documents().item, 40, 1))
 
-    assert [band["name"] for band in summary.bands] == ["whole"]
-    assert summary.width is None
+    assert [band["name"] for band in revision.bands] == ["whole"]
+    assert revision.width is None
 
 
 @given(collection=documents_of_any_shape, item=documents_of_any_shape, other=documents_of_any_shape)
 def test_documents_of_any_shape_can_be_compared(collection: Any, item: Any, other: Any):
     as_object = [value if isinstance(value, dict) else None for value in (collection, item, other)]
-    before = summary_of(Documents(as_object[0], as_object[1], 1, None))
-    after = summary_of(Documents(as_object[2], as_object[1], 2, 5))
+    before = facts(Documents(as_object[0], as_object[1], 1, None))
+    after = facts(Documents(as_object[2], as_object[1], 2, 5))
 
-    changes_between(before, after)
+    differences(before, after)
 
-    assert changes_between(before, before) == [] or "nan" in repr(before).lower()
+    assert differences(before, before) == [] or "nan" in repr(before).lower()

@@ -1,11 +1,14 @@
-"""What two revisions have in common and where they differ, computed from their STAC documents. Everything here is pure.
+"""Compare two revisions by their STAC documents. Everything here is pure.
 
 Documents may be of an earlier release, or damaged: a fact that cannot be read is left out.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
+
+from dagmaster.client.models.asset_pages import Difference, RevisionFacts
+from dagmaster.client.models.assets import VersionInfo
+from dagmaster.database.assets.reads import Documents
 
 Json = Mapping[str, Any]
 _STATISTICS = ("minimum", "maximum", "mean", "stddev", "valid_percent", "count")
@@ -25,50 +28,16 @@ _FIELDS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Documents:
-    """The documents of a revision: its collection, one of its items, and the number and size of all."""
-
-    collection: Json | None
-    item: Json | None
-    item_count: int
-    size_bytes: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class RasterSummary:
-    """What the documents say of the data."""
-
-    title: str | None = None
-    license: str | None = None
-    bbox: list[float] | None = None
-    interval: list[str | None] | None = None
-    crs: str | None = None
-    width: int | None = None
-    height: int | None = None
-    resolution_metres: float | None = None
-    item_count: int = 0
-    size_bytes: int | None = None
-    source_checksum: str | None = None
-    bands: list[dict[str, Any]] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """A field with different values. `delta` is the difference of two numbers."""
-
-    field: str
-    before: Any
-    after: Any
-    delta: float | None = None
-
-
-def summary_of(documents: Documents) -> RasterSummary:
+def facts_of(version: VersionInfo, revision: int, documents: Documents) -> RevisionFacts:
+    """What the documents of a revision say of its data."""
     collection, item = documents.collection or {}, documents.item or {}
     data = _at(item, "assets", "data") if documents.item_count == 1 else None
     shape = _at(data, "proj:shape")
     is_shape = isinstance(shape, list) and len(shape) == 2 and all(isinstance(size, int) for size in shape)
-    return RasterSummary(
+    return RevisionFacts(
+        version_ordinal=version.version_ordinal,
+        version_label=version.version_label,
+        revision=revision,
         title=_text(_at(collection, "title")),
         license=_text(_at(collection, "license")),
         bbox=_numbers(_at(collection, "extent", "spatial", "bbox", 0), 4) or _numbers(_at(item, "bbox"), 4),
@@ -84,33 +53,35 @@ def summary_of(documents: Documents) -> RasterSummary:
     )
 
 
-def changes_between(before: RasterSummary, after: RasterSummary) -> list[Change]:
+def differences(before: RevisionFacts, after: RevisionFacts) -> list[Difference]:
     """Every field that differs, in a fixed order."""
-    changes = [_change(name, getattr(before, name), getattr(after, name)) for name in _FIELDS]
-    changes.append(_change("band_count", len(before.bands), len(after.bands)))
-    for number in range(max(len(before.bands), len(after.bands))):
-        changes += _band_changes(number + 1, _nth(before.bands, number), _nth(after.bands, number))
-    return [change for change in changes if change.before != change.after]
+    return [_difference(name, first, second) for name, first, second in _pairs(before, after) if first != second]
 
 
-def _band_changes(number: int, before: Json, after: Json) -> Iterator[Change]:
+def _pairs(before: RevisionFacts, after: RevisionFacts) -> Iterator[tuple[str, Any, Any]]:
+    """Each field with both values."""
+    for name in _FIELDS:
+        yield name, getattr(before, name), getattr(after, name)
+    yield "band_count", len(before.bands), len(after.bands)
+    for index in range(max(len(before.bands), len(after.bands))):
+        yield from _band_pairs(f"bands.{index + 1}", _nth(before.bands, index), _nth(after.bands, index))
+
+
+def _band_pairs(band: str, before: Json, after: Json) -> Iterator[tuple[str, Any, Any]]:
     for name in _BAND_FIELDS:
-        yield _change(f"bands.{number}.{name}", before.get(name), after.get(name))
+        yield f"{band}.{name}", before.get(name), after.get(name)
     for name in _STATISTICS:
-        yield _change(
-            f"bands.{number}.statistics.{name}",
-            _at(before, "statistics", name),
-            _at(after, "statistics", name),
-        )
+        yield f"{band}.statistics.{name}", _at(before, "statistics", name), _at(after, "statistics", name)
 
 
-def _change(name: str, before: Any, after: Any) -> Change:
+def _difference(name: str, before: Any, after: Any) -> Difference:
     first, second = _number(before), _number(after)
-    return Change(name, before, after, None if first is None or second is None else second - first)
+    delta = None if first is None or second is None else second - first
+    return Difference(field=name, before=before, after=after, delta=delta)
 
 
-def _nth(bands: Sequence[Json], number: int) -> Json:
-    return bands[number] if number < len(bands) else {}
+def _nth(bands: Sequence[Json], index: int) -> Json:
+    return bands[index] if index < len(bands) else {}
 
 
 def _bands(collection: Json, item: Json) -> Sequence[Any]:
