@@ -7,7 +7,7 @@ import { ProblemView, Skeleton } from "./components/basics";
 import { Icon, type IconName } from "./components/icons";
 import { Toasts, toast } from "./components/toasts";
 import { now, stored, useResource } from "./data";
-import { duration } from "./format";
+import { duration, number } from "./format";
 import { connect, connection, lostSince, retryNow } from "./live";
 import { isPaletteOpen, Palette } from "./palette";
 import { href, path } from "./router";
@@ -69,12 +69,12 @@ export function Frame() {
 
 function Rail({ section }: { section: string }) {
   const canReview = may("assets:review");
-  const waiting = useResource(
-    "to-review",
-    (signal) => api.get("/api/v1/assets", { query: { to_review: true, limit: 100 }, signal }),
-    { isAffectedBy: (change) => change.kind === "asset", atMostEveryMs: 3000, enabled: canReview },
-  );
-  const count = waiting.data?.items.reduce((sum, asset) => sum + asset.to_review, 0) ?? 0;
+  const waiting = useResource("to-review", (signal) => api.get("/api/v1/reviews", { query: { limit: 1 }, signal }), {
+    isAffectedBy: (change) => change.kind === "asset",
+    atMostEveryMs: 3000,
+    enabled: canReview,
+  });
+  const count = waiting.data?.total ?? 0;
   return (
     <nav class="rail" aria-label="Sections">
       <a class="brand" href={href("/jobs")}>
@@ -87,7 +87,8 @@ function Rail({ section }: { section: string }) {
           {each.label}
           {each.name === "review" && count > 0 && (
             <span class="count">
-              {count > 99 ? "99+" : count}
+              {number(count)}
+              {waiting.data?.is_exact === false && "+"}
               <span class="visually-hidden"> to review</span>
             </span>
           )}

@@ -17,6 +17,11 @@ export interface Change {
   data: Record<string, unknown>;
 }
 
+/** Whether a change is of this job or asset, or of all of them. */
+export function concerns(change: Change, kind: Kind, id: string): boolean {
+  return change.kind === kind && (change.id === id || change.id === null);
+}
+
 type Listener = (changes: Change[]) => void;
 
 export const connection = signal<ConnectionState>("connecting");
@@ -60,9 +65,9 @@ export function pauseSeconds(attempt: number): number {
 
 export function connect(): void {
   disconnect();
+  const isWithoutCursor = lastId === null;
   source = new EventSource(urlOf("/api/v1/stream", {}, { after: lastId }));
   source.onopen = () => {
-    if (connection.value === "lost" && lastId === null) everything();
     connection.value = "open";
     lostSince.value = null;
     failures = 0;
@@ -86,7 +91,10 @@ export function connect(): void {
     for (const item of (list as Record<string, unknown>[] | undefined) ?? [])
       announce({ kind, id: item[key] as string, data: item });
   };
-  take("hello", () => {});
+  // Without a cursor the stream starts at `hello`: what views loaded before may have changed in between.
+  take("hello", () => {
+    if (isWithoutCursor) everything();
+  });
   take("jobs", (data) => each("job", data.jobs, "job_id"));
   take("assets", (data) => each("asset", data.assets, "asset_id"));
   take("queues", () => announce({ kind: "queue", id: null, data: {} }));

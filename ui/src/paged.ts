@@ -3,9 +3,16 @@ import { useSignal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
 import { type Change, onChanges } from "./live";
 
-interface Page<T> {
+export interface Page<T> {
   items: T[];
-  next?: string | number | null;
+  next?: string | null;
+}
+
+/** A page that is shown, and the cursor that it was loaded with. */
+export interface Shown<T> {
+  after: string | undefined;
+  items: T[];
+  next: string | null;
 }
 
 export interface Paged<T> {
@@ -17,48 +24,72 @@ export interface Paged<T> {
   reload: () => void;
 }
 
+/** The cursor of a list whose `after` is a number. */
+export function asNumber(after: string | undefined): number | undefined {
+  return after === undefined ? undefined : Number(after);
+}
+
+const MOST_RENEWED = 10;
+
+/** The same number of pages, loaded again: someone who has read on keeps the place. Of very long lists the last page. */
+export async function renewed<T>(
+  shown: Shown<T>[],
+  load: (after: string | undefined) => Promise<Page<T>>,
+): Promise<Shown<T>[]> {
+  const first = shown.length > MOST_RENEWED ? shown.length - 1 : 0;
+  const pages = shown.slice(0, first);
+  let after = shown[first]?.after;
+  do {
+    const page = await load(after);
+    pages.push({ after, items: page.items, next: page.next ?? null });
+    after = page.next ?? undefined;
+  } while (pages.length < shown.length && after !== undefined);
+  return pages;
+}
+
+interface State<T> {
+  pages: Shown<T>[] | null;
+  items: T[] | null;
+  isLoading: boolean;
+  problem: Error | null;
+}
+
+const UNLOADED = { pages: null, items: null, isLoading: true, problem: null };
+
 export function usePaged<T>(
   key: string,
   load: (after: string | undefined, signal: AbortSignal) => Promise<Page<T>>,
   isAffectedBy?: (change: Change) => boolean,
 ): Paged<T> {
-  const state = useSignal<{ items: T[] | null; next: string | null; isLoading: boolean; problem: Error | null }>({
-    items: null,
-    next: null,
-    isLoading: true,
-    problem: null,
-  });
+  const state = useSignal<State<T>>(UNLOADED);
   const controller = useRef<AbortController | null>(null);
-  const fetchPage = async (mode: "first" | "more") => {
-    if (mode === "more" && (state.peek().isLoading || state.peek().next === null)) return;
+  const fetchPages = async (mode: "more" | "renew") => {
+    const shown = state.peek().pages ?? [];
+    const last = shown.at(-1);
+    if (mode === "more" && (state.peek().isLoading || !last?.next)) return;
     controller.current?.abort();
     const own = new AbortController();
     controller.current = own;
     state.value = { ...state.peek(), isLoading: true };
     try {
-      const page = await load(mode === "more" ? (state.peek().next ?? undefined) : undefined, own.signal);
+      const one = (after: string | undefined) => load(after, own.signal);
+      const added = mode === "more" ? [{ after: last?.next ?? undefined, items: [], next: null }] : [];
+      const pages = mode === "more" ? [...shown, ...(await renewed<T>(added, one))] : await renewed(shown, one);
       if (own.signal.aborted) return;
-      const before = mode === "more" ? (state.peek().items ?? []) : [];
-      state.value = {
-        items: [...before, ...page.items],
-        next: page.next === null || page.next === undefined ? null : String(page.next),
-        isLoading: false,
-        problem: null,
-      };
+      state.value = { pages, items: pages.flatMap((page) => page.items), isLoading: false, problem: null };
     } catch (error) {
       if (!own.signal.aborted) state.value = { ...state.peek(), isLoading: false, problem: error as Error };
     }
   };
   useEffect(() => {
-    state.value = { items: null, next: null, isLoading: true, problem: null };
-    fetchPage("first");
+    state.value = UNLOADED;
+    fetchPages("renew");
     let timer: ReturnType<typeof setTimeout> | undefined;
     const stop = onChanges((changes) => {
       if (!isAffectedBy || !changes.some(isAffectedBy)) return;
       timer ??= setTimeout(() => {
         timer = undefined;
-        // Someone who has scrolled down keeps the place; the first page is renewed when it is alone.
-        if ((state.peek().items?.length ?? 0) <= 200) fetchPage("first");
+        fetchPages("renew");
       }, 1500);
     });
     return () => {
@@ -67,13 +98,13 @@ export function usePaged<T>(
       controller.current?.abort();
     };
   }, [key]);
-  const { items, next, isLoading, problem } = state.value;
+  const { pages, items, isLoading, problem } = state.value;
   return {
     items,
-    hasMore: next !== null,
+    hasMore: Boolean(pages?.at(-1)?.next),
     isLoading,
     problem,
-    more: () => void fetchPage("more"),
-    reload: () => void fetchPage("first"),
+    more: () => void fetchPages("more"),
+    reload: () => void fetchPages("renew"),
   };
 }

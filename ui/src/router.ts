@@ -43,6 +43,11 @@ export function setQuery(changes: Record<string, string | string[] | null>, opti
   navigate(text ? `${path.value}?${text}` : path.value, options);
 }
 
+/** A value of the address that is one of some; null if it is none of them. */
+export function known<T extends string>(values: readonly T[], value: string | null): T | null {
+  return values.find((each) => each === value) ?? null;
+}
+
 /** Links inside of the pages change the address without loading a page. */
 export function startRouter(): void {
   globalThis.addEventListener("popstate", () => {

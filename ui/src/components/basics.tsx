@@ -234,6 +234,8 @@ export function Confirm(props: {
   children?: ComponentChildren;
   needsReason?: boolean;
   offersReason?: boolean;
+  /** False if `onConfirm` closes the dialog itself. */
+  closesWhenDone?: boolean;
   onConfirm: (reason: string) => Promise<void>;
   onClose: () => void;
 }) {
@@ -248,7 +250,7 @@ export function Confirm(props: {
     setProblem(null);
     try {
       await props.onConfirm(reason.trim());
-      props.onClose();
+      if (props.closesWhenDone ?? true) props.onClose();
     } catch (error) {
       setProblem(error as Error);
     } finally {

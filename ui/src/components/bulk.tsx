@@ -23,7 +23,7 @@ export function BulkDialog(props: { action: BulkAction; jobIds: string[]; onClos
   const words = WORDS[props.action];
   const send = (isPreview: boolean) =>
     api.post("/api/v1/jobs/bulk", {
-      body: { action: props.action, job_ids: props.jobIds, preview: isPreview, reason: reason || null } as never,
+      body: { action: props.action, job_ids: props.jobIds, preview: isPreview, reason: reason || null },
     });
   useEffect(() => {
     send(true).then(setPreview, setProblem);

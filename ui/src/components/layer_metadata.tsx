@@ -38,7 +38,7 @@ interface Values {
 }
 
 function valuesOf(layer: Layer): Values {
-  const style = (layer.style ?? {}) as { colormap_name?: string; rescale?: [number, number][] };
+  const style: Schemas["LayerStyle"] = layer.style ?? {};
   return {
     title: layer.title ?? "",
     description: layer.description ?? "",
@@ -50,8 +50,8 @@ function valuesOf(layer: Layer): Values {
   };
 }
 
-function styleOf(values: Values, before: Layer): Record<string, unknown> | null {
-  const style: Record<string, unknown> = { ...(before.style ?? {}) };
+function styleOf(values: Values, before: Layer): Schemas["LayerStyle"] | null {
+  const style: Schemas["LayerStyle"] = { ...before.style };
   delete style.colormap_name;
   delete style.rescale;
   if (values.colormap) style.colormap_name = values.colormap;
@@ -94,11 +94,11 @@ function Editor({ asset, layer, onChanged }: { asset: Schemas["AssetInfo"]; laye
           .map((word) => word.trim())
           .filter(Boolean),
         attribution: values.attribution.trim() || null,
-        style: styleOf(values, layer) as never,
+        style: styleOf(values, layer),
       },
     });
   const command = (name: string) =>
-    api.post("/api/v1/commands/{name}", { path: { name }, body: { asset: asset.asset_id } as never });
+    api.post("/api/v1/commands/{name}", { path: { name }, body: { asset: asset.asset_id } });
   const field = (name: keyof Values, label: string, hint = "", rows = 0) => (
     <div class="field">
       <label for={`layer-${name}`}>{label}</label>

@@ -20,18 +20,6 @@ function headers(asset: Asset): Record<string, string> {
   return asset.etag ? { "If-Match": asset.etag } : {};
 }
 
-export async function approveVersion(
-  decided: Decided,
-  clearance: "ouo" | "public" | null,
-  reason: string | null,
-): Promise<void> {
-  await api.post("/api/v1/assets/{asset_id}/versions/{version_ordinal}/approve", {
-    path: { asset_id: decided.asset.asset_id, version_ordinal: decided.version },
-    body: { clearance_level: clearance, revision: decided.revision, reason },
-    headers: headers(decided.asset),
-  });
-}
-
 const BEFORE: Record<string, string> = {
   ouo: "As before: official use only",
   public: "As before: public",
@@ -51,7 +39,11 @@ export function ApproveDialog(props: { decided: Decided; onClose: () => void; on
       onClose={props.onClose}
       onConfirm={async (reason) => {
         if (!isCleared && !clearance) throw new Error("Choose who may see the data.");
-        await approveVersion(props.decided, clearance || null, reason || null);
+        await api.post("/api/v1/assets/{asset_id}/versions/{version_ordinal}/approve", {
+          path: { asset_id: asset.asset_id, version_ordinal: version },
+          body: { clearance_level: clearance || null, revision, reason: reason || null },
+          headers: headers(asset),
+        });
         toast("green", `${asset.title ?? asset.dataset_id} is approved`);
         props.onDone();
       }}

@@ -12,8 +12,9 @@ import { newestOf, stateOf } from "../components/versions";
 import { useResource } from "../data";
 import { plural, words } from "../format";
 import { useTitle } from "../frame";
+import { concerns } from "../live";
 import { RasterView } from "../map/raster_map";
-import { usePaged } from "../paged";
+import { asNumber, usePaged } from "../paged";
 import { href, query, setQuery } from "../router";
 import type { PageProps } from "../routes";
 import { may } from "../session";
@@ -28,7 +29,7 @@ export default function AssetPage({ params }: PageProps) {
     `asset:${id}`,
     (signal) => api.get("/api/v1/assets/{asset_id}", { path: { asset_id: id }, signal }),
     {
-      isAffectedBy: (change) => change.kind === "asset" && (change.id === id || change.id === null),
+      isAffectedBy: (change) => concerns(change, "asset", id),
       atMostEveryMs: 800,
       everyMs: 10_000,
     },
@@ -306,10 +307,10 @@ function History({ asset }: { asset: string }) {
     (after, signal) =>
       api.get("/api/v1/assets/{asset_id}/history", {
         path: { asset_id: asset },
-        query: { after: after as never, limit: 50 },
+        query: { after: asNumber(after), limit: 50 },
         signal,
       }),
-    (change) => change.kind === "asset" && change.id === asset,
+    (change) => concerns(change, "asset", asset),
   );
   return (
     <Card title="History" flush>
@@ -350,10 +351,10 @@ function Requests({ asset }: { asset: string }) {
     (after, signal) =>
       api.get("/api/v1/assets/{asset_id}/requests", {
         path: { asset_id: asset },
-        query: { after: after as never, limit: 50 },
+        query: { after, limit: 50 },
         signal,
       }),
-    (change) => change.kind === "asset" && change.id === asset,
+    (change) => concerns(change, "asset", asset),
   );
   return (
     <Card title="Requests of the platform" flush>

@@ -19,13 +19,13 @@ const STATES = ["needs_review", "published", "approved", "processing", "rejected
 export default function AssetsPage() {
   useTitle("Assets");
   const q = query.value.get("q") ?? "";
-  const state = query.value.getAll("state");
+  const state = STATES.filter((each) => query.value.getAll("state").includes(each));
   const platform = query.value.get("platform");
   const paged = usePaged<Asset>(
     `assets:${q}:${state.join()}:${platform}`,
     (after, signal) =>
       api.get("/api/v1/assets", {
-        query: { q: q || undefined, state: state as never, platform_id: platform ?? undefined, after, limit: 50 },
+        query: { q: q || undefined, state, platform_id: platform ?? undefined, after, limit: 50 },
         signal,
       }),
     (change) => change.kind === "asset",
@@ -33,7 +33,7 @@ export default function AssetsPage() {
   const platforms = useResource("platforms", (signal) =>
     api.get("/api/v1/platforms", { query: { limit: 100 }, signal }),
   );
-  const toggle = (name: string) =>
+  const toggle = (name: (typeof STATES)[number]) =>
     setQuery({ state: state.includes(name) ? state.filter((each) => each !== name) : [...state, name] });
   return (
     <>

@@ -156,7 +156,7 @@ function Swipe({ left, right }: { left: Edition; right: Edition }) {
 
 function Differences({ asset, from, to }: { asset: string; from: number; to: number }) {
   const result = useResource(`compare:${asset}:${from}:${to}`, (signal) =>
-    api.get("/api/v1/assets/{asset_id}/compare", { path: { asset_id: asset }, query: { from, to } as never, signal }),
+    api.get("/api/v1/assets/{asset_id}/compare", { path: { asset_id: asset }, query: { from, to }, signal }),
   );
   return (
     <Card title="Differences" flush>

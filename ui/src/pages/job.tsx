@@ -23,7 +23,7 @@ import { type Resource, useResource } from "../data";
 import { duration, number, percent, plural, shortId, words } from "../format";
 import { useTitle } from "../frame";
 import { Graph } from "../graph/graph";
-import type { Change } from "../live";
+import { type Change, concerns } from "../live";
 import { href, query, setQuery } from "../router";
 import type { PageProps } from "../routes";
 import { may } from "../session";
@@ -37,7 +37,7 @@ type Detail = Schemas["JobDetail"];
 
 export default function JobPage({ params }: PageProps) {
   const id = params.job ?? "";
-  const isAffectedBy = (change: Change) => change.kind === "job" && (change.id === id || change.id === null);
+  const isAffectedBy = (change: Change) => concerns(change, "job", id);
   const job = useResource(`job:${id}`, (signal) => api.get("/api/v1/jobs/{job_id}", { path: { job_id: id }, signal }), {
     isAffectedBy,
     atMostEveryMs: 700,

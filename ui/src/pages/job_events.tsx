@@ -1,10 +1,12 @@
 /** The history of a job: gapless numbers, newest first or from the start, with the data of each event. */
+
 import { useState } from "preact/hooks";
 import { api, type Schemas } from "../api/client";
 import { Card, Empty, Json } from "../components/basics";
 import { PagedList } from "../components/paged_list";
 import { absolute, words } from "../format";
-import { usePaged } from "../paged";
+import { concerns } from "../live";
+import { asNumber, usePaged } from "../paged";
 import { query, setQuery } from "../router";
 
 type Entry = Schemas["EventEntry"];
@@ -16,10 +18,10 @@ export function EventList({ id }: { id: string; isOver: boolean }) {
     (after, signal) =>
       api.get("/api/v1/jobs/{job_id}/events", {
         path: { job_id: id },
-        query: { after: after === undefined ? undefined : Number(after), node_id: node ?? undefined, limit: 200 },
+        query: { after: asNumber(after), node_id: node ?? undefined, limit: 200 },
         signal,
       }),
-    (change) => change.kind === "job" && change.id === id,
+    (change) => concerns(change, "job", id),
   );
   return (
     <Card

@@ -1,8 +1,10 @@
 /** Log lines of the attempts, as handlers wrote them. */
+
 import { useEffect, useRef, useState } from "preact/hooks";
 import { api, type Schemas } from "../api/client";
 import { Card, Empty } from "../components/basics";
 import { PagedList } from "../components/paged_list";
+import { concerns } from "../live";
 import { usePaged } from "../paged";
 
 type Line = Schemas["JobLogLine"];
@@ -25,10 +27,10 @@ export function LogView({
     (after, signal) =>
       api.get("/api/v1/jobs/{job_id}/logs", {
         path: { job_id: id },
-        query: { node_id: node, attempt, after: after as never, limit: 500 },
+        query: { node_id: node, attempt, after, limit: 500 },
         signal,
       }),
-    (change) => change.kind === "job" && change.id === id && !isOver,
+    (change) => concerns(change, "job", id) && !isOver,
   );
   useEffect(() => {
     if (!follows || !paged.items) return;

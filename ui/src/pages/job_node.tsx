@@ -6,6 +6,7 @@ import { StateBadge } from "../components/state";
 import { toast } from "../components/toasts";
 import { useResource } from "../data";
 import { duration, percent, plural, secondsBetween } from "../format";
+import { concerns } from "../live";
 import { setQuery } from "../router";
 import { may } from "../session";
 
@@ -22,7 +23,7 @@ export function NodeDrawer(props: {
     `node:${props.id}:${props.node}`,
     (signal) =>
       api.get("/api/v1/jobs/{job_id}/nodes/{node_id}", { path: { job_id: props.id, node_id: props.node }, signal }),
-    { isAffectedBy: (change) => change.kind === "job" && change.id === props.id, atMostEveryMs: 900 },
+    { isAffectedBy: (change) => concerns(change, "job", props.id), atMostEveryMs: 900 },
   );
   return (
     <Drawer title={props.node} onClose={props.onClose}>

@@ -1,4 +1,5 @@
 /** The nodes of a job, and the children of a fan-out, page by page. */
+
 import { api, type Schemas } from "../api/client";
 import { Card, Elapsed, Empty, Meter } from "../components/basics";
 import { PagedList } from "../components/paged_list";
@@ -6,11 +7,12 @@ import { StateBadge, wordOf } from "../components/state";
 import { VirtualList } from "../components/virtual";
 import { number, plural } from "../format";
 import { partsOf } from "../graph/graph";
-import { usePaged } from "../paged";
-import { query, setQuery } from "../router";
+import { concerns } from "../live";
+import { asNumber, usePaged } from "../paged";
+import { known, query, setQuery } from "../router";
 
 type NodeRow = Schemas["PublicNode"];
-const STATES = ["running", "failed", "ready", "dispatched", "pending", "completed", "skipped", "cancelled"];
+const STATES = ["running", "failed", "ready", "dispatched", "pending", "completed", "skipped", "cancelled"] as const;
 
 export function NodeTable({ id, detail }: { id: string; detail: Schemas["JobDetail"] }) {
   const parent = query.value.get("parent");
@@ -18,7 +20,7 @@ export function NodeTable({ id, detail }: { id: string; detail: Schemas["JobDeta
 }
 
 function TopLevel({ detail }: { detail: Schemas["JobDetail"] }) {
-  const wanted = query.value.get("only");
+  const wanted = known(STATES, query.value.get("only"));
   const nodes = detail.nodes.filter((node) => !wanted || node.status === wanted);
   return (
     <Card title={plural(detail.nodes.length, "node")} actions={<Only value={wanted} />} flush>
@@ -103,16 +105,16 @@ function Only({ value }: { value: string | null }) {
 }
 
 function Children({ id, parent }: { id: string; parent: string }) {
-  const wanted = query.value.get("only");
+  const wanted = known(STATES, query.value.get("only"));
   const paged = usePaged<NodeRow>(
     `children:${id}:${parent}:${wanted}`,
     (after, signal) =>
       api.get("/api/v1/jobs/{job_id}/nodes", {
         path: { job_id: id },
-        query: { parent, status: (wanted ? [wanted] : undefined) as never, after: after as never, limit: 200 },
+        query: { parent, status: wanted && [wanted], after: asNumber(after), limit: 200 },
         signal,
       }),
-    (change) => change.kind === "job" && change.id === id,
+    (change) => concerns(change, "job", id),
   );
   return (
     <Card

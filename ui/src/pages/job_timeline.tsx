@@ -7,6 +7,7 @@ import { lookOf, wordOf } from "../components/state";
 import { VirtualList } from "../components/virtual";
 import { now } from "../data";
 import { duration } from "../format";
+import { concerns } from "../live";
 import { usePaged } from "../paged";
 import { type Bar, ticks, timelineOf } from "../timeline";
 
@@ -17,10 +18,10 @@ export function Timeline({ id, isOver, onSelect }: { id: string; isOver: boolean
     (after, signal) =>
       api.get("/api/v1/jobs/{job_id}/timeline", {
         path: { job_id: id },
-        query: { status: (isFailedOnly ? ["failed", "lost"] : undefined) as never, after: after as never, limit: 200 },
+        query: { status: isFailedOnly ? ["failed", "lost"] : null, after, limit: 200 },
         signal,
       }),
-    (change) => change.kind === "job" && change.id === id,
+    (change) => concerns(change, "job", id),
   );
   return (
     <Card

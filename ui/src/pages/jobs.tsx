@@ -20,7 +20,7 @@ const PAGE = 100;
 const ROW_HEIGHT = 36;
 
 interface Filter {
-  status: string[];
+  status: Schemas["JobStatus"][];
   workflow_id: string[];
   q: string;
   submitted_by: string[];
@@ -29,7 +29,7 @@ interface Filter {
 
 function filterOf(search: URLSearchParams): Filter {
   return {
-    status: search.getAll("status"),
+    status: STATES.filter((state) => search.getAll("status").includes(state)),
     workflow_id: search.getAll("workflow"),
     q: search.get("q") ?? "",
     submitted_by: search.getAll("by"),
@@ -39,7 +39,7 @@ function filterOf(search: URLSearchParams): Filter {
 
 function asQuery(filter: Filter) {
   return {
-    status: filter.status as never,
+    status: filter.status,
     workflow_id: filter.workflow_id,
     submitted_by: filter.submitted_by,
     q: filter.q || undefined,
@@ -153,7 +153,7 @@ function Filters({ filter }: { filter: Filter }) {
       enabled: may("workflows:read"),
     },
   );
-  const toggle = (state: string) =>
+  const toggle = (state: Schemas["JobStatus"]) =>
     setQuery({
       status: filter.status.includes(state)
         ? filter.status.filter((each) => each !== state)
@@ -385,10 +385,9 @@ function useJobList(key: string, filter: Filter): JobList {
     let timer: ReturnType<typeof setTimeout> | undefined;
     const stop = onChanges((changes) => {
       const known = rows.peek();
-      if (!known) return;
       let hasChanged = false;
       let hasUnknown = false;
-      const merged = new Map(known);
+      const merged = new Map(known ?? []);
       for (const change of changes) {
         if (change.kind !== "job") continue;
         const job = change.id ? merged.get(change.id) : undefined;

@@ -3,7 +3,7 @@ import { useEffect, useState } from "preact/hooks";
 import { api, type Schemas } from "../api/client";
 import { Banner, Card, Confirm, Dialog, Empty, Loaded, Time } from "../components/basics";
 import { PagedList } from "../components/paged_list";
-import { ApproveDialog, approveVersion, type Decided, RejectDialog } from "../components/review";
+import { ApproveDialog, type Decided, RejectDialog } from "../components/review";
 import { Findings, Provenance } from "../components/revision";
 import { StateBadge } from "../components/state";
 import { toast } from "../components/toasts";
@@ -186,6 +186,10 @@ export default function ReviewPage() {
 
 type Item = Schemas["PendingReview"];
 
+function nameOf(item: Item): string {
+  return `${item.title ?? item.dataset_id}, version ${item.version_ordinal}`;
+}
+
 function keyOf(item: Item): string {
   return `${item.asset_id}-${item.version_ordinal}-${item.revision}`;
 }
@@ -245,34 +249,53 @@ function ReviewItem({ item, onApprove, onReject }: { item: Item; onApprove: () =
   );
 }
 
+/** What `assets.review_many` answers. */
+interface ReviewManyResult {
+  changed: number;
+  unchanged: number;
+  results: { outcome: string; message: string | null }[];
+}
+
+/** So many revisions are decided on with one command. */
+const MOST_AT_ONCE = 100;
+
 function BulkApprove({ items, onClose, onDone }: { items: Item[]; onClose: () => void; onDone: () => void }) {
   const [clearance, setClearance] = useState<"ouo" | "public" | "">("");
+  // The list of the page changes meanwhile; this one stays.
+  const [sent] = useState(() => items.slice(0, MOST_AT_ONCE));
+  const [result, setResult] = useState<ReviewManyResult | null>(null);
+  if (result) return <BulkResult items={sent} result={result} onClose={onClose} />;
   return (
     <Confirm
-      title={`Approve ${plural(items.length, "version")}`}
+      title={`Approve ${plural(sent.length, "version")}`}
       action="Approve all"
       offersReason
+      closesWhenDone={false}
       onClose={onClose}
       onConfirm={async (reason) => {
-        const refused: string[] = [];
-        for (const item of items) {
-          try {
-            await approveVersion(asDecided(item), clearance || null, reason || null);
-          } catch (error) {
-            refused.push(`${item.title ?? item.dataset_id}: ${(error as Error).message}`);
-          }
-        }
+        const entries = sent.map((item) => ({
+          asset: item.asset_id,
+          version_ordinal: item.version_ordinal,
+          revision: item.revision,
+        }));
+        const answer = (await api.post("/api/v1/commands/{name}", {
+          path: { name: "assets.review_many" },
+          body: { action: "approve", entries, clearance_level: clearance || null, reason: reason || null },
+        })) as object as ReviewManyResult;
         onDone();
-        if (refused.length > 0)
-          throw new Error(`${items.length - refused.length} approved. Not approved: ${refused.join("; ")}`);
-        toast("green", `${plural(items.length, "version")} approved`);
+        if (answer.changed + answer.unchanged < sent.length) return setResult(answer);
+        toast("green", `${plural(sent.length, "version")} approved`);
+        onClose();
       }}
     >
-      <ul class="plain">
-        {items.map((item) => (
-          <li key={keyOf(item)}>
-            {item.title ?? item.dataset_id}, version {item.version_ordinal}
-          </li>
+      {items.length > sent.length && (
+        <p>
+          The first {sent.length} of {items.length}: so many are approved at once.
+        </p>
+      )}
+      <ul class="plain scroll">
+        {sent.map((item) => (
+          <li key={keyOf(item)}>{nameOf(item)}</li>
         ))}
       </ul>
       <div class="field">
@@ -289,5 +312,32 @@ function BulkApprove({ items, onClose, onDone }: { items: Item[]; onClose: () =>
         </select>
       </div>
     </Confirm>
+  );
+}
+
+/** Which ones were not approved, each with its reason. */
+function BulkResult({ items, result, onClose }: { items: Item[]; result: ReviewManyResult; onClose: () => void }) {
+  const left = items.flatMap((item, place) => {
+    const entry = result.results[place];
+    if (!entry || entry.outcome === "changed" || entry.outcome === "unchanged") return [];
+    return [{ item, why: entry.message ?? "The time for one command was over. Approve it again." }];
+  });
+  return (
+    <Dialog title={`${items.length - left.length} of ${plural(items.length, "version")} approved`} onClose={onClose}>
+      <Banner tone="amber" title={`${plural(left.length, "version")} not approved`} />
+      <dl class="scroll refusals">
+        {left.map(({ item, why }) => [
+          <dt key={keyOf(item)}>{nameOf(item)}</dt>,
+          <dd key={`${keyOf(item)}-why`} class="anywhere">
+            {why}
+          </dd>,
+        ])}
+      </dl>
+      <div class="buttons">
+        <button type="button" class="button primary" onClick={onClose}>
+          Close
+        </button>
+      </div>
+    </Dialog>
   );
 }

@@ -8,19 +8,20 @@ import { Table } from "../components/table";
 import { toast } from "../components/toasts";
 import { useResource } from "../data";
 import { number, words } from "../format";
-import { usePaged } from "../paged";
-import { query, setQuery } from "../router";
+import { asNumber, usePaged } from "../paged";
+import { known, query, setQuery } from "../router";
 
 type Callback = Schemas["CallbackInfo"];
+const STATES = ["pending", "delivered", "failed"] as const;
 
 export function Callbacks() {
   const [shown, setShown] = useState<string | null>(null);
-  const state = query.value.get("state");
+  const state = known(STATES, query.value.get("state"));
   const paged = usePaged<Callback>(
     `callbacks:${state}`,
     (after, signal) =>
       api.get("/api/v1/callbacks", {
-        query: { state: (state ?? undefined) as never, after: after as never, limit: 50 },
+        query: { state, after: asNumber(after), limit: 50 },
         signal,
       }),
     (change) => change.kind === "asset" || change.kind === "job",
@@ -37,9 +38,11 @@ export function Callbacks() {
           onChange={(event) => setQuery({ state: event.currentTarget.value || null })}
         >
           <option value="">All states</option>
-          <option value="pending">pending</option>
-          <option value="delivered">delivered</option>
-          <option value="failed">failed</option>
+          {STATES.map((each) => (
+            <option key={each} value={each}>
+              {each}
+            </option>
+          ))}
         </select>
       }
     >

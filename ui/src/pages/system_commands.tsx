@@ -59,9 +59,7 @@ function RunCommand({ command, onClose }: { command: Command; onClose: () => voi
     if (Object.keys(parsed.errors).length > 0) return;
     setBusy(true);
     try {
-      setResult(
-        await api.post("/api/v1/commands/{name}", { path: { name: command.name }, body: parsed.values as never }),
-      );
+      setResult(await api.post("/api/v1/commands/{name}", { path: { name: command.name }, body: parsed.values }));
     } catch (error) {
       setProblem(error as Error);
       if (error instanceof ApiProblem) setErrors(errorsByField(error.errors));
