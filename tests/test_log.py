@@ -17,6 +17,7 @@ import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dagmaster.errors import Unavailable
 from dagmaster.observe import log
 from dagmaster.observe.redaction import redact, redact_value
 
@@ -324,6 +325,26 @@ def test_log_lines_of_libraries_contain_no_secret_either(written):
     assert CANARY not in written()
     assert "no connection to postgresql://me:***@host/db" in written()
     assert "GET" not in written()
+
+
+@pytest.mark.parametrize("outage", [Unavailable("no answer", code="database.unavailable"), TimeoutError()])
+def test_an_outage_is_a_warning_without_a_traceback(written, outage):
+    log.failure(log.get("test"), "trying again", outage, chore="purge")
+
+    assert "warning" in written()
+    assert (str(outage) or "TimeoutError") in written()
+    assert "purge" in written()
+    assert "Traceback" not in written()
+
+
+def test_any_other_failure_is_an_error_with_its_traceback(written):
+    try:
+        raise KeyError
+    except KeyError as error:
+        log.failure(log.get("test"), "trying again", error)
+
+    assert "error" in written()
+    assert "test_any_other_failure" in written()
 
 
 MB = 1_000_000

@@ -7,6 +7,7 @@ from typing import Any
 
 import structlog
 
+from dagmaster.errors import Unavailable
 from dagmaster.observe.redaction import redact_named
 
 
@@ -51,3 +52,12 @@ def configure(level: str = "info", style: str = "text") -> None:
 
 def get(name: str) -> Any:
     return structlog.get_logger(role=name)
+
+
+def failure(logger: Any, event: str, error: Exception, **facts: Any) -> None:
+    """Log a failure after which a loop continues. An outage, such as a database that does not answer, is a warning with
+    its text. Any other is a mistake in this software: an error with its traceback."""
+    if isinstance(error, Unavailable | OSError):
+        logger.warning(event, error=str(error) or type(error).__name__, **facts)
+    else:
+        logger.error(event, exc_info=error, **facts)

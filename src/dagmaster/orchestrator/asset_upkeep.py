@@ -95,7 +95,7 @@ class AssetUpkeep:
             return await chore()
         except Exception as error:  # one chore does not end the others
             self.errors += 1
-            _log.warning("the upkeep of assets failed; it is tried again later", error=str(error))
+            log.failure(_log, "the upkeep of assets failed; it is tried again later", error, chore=chore.__name__)
             return True
 
     async def adopt(self) -> bool:

@@ -105,7 +105,7 @@ class CallbackSender:
             are_pending = await self.turn()
         except Exception as error:  # no failure may end the sender
             self.counters.errors += 1
-            _log.warning("callbacks cannot be claimed; trying again", error=str(error))
+            log.failure(_log, "callbacks cannot be claimed; trying again", error)
             are_pending = True
         return self.settings.orchestrator_poll_interval * (1 if are_pending else IDLE_POLLS)
 
@@ -127,7 +127,7 @@ class CallbackSender:
             await self._deliver(callback)
         except Exception as error:  # the lease expires, and it is tried again
             self.counters.errors += 1
-            _log.warning("the outcome of a callback could not be recorded", error=str(error), **_facts(callback))
+            log.failure(_log, "the outcome of a callback could not be recorded", error, **_facts(callback))
 
     async def _deliver(self, callback: ClaimedCallback) -> None:
         attempt = await self._post(callback)
@@ -183,9 +183,7 @@ class CallbackSender:
         try:
             await self.store.finish(callback, attempt, Consequence(CallbackState.PENDING, 0.0))
         except Exception as error:
-            _log.warning(
-                "a callback could not be released; its lease will expire", error=str(error), **_facts(callback)
-            )
+            log.failure(_log, "a callback could not be released; its lease will expire", error, **_facts(callback))
 
 
 def _facts(callback: ClaimedCallback) -> dict[str, Any]:

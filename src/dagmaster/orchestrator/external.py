@@ -76,7 +76,7 @@ class ExternalCopyChore:
             return await self.turn()
         except Exception as error:  # no failure may end the chore
             self.errors += 1
-            _log.warning("jobs for external copies cannot be started; trying again", error=str(error))
+            log.failure(_log, "jobs for external copies cannot be started; trying again", error)
             return False
 
     async def _pause(self, seconds: float) -> None:

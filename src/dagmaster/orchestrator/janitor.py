@@ -114,7 +114,7 @@ class Janitor:
             is_done = await self._prune()
         except Exception as error:  # no failure may end the janitor
             self.counters.errors += 1
-            _log.warning("a run failed; it is tried again later", error=str(error))
+            log.failure(_log, "a run failed; it is tried again later", error)
             return True
         self.counters.runs += 1
         self._ran_at = time.monotonic()
@@ -158,7 +158,7 @@ class Janitor:
                 self.settings.janitor_webhook_url, content, allow_private=self.settings.allow_private_webhooks
             )
         except Exception as error:  # the actions are done and logged, whether or not the webhook answers
-            _log.warning("the webhook could not be called", error=str(error))
+            log.failure(_log, "the webhook could not be called", error)
 
     async def _prune(self) -> bool:
         age = self.settings.retention_days * DAY_SECONDS

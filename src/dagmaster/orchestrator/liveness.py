@@ -101,7 +101,7 @@ class OrchestratorLiveness:
                 self.beaten_at = self._now()
                 return
             except Exception as error:  # the next heartbeat may succeed
-                _log.warning("waiting for the database", error=str(error))
+                log.failure(_log, "waiting for the database", error)
                 await self.sleep(1.0)
 
     async def _beat(self) -> None:
@@ -115,7 +115,7 @@ class OrchestratorLiveness:
                 await self.beat_ledger.beat(self.info())
                 self._note_beat()
             except Exception as error:  # an instance that stops beating loses its jobs
-                _log.warning("heartbeat failed", error=str(error))
+                log.failure(_log, "heartbeat failed", error)
 
     def _note_beat(self) -> None:
         """After an outage other instances may have been cut off too:

@@ -16,7 +16,6 @@ from uuid import UUID, uuid4
 
 from dagmaster.database.ledger.protocol import Claim, OrchestratorLedger
 from dagmaster.database.notify.notifier import CALLBACKS, JOBS, RESULTS, WORKFLOWS, Notifier
-from dagmaster.errors import Unavailable
 from dagmaster.jobs.plan import Planner
 from dagmaster.library.workflows import WorkflowLibrary
 from dagmaster.observe import log
@@ -128,7 +127,7 @@ class Orchestrator(JobAdvancing):
         try:
             released = await self.ledger.retire(self.owner_id)
         except Exception as error:  # the process ends either way
-            _log.warning("the jobs could not be released; other instances will claim them as orphans", error=str(error))
+            log.failure(_log, "the jobs could not be released; other instances will claim them as orphans", error)
             return
         _log.info("stopped", released=released)
 
@@ -158,11 +157,8 @@ class Orchestrator(JobAdvancing):
     async def _turn_safely(self, topics: frozenset[str]) -> None:
         try:
             await self._turn(topics)
-        except Unavailable as error:
-            _log.warning("the database is not available, trying again", error=str(error))
-            await self._recover()
-        except Exception as error:  # a statement that fails for any other reason must not end the loop either
-            _log.error("a turn failed, trying again", exc_info=error)
+        except Exception as error:  # neither an outage nor a mistake in this software may end the loop
+            log.failure(_log, "a turn failed, trying again", error)
             await self._recover()
         self._progressed_at = self._now()
 

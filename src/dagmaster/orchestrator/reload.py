@@ -39,7 +39,7 @@ class WorkflowReload:
             try:
                 await self.turn()
             except Exception as error:  # jobs continue with the workflows that are in use
-                _log.warning("the workflows could not be read again; it is tried again later", error=str(error))
+                log.failure(_log, "the workflows could not be read again; it is tried again later", error)
             await self._pause()
 
     def wake(self) -> None:

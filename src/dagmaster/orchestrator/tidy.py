@@ -98,7 +98,7 @@ class Tidy:
 
     def _note_failure(self, error: Exception, **facts: str) -> None:
         self.errors += 1
-        _log.warning("files of jobs are not removed, trying again later", error=str(error), **facts)
+        log.failure(_log, "files of jobs are not removed, trying again later", error, **facts)
 
 
 def tidy_of(settings: Settings, dsn: str, role: str = "tidy") -> Tidy | None:

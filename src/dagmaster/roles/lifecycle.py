@@ -66,7 +66,7 @@ async def _compare_schema(dsn: str, name: str) -> None:
         async with InstallationReads(dsn, name) as reads:
             deployed = await reads.deployed_schema()
     except Exception as error:  # a diagnosis must not end the role
-        log.get(name).warning("the schema of the database could not be compared", error=str(error))
+        log.failure(log.get(name), "the schema of the database could not be compared", error)
         return
     needed = _needed_schema()
     if deployed is not None and deployed["fingerprint"] == needed:

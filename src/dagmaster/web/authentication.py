@@ -186,7 +186,7 @@ class CredentialAuthentication:
             try:
                 await self._keys.record_uses()
             except Exception as error:  # requests do not depend on it; it is tried again
-                _log.warning("the use of keys could not be recorded", error=str(error))
+                log.failure(_log, "the use of keys could not be recorded", error)
 
     async def _warn_without_keys(self) -> None:
         with suppress(DagmasterError):  # requests report an outage

@@ -76,7 +76,7 @@ class LeaseKeeper:
                 await self._renew(is_due)
         except Exception as error:  # a lease keeper that ends would lose every task
             if not self._is_failing:
-                _log.warning("leases could not be renewed; trying again", error=str(error) or type(error).__name__)
+                log.failure(_log, "leases could not be renewed; trying again", error)
             self._is_failing = True
             return False
         self._is_failing = False

@@ -399,7 +399,7 @@ class Worker:
         """During an outage keep the reports and back off; otherwise send them one by one to find the bad one."""
         self._poll_now = True
         if finished and not isinstance(error, _OUTAGES):
-            _log.error("an exchange was refused", error=str(error), reports=len(finished))
+            _log.error("an exchange was refused", exc_info=error, reports=len(finished))
             await self._report_singly(finished)
         else:
             self._keep(finished)
@@ -467,7 +467,7 @@ class Worker:
         """Report instead that the result could not be stored. If that is refused too, the lease will expire."""
         self.counters.refused_reports += 1
         task_id = task_id_of(report.job_id, report.node_id, report.attempt)
-        _log.error("a report could not be stored", task_id=task_id, error=str(error))
+        _log.error("a report could not be stored", task_id=task_id, exc_info=error)
         if report.error and report.error.get("code") == "worker.report-refused":
             return
         error_facts = describe(error) | {"blame": Blame.ENGINE.value, "code": "worker.report-refused"}
@@ -479,7 +479,7 @@ class Worker:
         """Exponential backoff with jitter; a stop ends the wait."""
         self.counters.outages += self._failures == 0
         if self._failures == 0:
-            _log.warning("the database is unavailable; reports are kept", error=str(error))
+            log.failure(_log, "tasks cannot be claimed or reported, trying again; reports are kept", error)
         low, high = BACKOFF_SECONDS
         seconds = min(high, low * 2**self._failures) * self._rng.uniform(0.5, 1.0)
         self._failures = min(self._failures + 1, 20)

@@ -146,7 +146,7 @@ class Watchdog:
         try:
             asyncio.run(asyncio.wait_for(rescue, (1 - _RESCUE) * self._patience))
         except Exception as error:  # the process must end in any case, and the leases will expire
-            _log.error("tasks could not be returned; their leases will expire", error=str(error))
+            _log.error("tasks could not be returned; their leases will expire", exc_info=error)
 
     def _end(self, seconds: float) -> None:
         if self._over.is_set():
