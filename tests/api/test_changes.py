@@ -180,7 +180,7 @@ async def test_a_slow_client_is_told_to_read_everything_again_and_costs_no_memor
         for second in range(5):  # while the client reads nothing
             follower._batches.append(Batch(now + timedelta(seconds=second), queues=True))
             follower._count += 1
-        follower._wake()
+        follower._wake_all()
         got = await first
         await watching.aclose()
 

@@ -15,16 +15,16 @@ batch, or that was away for too long, gets a `resync` instead: it must read agai
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
-from typing import Any, TypeVar
 from uuid import UUID
 
 import orjson
 
+from dagmaster.api.follower import Follower
 from dagmaster.client.models.changes import JobChange, ResyncReason
 from dagmaster.database.reads.api import ApiReads
 from dagmaster.database.reads.changes import ChangedAsset, ChangedJob, PlatformState
@@ -32,7 +32,6 @@ from dagmaster.errors import InvalidRequest, Unavailable
 from dagmaster.observe import log
 
 POLL_SECONDS = 0.5
-MOST_WATCHERS = 1000
 MOST_READ = 5000  # rows of one poll, including those that were sent before
 MOST_CHANGES = 1000  # jobs or assets in one batch
 KEPT_BATCHES = 64
@@ -43,7 +42,6 @@ LONG_OVERLAP_SECONDS = 60.0
 _LONG_OVERLAP_EVERY = 30  # polls
 _HINT_EVERY = 4  # polls
 _RESYNC_SECONDS = 5.0  # between two batches that only say that there are too many changes
-T = TypeVar("T")
 _log = log.get("api")
 
 
@@ -105,12 +103,12 @@ class _Sent:
         self._assets = {event_id: at for event_id, at in self._assets.items() if at >= moment}
 
 
-class ChangeFollower:
-    """Call `start` inside a running event loop. Without watchers it runs no queries."""
+class ChangeFollower(Follower):
+    subject = "changes"
 
     def __init__(self, reads: ApiReads, alive_within_seconds: float) -> None:
-        self.watchers = 0
-        self._reads = reads
+        super().__init__(reads)
+        self._watchers = 0
         self._alive_within = alive_within_seconds
         self._batches: deque[Batch] = deque(maxlen=KEPT_BATCHES)
         self._count = 0  # batches so far
@@ -121,28 +119,10 @@ class ChangeFollower:
         self._owes_resync = False
         self._resync_at = 0.0
         self._changed = asyncio.Event()
-        self._wanted = asyncio.Event()
-        self._is_closing = False
-        self._task: asyncio.Task[None] | None = None
-        self._reading: set[asyncio.Task[Any]] = set()
 
-    def start(self) -> None:
-        self._task = asyncio.create_task(self._run(), name="change-follower")
-
-    async def close(self) -> None:
-        """End every stream. Clients continue them at another instance."""
-        self._is_closing = True
-        self._wake()
-        if self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
-        await asyncio.gather(*self._reading, return_exceptions=True)
-
-    def admit(self) -> None:
-        """Raise an error if there are too many watchers. Called before a stream begins."""
-        if self.watchers >= MOST_WATCHERS:
-            raise Unavailable("too many streams of changes are open", code="stream.too-many", hint="try again later")
+    @property
+    def watchers(self) -> int:
+        return self._watchers
 
     async def now(self) -> datetime:
         """The time from which on a new watcher gets all changes."""
@@ -182,12 +162,12 @@ class ChangeFollower:
 
     @contextmanager
     def _watching(self) -> Iterator[None]:
-        self.watchers += 1
+        self._watchers += 1
         self._wanted.set()
         try:
             yield
         finally:
-            self.watchers -= 1
+            self._watchers -= 1
 
     async def _missed(self, after: datetime) -> Batch | None:
         try:
@@ -208,31 +188,14 @@ class ChangeFollower:
             return Batch(now, resync="too_many")
         return Batch(now, await self._reads.job_changes(jobs), tuple(assets), queues=True, instances=True)
 
-    async def _complete(self, reading: Coroutine[Any, Any, T]) -> T:
-        """Complete a query even if its watcher has left: otherwise the pool would lose its connection."""
-        task = asyncio.create_task(reading)
-        self._reading.add(task)
-        task.add_done_callback(self._reading.discard)
-        return await asyncio.shield(task)
-
     async def _run(self) -> None:
         while True:
-            if not self.watchers:
+            if not self._watchers:
                 self._state, self._sent = None, _Sent()
                 self._wanted.clear()
                 await self._wanted.wait()
             await self._poll_safely()
             await asyncio.sleep(POLL_SECONDS)
-
-    async def _poll_safely(self) -> None:
-        try:
-            await self._complete(self._poll())
-        except Unavailable as error:
-            _log.warning("changes cannot be read, trying again", error=error.message)
-            await asyncio.sleep(1.0)
-        except Exception as error:  # the streams must continue
-            _log.error("following changes failed, trying again", exc_info=error)
-            await asyncio.sleep(1.0)
 
     async def _poll(self) -> None:
         state, last = await self._reads.platform_state(self._alive_within), self._state
@@ -257,7 +220,7 @@ class ChangeFollower:
         if not batch.is_empty:
             self._batches.append(batch)
             self._count += 1
-            self._wake()
+            self._wake_all()
 
     async def _new_since(self, since: datetime) -> tuple[list[ChangedJob], list[ChangedAsset], bool]:
         """Changes that were not sent yet; none if there are too many, which is the third value."""
@@ -280,6 +243,6 @@ class ChangeFollower:
         self._owes_resync, self._resync_at = False, time.monotonic()
         return "too_many"
 
-    def _wake(self) -> None:
+    def _wake_all(self) -> None:
         woken, self._changed = self._changed, asyncio.Event()
         woken.set()

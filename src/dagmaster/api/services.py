@@ -11,7 +11,7 @@ from fastapi import Depends, Request
 
 from dagmaster.api.change_follower import ChangeFollower
 from dagmaster.api.estimates import Past
-from dagmaster.api.follower import Follower
+from dagmaster.api.event_follower import EventFollower
 from dagmaster.api.legacy.forward import OldSystem
 from dagmaster.api.legacy.sharing import Shares
 from dagmaster.api.maps import MapForwarder
@@ -82,7 +82,7 @@ class ApiServices:
     assets: LayerStore = field(init=False)
     upload_store: UploadStore = field(init=False)
     notifier: PostgresNotifier = field(init=False)
-    follower: Follower = field(init=False)
+    follower: EventFollower = field(init=False)
     changes: ChangeFollower = field(init=False)
     past: Past = field(init=False)
     keys: KeyStore = field(init=False)
@@ -113,7 +113,7 @@ class ApiServices:
         self.reads, self.ledgers = ApiReads(self.dsn), Ledgers(self.dsn, self.notifier)
         self.assets = LayerStore(self.dsn, notifier=self.notifier)
         self.upload_store = UploadStore(self.dsn, role="uploads", size=4)
-        self.follower = Follower(self.reads, self.notifier)
+        self.follower = EventFollower(self.reads, self.notifier)
         self.old_system = self._old_system()
         self.past = Past(self.reads)
         self.changes = ChangeFollower(self.reads, self.alive_within)

@@ -16,7 +16,7 @@ from starlette.responses import Response, StreamingResponse
 
 from dagmaster.access.permissions import Permission
 from dagmaster.api import examples
-from dagmaster.api.follower import JobProgress, Update
+from dagmaster.api.event_follower import JobProgress, Update
 from dagmaster.api.jobs import JobId
 from dagmaster.api.problems import responses
 from dagmaster.api.services import Services
