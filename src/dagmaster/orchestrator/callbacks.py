@@ -28,6 +28,7 @@ from dagmaster.database.callbacks.store import PostgresCallbacks
 from dagmaster.errors import InvalidRequest, Unavailable
 from dagmaster.observe import log
 from dagmaster.orchestrator import webhook
+from dagmaster.orchestrator.pause import pause
 from dagmaster.settings import Settings
 
 AT_ONCE: Final = 16
@@ -111,12 +112,7 @@ class CallbackSender:
 
     async def _pause(self, seconds: float) -> None:
         await asyncio.sleep(min(TURN_SECONDS, seconds))
-        try:
-            async with asyncio.timeout(seconds):
-                await self._is_wanted.wait()
-        except TimeoutError:
-            pass
-        self._is_wanted.clear()
+        await pause(self._is_wanted, seconds)
 
     def _forget(self, task: asyncio.Task[None]) -> None:
         self._under_way.pop(task, None)

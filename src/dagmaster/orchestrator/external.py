@@ -18,6 +18,7 @@ from dagmaster.database.assets.external import ExternalKey, PostgresExternalCopi
 from dagmaster.library.workflows import WorkflowLibrary
 from dagmaster.observe import log
 from dagmaster.operations.assets.export import job_of
+from dagmaster.orchestrator.pause import pause
 from dagmaster.settings import Settings
 
 AT_ONCE: Final = 50
@@ -81,9 +82,4 @@ class ExternalCopyChore:
 
     async def _pause(self, seconds: float) -> None:
         await asyncio.sleep(min(TURN_SECONDS, seconds))
-        try:
-            async with asyncio.timeout(seconds):
-                await self._is_wanted.wait()
-        except TimeoutError:
-            pass
-        self._is_wanted.clear()
+        await pause(self._is_wanted, seconds)

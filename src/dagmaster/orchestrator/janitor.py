@@ -25,6 +25,7 @@ from dagmaster.observe import log
 from dagmaster.observe.redaction import redact
 from dagmaster.orchestrator import webhook
 from dagmaster.orchestrator.asset_upkeep import AssetUpkeep
+from dagmaster.orchestrator.pause import pause
 from dagmaster.orchestrator.tidy import DAY_SECONDS, Tidy
 from dagmaster.settings import Settings
 
@@ -72,11 +73,11 @@ class Janitor:
     async def _sweep_forever(self) -> None:
         """Instances that were started together spread out."""
         self._ran_at = time.monotonic()
-        pause = self.settings.janitor_interval_sec * self.random.random()
+        seconds = self.settings.janitor_interval_sec * self.random.random()
         while True:
-            await self._pause(pause)
+            await pause(self._is_wanted, seconds)
             is_done = await self._turn_safely()
-            pause = self.settings.janitor_interval_sec * (1.0 if is_done else 0.02)
+            seconds = self.settings.janitor_interval_sec * (1.0 if is_done else 0.02)
 
     async def close(self) -> None:
         await self.store.close()
@@ -98,14 +99,6 @@ class Janitor:
         tidied = {"tidied_jobs": self.tidy.tidied_jobs, "tidy_errors": self.tidy.errors} if self.tidy else {}
         kept = {"purged_revisions": self.upkeep.purged, "upkeep_errors": self.upkeep.errors} if self.upkeep else {}
         return {**counted, **tidied, **kept, "silent_seconds": silent}
-
-    async def _pause(self, seconds: float) -> None:
-        try:
-            async with asyncio.timeout(seconds):
-                await self._is_wanted.wait()
-        except TimeoutError:
-            pass
-        self._is_wanted.clear()
 
     async def _turn_safely(self) -> bool:
         """Whether all is done until the next interval."""

@@ -1,4 +1,4 @@
-"""Read the workflows again when somebody has invalidated their cache.
+"""Read the workflows again after their cache was invalidated.
 
     notification, or every HEARTBEAT_INTERVAL_SEC ──▶ the generation in the database has grown
         ──▶ read all workflow files (in a thread) ──▶ use them ──▶ record the generation in the row of this instance
@@ -15,6 +15,7 @@ from uuid import UUID
 from dagmaster.database.caches import PostgresCaches
 from dagmaster.library.workflows import WorkflowLibrary
 from dagmaster.observe import log
+from dagmaster.orchestrator.pause import pause
 
 _log = log.get("orchestrator")
 
@@ -30,20 +31,19 @@ class WorkflowReload:
     owner_id: UUID | None = None
     library: WorkflowLibrary | None = None
     generation: int | None = None  # None before the first comparison
-    _woken: asyncio.Event = field(default_factory=asyncio.Event)
+    _is_wanted: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self) -> None:
         """Until cancelled."""
         while True:
-            self._woken.clear()
             try:
                 await self.turn()
             except Exception as error:  # jobs continue with the workflows that are in use
                 log.failure(_log, "the workflows could not be read again; it is tried again later", error)
-            await self._pause()
+            await pause(self._is_wanted, self.interval_seconds)
 
     def wake(self) -> None:
-        self._woken.set()
+        self._is_wanted.set()
 
     async def close(self) -> None:
         await self.caches.close()
@@ -73,10 +73,3 @@ class WorkflowReload:
             "refused": len(self.library.refused),
         }
         await self.caches.record(owner_id, self.generation, **counts)
-
-    async def _pause(self) -> None:
-        try:
-            async with asyncio.timeout(self.interval_seconds):
-                await self._woken.wait()
-        except TimeoutError:
-            return
