@@ -1,9 +1,9 @@
 """How much longer a STAC search takes if it finds only what its caller may see.
 
 Makes 1,000 assets with 50 items each in a private cluster, one half public and the other for official use only, twice:
-alone, and with one more collection, which nobody may see. Each has a map server. The same searches are sent in turn,
-warm, on connections that stay open, so that whatever else the machine does falls on all alike, by three callers:
-  plain        where there is nothing to hide: the search is pgSTAC's own, without a filter
+alone, and with one more collection, which no caller may see. Each has a map server. The same searches are sent in turn,
+warm, on connections that stay open, so that other load on the machine affects all alike, by three callers:
+  plain        where every asset may be seen: the search is pgSTAC's own, without a filter
   everything   with a key: a viewer, who may see all of the 1,000 assets; the search has the list of them
   part         without a key: anonymous; the search has the list of the public assets
 `everything` and `part` run the same code. Prints the medians, and their ratios in all and for each search. Absolute

@@ -1,6 +1,6 @@
 """The gateway as an Azure Functions app. Its settings are the application settings of the function app.
 
-The host authenticates nobody (`ANONYMOUS`): the gateway verifies keys and tokens itself.
+Authentication by the host is disabled (`ANONYMOUS`): the gateway verifies keys and tokens itself.
 """
 
 import azure.functions as func

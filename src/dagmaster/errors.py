@@ -11,7 +11,7 @@
     ├── Unavailable       the environment: retried, and counted separately from failures of the handler
     ├── HandlerFailed     the handler: retried
     │   └── TimedOut      … it ran longer than its timeout
-    ├── Fenced            nobody: this process no longer owns what it tried to write
+    ├── Fenced            no one: this process no longer owns what it tried to write
     ├── JobFailed         the caller of a client: the job whose result is needed did not complete
     └── WaitTimedOut      the caller of a client: the job has not ended within the time given
 

@@ -287,7 +287,7 @@ class Settings(BaseSettings):
     api_port: PortOrAny = Field(8000, description="Port of the API; 0 takes any free port")
     api_insecure: bool = Field(
         False,
-        description="Allow the API on non-loopback addresses without authentication: whoever reaches it is an "
+        description="Allow the API on non-loopback addresses without authentication: anyone who reaches it is an "
         "administrator",
     )
     health_enabled: bool = Field(
@@ -312,7 +312,7 @@ class Settings(BaseSettings):
     gateway_port: PortOrAny = Field(8001, description="Port of the gateway; 0 takes any free port")
     gateway_insecure: bool = Field(
         False,
-        description="Allow the gateway on non-loopback addresses without authentication: whoever reaches it is an "
+        description="Allow the gateway on non-loopback addresses without authentication: anyone who reaches it is an "
         "administrator",
     )
     external_database_url: str | None = Field(
@@ -362,7 +362,7 @@ class Settings(BaseSettings):
         "percentage runs here",
     )
     legacy_read_only: bool = Field(
-        False, description="Nothing that changes the old system is forwarded to it; it is still asked for unknown jobs"
+        False, description="Only reads are forwarded to the old system, for jobs that are not known here"
     )
     legacy_timeout_sec: Seconds = Field(30.0, description="An answer of the old system is awaited for this long")
     serving_host: str = Field(
@@ -382,7 +382,7 @@ class Settings(BaseSettings):
     )
     serving_insecure: bool = Field(
         False,
-        description="Allow the map server on non-loopback addresses without authentication: whoever reaches it may "
+        description="Allow the map server on non-loopback addresses without authentication: anyone who reaches it may "
         "see what viewers see",
     )
     public_url: str | None = Field(

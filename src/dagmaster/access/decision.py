@@ -13,7 +13,7 @@
 An older version of an asset that exposes only its latest one is as invisible as one that is not approved; reviewers,
 operators and administrators still read it. `none` is answered as if the version did not exist.
 
-A signed link adds to what its holder may read, whoever that is: one version, or a preview of one revision.
+A signed link lets any caller read more: one version, or a preview of one revision.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Signed links: a token in a URL that reads one version until it expires, whoever holds it.
+"""Signed links: a token in a URL with which anyone can read one version until it expires.
 
     dgl1.<key id>.<asset id>.<ordinal>.<revision, or 0>.<d or p>.<expiry, Unix seconds>.<HMAC-SHA-256, base64url>
 

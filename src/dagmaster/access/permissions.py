@@ -26,7 +26,7 @@ class Permission(StrEnum):
     ASSETS_DECIDE = "assets:decide"  # approve, reject, unpublish a version; `decision.may_decide` limits b2b keys
     ASSETS_DELETE = "assets:delete"
     METADATA_WRITE = "metadata:write"  # titles, descriptions and styles of layers
-    COMMANDS_RUN = "commands:run"  # direct commands; each needs a permission of its own besides
+    COMMANDS_RUN = "commands:run"  # direct commands; each also needs a permission of its own
     PLATFORMS_WRITE = "platforms:write"
     KEYS_WRITE = "keys:write"
     KEYS_REPORT = "keys:report"  # that keys were used

@@ -66,7 +66,7 @@ async def change_jobs(
 
 
 async def _jobs_of(services: ApiServices, request: BulkRequest) -> tuple[dict[UUID, JobSummary | None], bool]:
-    """The jobs that are meant, and whether these are all that match the filter."""
+    """The jobs of the request, and whether these are all that match the filter."""
     if request.job_ids is not None:
         listed = {each.job.job_id: each.job for each in await services.reads.jobs_by_id(request.job_ids)}
         return {job_id: listed.get(job_id) for job_id in request.job_ids}, True

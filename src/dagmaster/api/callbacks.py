@@ -30,7 +30,7 @@ _NO_DEMAND = Demand(queues=())
 async def report_task_result(services: Services, report: TaskReport) -> ReportReceipt:
     """A report counts once. If it is repeated, the response is the same."""
     result = _result_of(report)
-    # The report of a worker that does not hold the task is not stored: it would block the report of the holder.
+    # The report of a worker that has not claimed the task is not stored: it would block the report of the one that has.
     if not await services.reads.may_report(report.worker_id, result.job_id, result.node_id, result.attempt):
         return ReportReceipt(accepted=False)
     async with services.ledgers.one() as ledger:

@@ -1,15 +1,15 @@
 """Changes of the whole platform: one follower per process, any number of watchers.
 
-    every half second, while anybody watches ──▶ one query each for jobs and assets that changed since the last poll
-                                             ──▶ one batch with the latest state of each ──▶ a ring of the last batches
-                                             ──▶ each watcher takes the batches after its own position
+    every half second, while there are watchers ──▶ one query each for jobs and assets that changed since the last poll
+                                                ──▶ one batch with the latest state of each, kept with the last batches
+                                                ──▶ each watcher takes the batches after its own position
 
 A cursor is a time by the database's clock. Rows become visible when their transaction commits, which is later than the
 time in them: each poll therefore reads a few seconds twice, a longer period from time to time, and drops what it has
 sent already. Every instance of the API understands the cursor of another.
 
-Memory and traffic are limited: the ring has a fixed length, and a batch a largest size. A watcher that has missed a
-batch, or that was away for too long, gets a `resync` instead: it must read again what it shows.
+Memory and traffic are limited: a fixed number of batches is kept, and a batch has a largest size. A watcher that has
+missed a batch, or that was away for too long, gets a `resync` instead: it must read again what it shows.
 """
 
 import asyncio

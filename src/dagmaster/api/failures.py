@@ -1,4 +1,4 @@
-"""The first failure of a job and its cause, which is what a person looks for first."""
+"""The first failure of a job and its cause."""
 
 from collections.abc import Sequence
 from uuid import UUID

@@ -91,7 +91,7 @@ async def summaries(services: ApiServices, jobs: Sequence[ListedJob]) -> list[Jo
 
 
 async def counts_of(services: ApiServices, filters: JobFilters) -> JobCounts:
-    """Each status is counted up to a limit; found jobs are counted together."""
+    """Each status is counted up to a limit; the jobs of a search are counted together."""
     counts = await services.reads.job_counts(filters, MOST_COUNTED + 1)
     is_cut = filters.words is not None and sum(counts.values()) > MOST_COUNTED
     by_status = {

@@ -90,7 +90,7 @@ class MapForwarder:
     permission = Permission.ANYONE  # the map server decides
 
     def __init__(self, urls: Sequence[str]) -> None:
-        # Files have slots of their own: a few slow downloads must not hold up tiles.
+        # Files have slots of their own: a few slow downloads must not delay tiles.
         self._slots = Slots(at_once=64, waiting=512, seconds=20.0)
         self._file_slots = Slots(at_once=32, waiting=64, seconds=20.0)
         most = self._slots.at_once + self._file_slots.at_once

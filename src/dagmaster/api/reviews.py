@@ -276,7 +276,7 @@ async def make_version_link(
     version_ordinal: Ordinal,
     request: LinkRequest | None = None,
 ) -> SignedLink:
-    """Whoever has the link may read this version without a key, until the link expires or the version is withdrawn.
+    """Anyone with the link may read this version without a key, until the link expires or the version is withdrawn.
     With `revision`, the link is a preview of a revision that is not served."""
     request = request or LinkRequest()
     return await make_link(

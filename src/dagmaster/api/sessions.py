@@ -120,7 +120,7 @@ async def begin(services: ApiServices, request: Request, response: Response, per
 
 
 def require_own_page(request: Request) -> None:
-    """Refuse a sign-in that a page of another origin causes: it would sign somebody in as somebody else."""
+    """Refuse a sign-in from a page of another origin: it could sign a person in with the key of an attacker."""
     headers = request.headers
     if ("sec-fetch-site" in headers or "origin" in headers) and not is_of_same_origin(headers):
         raise NotAllowed("only pages of the same origin may sign in", code="request.foreign-origin")
@@ -133,7 +133,7 @@ def address_of(request: Request) -> str:
 def _authentication(services: ApiServices) -> CredentialAuthentication:
     if not isinstance(services.authentication, CredentialAuthentication):
         raise Conflict(
-            "authentication is disabled: nobody needs to sign in",
+            "authentication is disabled: no sign-in is needed",
             code="auth.disabled",
             hint="AUTH_ENABLED=true enables it",
         )

@@ -1,4 +1,4 @@
-"""What operators look at when something is slow: the leases of running tasks, and the health of the database."""
+"""What operators check when the platform is slow: the leases of running tasks, and the health of the database."""
 
 from typing import Annotated
 

@@ -172,7 +172,7 @@ async def append_to_upload(
             chunks=body_of(request),
         )
     except ClientDisconnect:
-        return Response(status_code=400)  # nobody reads it
+        return Response(status_code=400)  # the client is gone
     except Conflict as error:
         response = PROBLEMS.problem_of(error, request.url.path, request_id_of(request))
         if "offset" in error.facts:

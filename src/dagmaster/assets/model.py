@@ -341,10 +341,10 @@ class CatalogLayer(Record):
 
 
 class ExternalLayer(Record):
-    """A layer that was published to the external database, or shall be removed from it.
+    """A layer that was published to the external database, or must be removed from it.
 
-    `generation` grows with each change of what the external database shall hold; a writer with an older one is refused
-    there. `due_at` is set until the external database holds it."""
+    `generation` grows with each change of what the external database must have; a writer with an older one is refused
+    there. `due_at` is set until the external database has it."""
 
     table: ClassVar[Table] = Table(
         "external_layers",
@@ -465,7 +465,7 @@ class SigningKey(Record):
 
 class Upload(Record):
     """A file that a caller sends to the bronze zone in parts. Its bytes are in the storage, and their number is the
-    offset. Until `finished_at`, nobody else can upload under its name. `sha256` is what the caller announced, and that
+    offset. Until `finished_at`, no other upload can use its name. `sha256` is what the caller announced, and that
     of the object once it is finished."""
 
     table: ClassVar[Table] = Table(

@@ -80,8 +80,8 @@ class AssetVersionState:
 
     @property
     def is_unresolved(self) -> bool:
-        """It needs a decision before a later version may be submitted. That it was unpublished decides nothing about a
-        newer revision."""
+        """It needs a decision before a later version may be submitted. A newer revision of an unpublished version does
+        too."""
         return not self.is_deleted and self.approval != ApprovalState.APPROVED
 
 
@@ -109,7 +109,7 @@ class AssetState:
 
     @property
     def published(self) -> tuple[tuple[int, int], ...]:
-        """The ordinals and revisions that the catalogue holds: the served revision of each exposed version, or nothing
+        """The ordinals and revisions in the catalogue: the served revision of each exposed version, or nothing
         while the asset has no clearance."""
         if self.clearance == Clearance.UNCLEARED:
             return ()

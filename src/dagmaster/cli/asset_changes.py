@@ -17,8 +17,8 @@ from dagmaster.quantities import counted
 _NEXT_STEPS = {
     "clearance.required": "add --clearance ouo (for internal users) or --clearance public (for everyone)",
     "clearance.differs": "leave out --clearance; `dagmaster assets clear {asset} LEVEL` changes that of the asset",
-    "asset.changed": "look at it again with `dagmaster assets show {asset}`, then repeat the command",
-    "version.revised": "look at the newest revision first: `dagmaster assets link {asset}`",
+    "asset.changed": "read it again with `dagmaster assets show {asset}`, then repeat the command",
+    "version.revised": "open the newest revision first: `dagmaster assets link {asset}`",
     "version.processing": "wait for its job: `dagmaster assets show {asset}` has its id",
     "version.failed": "submit it again; `dagmaster assets show {asset}` has the reason",
     "version.not-found": "`dagmaster assets show {asset}` lists the versions",

@@ -115,7 +115,7 @@ def _reasons(versions: Sequence[VersionInfo]) -> list[str]:
 
 
 def _findings(versions: Sequence[VersionInfo]) -> list[str]:
-    """What was found in the newest revision of each version. What is only for information is in the JSON."""
+    """The findings of the newest revision of each version. Those that are only information are in the JSON."""
     return [
         _finding_text(version, finding)
         for version in versions

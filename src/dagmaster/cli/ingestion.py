@@ -73,7 +73,7 @@ def left_to_platform(state: State, ingestion: Ingestion) -> int:
 
 
 def note_unapproved(state: State, ingestion: Ingestion) -> None:
-    """How a job that nobody waits for is approved."""
+    """Print how to approve the result of a job for which the command does not wait."""
     if not ingestion.is_to_review:
         state.comment("it is not approved when it completes: run the same command again, or review it with:")
     else:

@@ -54,7 +54,7 @@ def print_summary(state: State, results: ResultSummary, *, is_stopping: bool = F
 
 
 def print_warnings(state: State, result: object) -> None:
-    """What was found only when the job had read every pixel. `result` is that of the job, if it is known."""
+    """Findings that need every pixel, so that only the job has them. `result` is that of the job, if it is known."""
     for warning in warnings_of(result):
         print_finding(state, warning, warning.message)
 

@@ -252,7 +252,7 @@ class AsyncClient(AsyncAssets, AsyncLayers, AsyncKeys, AsyncUploads):
         return parse(Resumed, await self.json.retry(_id(job_id), request, is_dry_run=dry_run))
 
     async def change_jobs(self, request: BulkRequest) -> BulkReport:
-        """Cancel, resume or retry many jobs; with `preview`, only learn what would happen. Each job has its result."""
+        """Cancel, resume or retry many jobs; with `preview`, only return what would happen. Each job has its result."""
         return parse(BulkReport, await self.json.change_jobs(request.model_dump(mode="json", exclude_none=True)))
 
     async def export_job(self, job_id: JobId, file: BinaryIO) -> int:

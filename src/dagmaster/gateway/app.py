@@ -30,7 +30,7 @@ from dagmaster.web.limits import RateLimit
 from dagmaster.web.middleware import RequestMiddleware
 from dagmaster.web.validation import PROBLEMS, register, responses
 
-_DESCRIPTION = """Partners submit data, follow it and receive callbacks; operators look at jobs.
+_DESCRIPTION = """Partners submit data, follow it and receive callbacks; operators see jobs.
 
 A partner has a key of its platform (`X-API-Key`, or `Authorization: Bearer`) and sees its own requests and assets only.
 Errors are RFC 9457 problem details with a stable `code`. Lists are paginated: pass `next` of a page as `after`."""

@@ -89,7 +89,7 @@ class Forwarder:
                 hint="ask for the status before you repeat the request; with the same request id it is safe to repeat",
             )
         raise Unavailable(
-            "no orchestrator can be reached, so nothing was changed",
+            "no orchestrator can be reached; the request was not carried out",
             code="gateway.no-orchestrator",
             hint="try again later; reading the status still works",
         )

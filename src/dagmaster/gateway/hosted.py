@@ -71,7 +71,7 @@ def _without_port(address: str) -> str:
 
 
 def hosted_gateway(settings: Settings) -> HostedGateway:
-    """The gateway with the settings of the environment. It refuses to be reachable by everybody without a key."""
+    """The gateway with the settings of the environment. It does not start if anyone could reach it without a key."""
     if not settings.may_expose_gateway:
         raise InvalidRequest(
             "a hosted gateway is reachable from elsewhere, and authentication is disabled",

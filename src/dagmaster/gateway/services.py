@@ -81,7 +81,7 @@ class GatewayServices:
             settings.gateway_rate_per_second,
             settings.gateway_burst,
             code="gateway.too-many-requests",
-            hint="slow down; callbacks tell you when something has changed",
+            hint="send fewer requests; callbacks make polling unnecessary",
         )
         keys = ViewedKeys(self.reads, self.forwarder, settings.gateway_key)
         self.authentication = authentication_of(settings, keys, LOCAL_ADMIN)

@@ -75,7 +75,7 @@ async def get_stats(services: Services) -> JobStats:
     return JobStats(jobs={count.status: count.jobs for count in await services.reads.stats()})
 
 
-@router.get("/lookup", operation_id="status_lookup", summary="Find out what an id stands for", responses=responses(404))
+@router.get("/lookup", operation_id="status_lookup", summary="Look up what an id belongs to", responses=responses(404))
 async def lookup(
     services: Services,
     caller: Annotated[Caller, Depends(needs(Permission.JOBS_READ))],
@@ -89,7 +89,7 @@ async def lookup(
         jobs += await services.reads.jobs(limit=1, job_id=job_id)
     asset = await services.reads.asset(id, None)
     if request is None and not jobs and asset is None:
-        raise NotFound("nothing has this id", code="lookup.not-found")
+        raise NotFound("no request, job or asset has this id", code="lookup.not-found")
     return Lookup(request=request.model_dump(mode="json") if request else None, jobs=jobs, asset=asset)
 
 

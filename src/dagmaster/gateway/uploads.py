@@ -139,7 +139,7 @@ async def append(
     try:
         return await _forwarded(services, request, f"/{upload_id}", stream=body_of(request))
     except ClientDisconnect:
-        return Response(status_code=400)  # nobody reads it
+        return Response(status_code=400)  # the client is gone
 
 
 @router.delete(

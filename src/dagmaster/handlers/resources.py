@@ -1,4 +1,4 @@
-"""What a worker gives its handlers besides their task: storage, the public URLs of what is served, the exporter."""
+"""What a worker gives its handlers with their task: storage, the public URLs of what is served, the exporter."""
 
 from functools import cached_property
 from typing import TYPE_CHECKING

@@ -4,9 +4,9 @@
     append ──▶ the file of the upload, behind the bytes that are there
                  └── the last byte ──▶ hash ──▶ the object ──▶ the row is finished
 
-The offset is the number of bytes that the storage has, whichever process received them. A crash loses nothing that was
-written: the next request continues there, and if all bytes are there, whoever asks for the upload first finishes it.
-The object appears at once and complete, and never replaces another one.
+The offset is the number of bytes that the storage has, whichever process received them. A crash loses no bytes
+that were written: the next request continues there, and if all bytes are there, it finishes the upload. The object
+appears at once and complete, and never replaces another one.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ class UploadRules:
 
 @dataclass(frozen=True, slots=True)
 class Uploads:
-    """What uploads are made with: rows, bytes, limits."""
+    """The operations on uploads, and what they need: rows, bytes, limits."""
 
     store: UploadStore
     storage: Storage
@@ -187,7 +187,7 @@ class Uploads:
             await self.store.remove(upload.upload_id)
             await _in_thread(writer.remove)
             raise
-        except Conflict:  # somebody has put another object there meanwhile
+        except Conflict:  # another object was put there meanwhile
             raise _name_taken(upload.blob) from None
         finished = await self.store.finish(upload.upload_id, stored.sha256, stored.etag)
         await _in_thread(writer.remove)
@@ -196,7 +196,7 @@ class Uploads:
         return await self._described(finished, caller)
 
     async def _repeated(self, upload: Upload, caller: Caller, offset: int, length: int | None) -> UploadInfo:
-        """A request to a finished upload: the last one again, if it sends nothing."""
+        """A request to a finished upload: the last one repeated, if it has no bytes."""
         if offset != upload.size_bytes or length != 0:
             raise wrong_offset(upload.upload_id, upload.size_bytes)
         return await self._described(upload, caller)

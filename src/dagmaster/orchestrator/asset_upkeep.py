@@ -6,7 +6,7 @@
       ──▶ remove the objects of marked revisions, then their documents; recorded in the history
       ──▶ remove the collections of deleted assets that have no revision left
       ──▶ write layers into the external database, or remove them, if that is due
-      ──▶ look again for external copies that were withdrawn; a task may have outlived its job and written one
+      ──▶ check again for external copies that were withdrawn; a task may have outlived its job and written one
       ──▶ call REVIEW_WEBHOOK_URL with what waits for a review
       ──▶ delete history older than AUDIT_RETENTION_DAYS
       ──▶ remove uploads whose last bytes arrived more than UPLOAD_EXPIRY_HOURS ago, and bytes that belong to no upload
@@ -145,7 +145,7 @@ class AssetUpkeep:
         return await self.external.carry_out_all(LAYERS_AT_ONCE) < LAYERS_AT_ONCE
 
     async def notify_reviewers(self) -> bool:
-        """Tell the webhook of reviewers what waits for them. It may hear of a revision twice, but never not at all."""
+        """Notify the webhook of reviewers of what waits for them: of each revision at least once."""
         url = self.settings.review_webhook_url
         if not url:
             return True

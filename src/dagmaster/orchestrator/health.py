@@ -22,7 +22,7 @@ class OrchestratorHealth:
 
     def alive(self) -> list[Check]:
         silent = self._orchestrator.silent_seconds
-        return [Check("jobs", silent < self._orchestrator.hopeless_seconds, f"looked after {silent:.1f} s ago")]
+        return [Check("jobs", silent < self._orchestrator.hopeless_seconds, f"the loop ran {silent:.1f} s ago")]
 
     def ready(self) -> list[Check]:
         orchestrator = self._orchestrator

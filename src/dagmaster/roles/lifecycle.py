@@ -30,7 +30,7 @@ from dagmaster.settings import Settings
 DATABASE_PATIENCE_SECONDS = 60.0
 _LEFTOVER_SECONDS = 0.5
 _POLL_SECONDS = 0.2
-# Whoever reaches the port may read them: orchestration systems send no credentials, and HEALTH_INSECURE is needed for
+# Any client may read them: orchestration systems send no credentials, and HEALTH_INSECURE is needed for
 # non-loopback addresses.
 PROBE_PERMISSION = dict.fromkeys(PATHS, Permission.ANYONE)
 # Returns when the role may begin; None if it may begin at once.

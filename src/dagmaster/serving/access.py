@@ -106,8 +106,8 @@ class _Reader:
         return link_access(self.link, asset.asset_id, version, revision).includes_data
 
     def refusal(self, asset: AssetPublication | None, revision: int | None) -> DagmasterError:
-        """Why nothing is read. It says no more than the caller may know: whoever holds a link that has expired knows
-        what it was for, and whoever may read a dataset may know that it does not have a version."""
+        """The error of a refused request. It says no more than the caller may know: a caller with an expired link knows
+        what it was for, and a caller who may read a dataset may know that it does not have a version."""
         if self.link is not None and self.link.is_expired(self.now):
             return NotAllowed("the link has expired", code="link.expired", hint="ask for a new link")
         if asset is not None and revision is not None and asset.version and self.may_read(asset, asset.version):

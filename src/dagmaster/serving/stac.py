@@ -266,7 +266,7 @@ def _limited_to(search_request: Any, listed: Collections) -> Any:
 
 
 def _collection_of_token(token: str | None) -> str | None:
-    """The collection of the item at which a page begins: pgSTAC would compare with it, whoever may see it."""
+    """The collection of the item at which a page begins: pgSTAC would compare with it, visible or not."""
     parts = (token or "").split(":")
     if len(parts) != 3:
         return None

@@ -84,7 +84,7 @@ def wrong_checksum(location: Location, expected: str, actual: str) -> UnfitData:
     return UnfitData(
         f"the bytes received for {location.path} do not have the SHA-256 that was announced",
         code="upload.checksum",
-        hint="nothing was stored; check the file and upload it again",
+        hint="the upload is removed; check the file and upload it again",
         expected_sha256=expected,
         actual_sha256=actual,
     )

@@ -51,7 +51,7 @@ _log = log.get("auth")
 
 
 class KeyLookup(Protocol):
-    """Where keys are found. The database, or the view of it that the gateway has."""
+    """The source of keys: the database, or the view of it that the gateway has."""
 
     async def find(self, key_id: str) -> StoredKey | None: ...
 
@@ -63,7 +63,7 @@ class KeyLookup(Protocol):
 
 
 class SessionLookup(Protocol):
-    """Where sessions are found."""
+    """The source of sessions."""
 
     async def find(self, session_id: str) -> StoredSession | None: ...
 
@@ -82,8 +82,8 @@ class ActiveSession:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The caller of a request, and how it was found. With `has_ended_session` the caller is anonymous: the browser has
-    the cookie of a session that has ended."""
+    """The caller of a request, and how it was determined. With `has_ended_session` the caller is anonymous: the browser
+    has the cookie of a session that has ended."""
 
     caller: Caller
     session: ActiveSession | None = None
@@ -198,7 +198,7 @@ class CredentialAuthentication:
 
 
 def _is_secret_of(key: KeyText, stored: StoredKey) -> bool:
-    """Both are compared, so that the time does not tell which secret is the present one."""
+    """Both are compared, so that the time does not reveal which secret is the current one."""
     is_current = key.has_hash(stored.secret_hash)
     is_previous = key.has_hash(stored.previous_hash or "")
     return is_current or is_previous

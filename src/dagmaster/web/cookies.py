@@ -26,7 +26,7 @@ def session_in(scope: Scope, headers: Headers) -> str | None:
 
 
 def cookie_in(name: str, scope: Scope, headers: Headers) -> str | None:
-    """The value of a cookie. Two with one name and different values are none: one of them was set by somebody else."""
+    """The value of a cookie. If two with the same name differ, neither counts: another site has set one of them."""
     values = _values(headers)
     candidates = values.get(f"{_ONLY_THIS_HOST}{name}", set())
     if not candidates and not is_https(scope):

@@ -1,7 +1,7 @@
 """A sign-in at an OIDC issuer that has begun, as the cookie of the browser has it.
 
-The cookie is not signed: whoever could set it could also begin a sign-in and set the cookie of that one. Its content is
-checked again when it is read.
+The cookie is not signed: an attacker who could set it could also begin a sign-in and set the cookie of that one. Its
+content is checked again when it is read.
 """
 
 import base64

@@ -141,7 +141,7 @@ class TokenVerifier:
 
 
 def _header_of(token: str) -> Mapping[str, Any]:
-    """The header, which nobody has verified yet."""
+    """The header, which is not verified yet."""
     if len(token) > _LONGEST_TOKEN:
         raise _invalid("it is too long")
     try:

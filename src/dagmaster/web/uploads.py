@@ -20,8 +20,8 @@ STALL_SECONDS: Final = 20.0
 
 
 async def body_of(request: Request, stall_seconds: float = STALL_SECONDS) -> AsyncIterator[bytes]:
-    """The pieces of a body as they arrive. A client that sends nothing for a while is given up: until then nobody else
-    can continue its upload."""
+    """The pieces of a body as they arrive. A request that brings no bytes for a while ends: until then no other
+    request can continue the upload."""
     stream = request.stream()
     while True:
         try:
@@ -29,7 +29,7 @@ async def body_of(request: Request, stall_seconds: float = STALL_SECONDS) -> Asy
                 chunk = await anext(stream, b"")
         except TimeoutError:
             raise Unavailable(
-                f"nothing has arrived for {stall_seconds:g} seconds",
+                f"no bytes have arrived for {stall_seconds:g} seconds",
                 code="upload.stalled",
                 hint="what arrived before is kept: ask for the offset with HEAD, and continue there",
             ) from None

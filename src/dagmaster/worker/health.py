@@ -29,14 +29,14 @@ class WorkerHealth:
         self._started_at = datetime.now(UTC)
 
     def alive(self) -> list[Check]:
-        """No checks besides the event loop's: everything the worker waits for has a time limit."""
+        """Only the event loop is checked: everything the worker waits for has a time limit."""
         return []
 
     def ready(self) -> list[Check]:
         return [self._database(), self._claiming()]
 
     def _database(self) -> Check:
-        """Renewals are due even without work, so a healthy worker hears from the database at this interval."""
+        """Renewals are due even without work, so a healthy worker gets an answer from the database at this interval."""
         worker = self._worker
         ages = [age for age in map(age_of, (worker.exchanged_at, worker.renewed_at)) if age is not None]
         if not ages:

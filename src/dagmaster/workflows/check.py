@@ -319,7 +319,7 @@ def _condition_form(case: Case, node_id: str, node: ConditionalNode) -> Iterator
 
 def _field_form(case: Case, node_id: str, node: ConditionalNode) -> Iterator[WorkflowProblem]:
     if node.condition_field is None:
-        yield case.problem("`branches` need a condition_field to look at", "nodes", node_id, "branches", key=True)
+        yield case.problem("`branches` need a condition_field", "nodes", node_id, "branches", key=True)
     if node.on_true or node.on_false:
         yield case.problem("on_true and on_false belong to `condition`; use branches", "nodes", node_id, key=True)
     defaults = [n for n, branch in enumerate(node.branches) if branch.default]

@@ -232,7 +232,7 @@ function Editor({ asset, layer, onChanged }: { asset: Schemas["AssetInfo"]; laye
               Changed by {layer.updated_by}, <Time at={layer.updated_at} />
             </>
           ) : (
-            "Nobody has written about this layer yet; the texts of the data apply."
+            "Not edited yet: the texts from the data are used."
           )}
         </p>
       </form>

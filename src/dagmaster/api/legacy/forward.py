@@ -89,7 +89,7 @@ class OldSystem:
                 return OldAnswer(response.status_code, _content(response.status_code, await _body(response)))
         except (httpx2.ConnectError, httpx2.ConnectTimeout):
             raise Unavailable(
-                "the old system cannot be reached, so nothing was sent to it",
+                "the old system cannot be reached; the request was not sent",
                 code="legacy.unreachable",
                 hint="try again later; LEGACY_URL is its address",
             ) from None
@@ -121,7 +121,7 @@ def _refuse(response: httpx2.Response) -> None:
         raise bad_answer("the answer of the old system is compressed, although that was not asked for")
 
 
-def bad_answer(message: str, hint: str = "try again later, or look into the old system") -> DagmasterError:
+def bad_answer(message: str, hint: str = "try again later, or check the logs of the old system") -> DagmasterError:
     return Unavailable(message, code="legacy.bad-response", hint=hint)
 
 

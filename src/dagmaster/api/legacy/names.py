@@ -11,7 +11,7 @@ _NO_TILES: Final = {"tile_above_mb": 1e9}  # one COG, however large the source i
 
 @dataclass(frozen=True, slots=True)
 class JobType:
-    """The workflow that a job type stands for, and inputs that it sets unless the caller does."""
+    """The workflow of a job type, and inputs that it sets unless the caller does."""
 
     workflow_id: str
     inputs: Mapping[str, Any] = field(default_factory=dict)

@@ -64,8 +64,16 @@ JobTypeName = Annotated[
     ),
 ]
 StageNumber = Annotated[int, Path(ge=1, le=10_000, description="The number of the stage, from 1")]
-# Whether the request comes from another platform that took this one for the old system.
-IsForwarded = Annotated[str | None, Header(alias=FORWARDED, include_in_schema=False)]
+
+
+def _old_system(
+    services: Services, forwarded: Annotated[str | None, Header(alias=FORWARDED, include_in_schema=False)] = None
+) -> OldSystem | None:
+    """The old system, unless the request was forwarded by another platform already."""
+    return None if forwarded is not None else services.old_system
+
+
+OldSystemIfAny = Annotated[OldSystem | None, Depends(_old_system)]
 Submitter = Annotated[Caller, Depends(needs(Permission.JOBS_SUBMIT))]
 Reader = Annotated[Caller, Depends(needs(Permission.JOBS_READ))]
 Operator = Annotated[Caller, Depends(needs(Permission.JOBS_OPERATE))]
@@ -89,13 +97,12 @@ async def submit_job(
     request: Request,
     resume: Annotated[bool, Query(description="Resume the job of an earlier identical submission")] = False,
     force_reprocess: Annotated[bool, Query(description="Start a new job, even if there is one already")] = False,
-    forwarded: IsForwarded = None,
+    old_system: OldSystemIfAny,
 ) -> Response:
-    """The body holds the parameters of the job; `resume` and `force_reprocess` may be among them. A raster becomes a
+    """The body contains the parameters of the job; `resume` and `force_reprocess` may be among them. A raster becomes a
     submission of the platform `legacy`, which needs the permission assets:submit and is reviewed as any other. A
     request that is forwarded to the old system needs it too."""
     submission = read_submission(job_type, await _body_of(request), resume=resume, force=force_reprocess)
-    old_system = _old_system(services, forwarded)
     if old_system is not None and not services.settings.legacy_read_only and services.shares.is_forwarded(submission):
         require(caller, Permission.ASSETS_SUBMIT)
         return _passed_on(await old_system.change(f"/api/jobs/submit/{job_type}", _options(submission), by=caller.name))
@@ -150,7 +157,7 @@ async def _submit_raster(
             return SubmissionResult(status="accepted", job_id=job_id, job_status=JobStatus.PENDING)
     async with services.ledgers.one() as ledger:
         answer = await answer_about(ledger, job_id, resume=submission.resume, by=caller.name)
-    # Retention has deleted the job, but not what it made.
+    # Retention has deleted the job, but not its results.
     return answer or SubmissionResult(status="already_completed", job_id=job_id, job_status=JobStatus.COMPLETED)
 
 
@@ -174,14 +181,12 @@ async def _submitted(services: ApiServices, result: SubmissionResult, job_type: 
     response_model=OldJobStatus,
     responses=responses(404, *_FORWARDED_PROBLEMS),
 )
-async def get_job_status(
-    services: Services, _caller: Reader, job_id: OldJobId, forwarded: IsForwarded = None
-) -> Response:
-    """A job that is not here is looked for in the old system."""
+async def get_job_status(services: Services, _caller: Reader, job_id: OldJobId, old_system: OldSystemIfAny) -> Response:
+    """For a job that is not here, the old system is asked."""
     try:
         job, view, snapshot = await _job_and_view(services, _uuid(job_id))
     except NotFound as error:
-        return await _read_elsewhere(_old_system(services, forwarded), error, f"/api/jobs/status/{job_id}")
+        return await _read_elsewhere(old_system, error, f"/api/jobs/status/{job_id}")
     shape = shapes.status_shape(
         job,
         view,
@@ -201,7 +206,7 @@ async def get_job_status(
     responses=responses(404, 409, *_FORWARDED_PROBLEMS),
 )
 async def retry_stage(
-    services: Services, caller: Operator, job_id: OldJobId, stage: StageNumber, forwarded: IsForwarded = None
+    services: Services, caller: Operator, job_id: OldJobId, stage: StageNumber, old_system: OldSystemIfAny
 ) -> Response:
     """Only for jobs that failed or succeeded in part, and for stages that were reached. What depends on the stage runs
     again too."""
@@ -215,7 +220,6 @@ async def retry_stage(
             part = JobPart(stage=str(chosen.label_number))
             await retry(ledger, known, part, by=caller.name, reason="a stage was retried with the old API")
     except NotFound as error:
-        old_system = _old_system(services, forwarded)
         if old_system is None or error.code != "job.not-found":
             raise
         require(caller, Permission.ASSETS_SUBMIT)
@@ -238,7 +242,7 @@ async def list_tasks(
     stage: Annotated[int | None, Query(ge=1, le=10_000, description="Only tasks of this stage")] = None,
     limit: Annotated[int, Query(ge=1, le=MOST_ITEMS, description="Maximum number of tasks")] = MOST_ITEMS,
     offset: Annotated[int, Query(ge=0, le=10_000_000, description="Tasks to skip")] = 0,
-    forwarded: IsForwarded = None,
+    old_system: OldSystemIfAny,
 ) -> Response:
     try:
         known = _uuid(job_id)
@@ -246,7 +250,7 @@ async def list_tasks(
         graph = await services.reads.graph(job.definition_hash)
     except NotFound as error:
         query = {"limit": limit, "offset": offset} | ({} if stage is None else {"stage": stage})
-        return await _read_elsewhere(_old_system(services, forwarded), error, f"/api/dbadmin/tasks/{job_id}", query)
+        return await _read_elsewhere(old_system, error, f"/api/dbadmin/tasks/{job_id}", query)
     numbers = shapes.stage_numbers(graph)
     nodes = [name for name in graph.order if name in graph.work and stage in (None, numbers.get(name))]
     tasks = await services.reads.old_tasks(known, nodes, limit=limit + 1, offset=offset)
@@ -278,11 +282,6 @@ async def _facts(services: ApiServices, job: Job, view: JobView, snapshot: Snaps
         outputs=outputs,
         children={each.node_id: each for each in children},
     )
-
-
-def _old_system(services: ApiServices, forwarded: str | None) -> OldSystem | None:
-    """The old system, unless the request was forwarded by another platform already."""
-    return None if forwarded is not None else services.old_system
 
 
 async def _read_elsewhere(

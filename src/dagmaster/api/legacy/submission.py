@@ -1,6 +1,6 @@
 """An old submission as a submission of today. Pure.
 
-The body of the old API holds the parameters of the job, and beside them `resume` and `force_reprocess`. A job that
+The body of the old API contains the parameters of the job, `resume` and `force_reprocess`. A job that
 writes a raster dataset becomes a submission of the platform `legacy`: the rules of assets apply, and its result is
 reviewed. Other jobs are submitted as they are.
 """
@@ -148,7 +148,7 @@ def _source(parameters: dict[str, Any], *, is_many: bool) -> tuple[str | None, s
     if path is not None and blob is None and container is None:
         container, _, blob = path.partition("/")
     elif path is not None:
-        raise _invalid("`blob_path` stands for container_name and blob_name: give one or the others", "blob_path")
+        raise _invalid("`blob_path` replaces container_name and blob_name: give either it or these", "blob_path")
     if not blob:
         raise _invalid("`blob_name` is required", "blob_name")
     return container or None, blob

@@ -79,7 +79,7 @@ class AssetSubmissionResult(ApiModel):
 
 
 class FindingInfo(ApiModel):
-    """What a check found in the source or in the result. The platform applies the correction that `fix` names.
+    """A finding of a check of the source or of the result. The platform applies the correction that `fix` names.
 
     `hint` says what to do. `count` is how many files or tiles have it, and `places` are the first of them. `stage` is
     `validation` if it was found before anything was written, and `processing` if every pixel had to be read for it.

@@ -51,7 +51,7 @@ class ReindexCommand(RequestModel):
 
 
 class ReindexResult(ApiModel):
-    """What the catalogue holds of the asset."""
+    """What the catalogue has of the asset."""
 
     asset_id: str
     dataset_id: str

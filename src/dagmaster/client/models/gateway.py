@@ -189,7 +189,7 @@ class JobStats(ApiModel):
 
 
 class Lookup(ApiModel):
-    """What an id stands for: a request, jobs with this correlation id, or an asset."""
+    """What an id belongs to: a request, jobs with this correlation id, or an asset."""
 
     request: dict[str, Any] | None = None
     jobs: list[GatewayJob] = []

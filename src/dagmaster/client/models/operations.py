@@ -1,4 +1,4 @@
-"""What operators look at: orchestrators, workers, queues, dead letters, janitor actions, statistics and health."""
+"""What operators see: orchestrators, workers, queues, dead letters, janitor actions, statistics and health."""
 
 from datetime import datetime
 from typing import Annotated, Any, Literal
@@ -66,7 +66,7 @@ class QueueSummary(ApiModel):
 
 
 class TaskLease(ApiModel):
-    """A running task and how long its worker holds it without renewing. A negative time: the lease has expired."""
+    """A running task and the time until its lease expires, unless its worker renews it. Negative: it has expired."""
 
     task_id: str
     job_id: UUID

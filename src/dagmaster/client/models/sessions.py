@@ -17,8 +17,8 @@ class SignInMethod(ApiModel):
 
 
 class SessionInfo(CallerInfo):
-    """The caller of the request. `method` is null if nobody has signed in, and without authentication; `header` for
-    credentials in a header. Requests with the cookie that change something need `csrf_token` in X-CSRF-Token."""
+    """The caller of the request. `method` is null for anonymous callers and if authentication is disabled; `header`
+    for credentials in a header. Requests with the cookie that change something need `csrf_token` in X-CSRF-Token."""
 
     is_signed_in: bool
     method: Literal["key", "oidc", "header"] | None = None

@@ -48,8 +48,8 @@ class ExternalKey:
 
 @dataclass(frozen=True, slots=True)
 class DueJob:
-    """What a job is needed for: to make or to remove the external copies of a revision. `due_at` and `failures` tell
-    the jobs of one revision apart."""
+    """What a job is needed for: to make or to remove the external copies of a revision. `due_at` and `failures`
+    distinguish the jobs of one revision."""
 
     step: ExternalStep
     key: ExternalKey

@@ -72,7 +72,7 @@ class LayerStore(AssetStore):
     async def edit(
         self, key: str, layer: str, change: Change, decision: Decision, *, if_match: str | None = None
     ) -> LayerMetadataInfo:
-        """Write what `change` makes of the metadata. Nothing is recorded if it stays as it is."""
+        """Write what `change` makes of the metadata. If it does not change, no event is recorded."""
         seen = seen_number(if_match, "layer")
 
         async def act(connection: Connection) -> LayerMetadataInfo:
@@ -99,7 +99,7 @@ class LayerStore(AssetStore):
         self, key: str, layer: str, decision: Decision, writer: Writer, *, is_external: bool = False
     ) -> LayerChange:
         """Publish the metadata of a layer of a published asset; with `is_external`, record that the external database
-        shall hold it too."""
+        must have it too."""
 
         async def act(connection: Connection) -> LayerChange:
             asset = await self._lock(connection, key, [])
@@ -119,7 +119,7 @@ class LayerStore(AssetStore):
 
     async def withdraw_layer(self, key: str, layer: str, decision: Decision, writer: Writer) -> LayerChange:
         """Remove a layer from the catalogue and its metadata from the collection, and record that the external database
-        shall not hold it."""
+        must not have it."""
 
         async def act(connection: Connection) -> LayerChange:
             asset = await self._lock(connection, key, [])

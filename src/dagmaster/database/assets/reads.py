@@ -94,7 +94,7 @@ class AssetReads:
         visible: VisibleAssets | None = None,
     ) -> list[ListedAsset]:
         """Newest first; without `visible`, all of them. `after` is (created_at, asset_id) of the last one of the page
-        before. `text` is looked for in ids, titles and references; `refs` must all be among the references that
+        before. `text` is searched in ids, titles and references; `refs` must all be among the references that
         identify the asset."""
         after_at, after_id = after or (None, None)
         values = {

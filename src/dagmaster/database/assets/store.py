@@ -42,8 +42,8 @@ class AssetStore(AssetSubmissions):
         if_match: str | None = None,
     ) -> AssetInfo:
         """Apply a rule to an asset. `admit` raises if the caller may not; it comes first. `versions` are those that the
-        rule may change (None: all). `publish` is called with the connection, the dataset id, and the editions that the
-        catalogue held and shall hold, if they differ. `if_match` is the ETag that the caller has seen."""
+        rule may change (None: all). `publish` is called with the connection, the dataset id, and the editions in the
+        catalogue before and after the change, if they differ. `if_match` is the ETag that the caller has seen."""
 
         async def act(connection: Connection) -> AssetInfo:
             asset = await self._lock(connection, key, versions)

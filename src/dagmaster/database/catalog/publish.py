@@ -46,7 +46,7 @@ class CollectionWriter:
     describe: Describe
 
     async def prepare(self, connection: Connection, editions: Sequence[Edition]) -> None:
-        """Create the collection and the partitions that these editions need. Nothing of them is published by that."""
+        """Create the collection and the partitions that these editions need. That does not publish them."""
         await _require_deployed(connection)
         await lock_collection(connection, self.dataset_id, creates_partitions=True)
         await set_limits(connection, lock_seconds=PREPARE_LOCK_SECONDS)
@@ -55,8 +55,8 @@ class CollectionWriter:
         await self._partitions(connection, editions)
 
     async def publish(self, connection: Connection, held: Sequence[Edition], wanted: Sequence[Edition]) -> None:
-        """Let the collection hold the items of the wanted editions, and no others. Editions that it held are taken to
-        be complete: documents of a reviewed revision never change."""
+        """Give the collection the items of the wanted editions, and no others. Editions that it had are taken to be
+        complete: documents of a reviewed revision never change."""
         if not wanted and not await is_deployed(connection):
             return
         await _require_deployed(connection)

@@ -29,7 +29,7 @@ _BATCH_ITEMS = 500
 
 @dataclass(frozen=True, slots=True)
 class ExternalContent:
-    """What the external database shall hold of a layer. The documents are complete: their URLs are absolute."""
+    """What the external database must have of a layer. The documents are complete: their URLs are absolute."""
 
     layer: LayerInfo
     collection: Json

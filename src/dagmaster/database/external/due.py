@@ -1,4 +1,4 @@
-"""What the external database shall hold, and whether it does. It is recorded in our own database, in the transaction of
+"""What the external database must have, and whether it does. It is recorded in our own database, in the transaction of
 the change that causes it."""
 
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ class PostgresExternalLayers(Session):
             )
 
     async def content(self, due: DueLayer) -> WantedContent | None:
-        """What the external database shall hold; None if nothing. All of it is of one moment."""
+        """What the external database must have; None if it must have none of it. All of it is of one moment."""
         place = {"asset_id": due.asset_id, "layer": due.layer, "generation": due.generation}
         async with self._connected() as connection:
             await connection.set_isolation_level(IsolationLevel.REPEATABLE_READ)

@@ -1,4 +1,4 @@
-"""The ledger: the calls through which everybody reads and writes durable state, split by who makes them.
+"""The ledger: the calls that read and write durable state, one protocol for each kind of caller.
 
     SubmissionLedger     the API and operations: create, rerun and cancel jobs, dead letters, queue limits
     OrchestratorLedger   the orchestrator's loop: claim jobs, and advance them step by step

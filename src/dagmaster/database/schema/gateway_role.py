@@ -25,7 +25,7 @@ _SETTINGS = {
     "lock_timeout": "2s",
     "idle_in_transaction_session_timeout": "10s",
 }
-# Large objects can be written by everybody unless this is revoked, even by a role without any other right.
+# Every role can write large objects unless this is revoked, even one without any other right.
 _LARGE_OBJECTS = (
     "lo_creat(integer)",
     "lo_create(oid)",

@@ -1,4 +1,4 @@
--- Layers: what people write about them, the catalogue that portals read, and what the external database shall hold. Changes are made
+-- Layers: what people write about them, the catalogue that portals read, and what the external database must have. Changes are made
 -- under a lock on the asset's row.
 
 -- part: layer_metadata_columns
@@ -10,7 +10,7 @@ a.asset_id, a.dataset_id, given.layer, m.title, m.description, coalesce(m.keywor
        CASE WHEN x.due_at IS NOT NULL THEN 'due' WHEN x.is_wanted THEN 'published' END AS external
 
 -- name: layer_metadata_of
--- The metadata of the layers of an asset, also of those that nobody has edited.
+-- The metadata of the layers of an asset, also of those that were never edited.
 SELECT
 -- use: layer_metadata_columns
   FROM dagapp.geospatial_assets AS a
@@ -186,7 +186,7 @@ SELECT asset_id, layer, dataset_id, is_wanted, generation
  LIMIT %(limit)s;
 
 -- name: layer_external_content
--- What the external database shall hold of a layer: nothing, if it is not published or not public.
+-- What the external database must have of a layer: no row if it is not published or not public.
 SELECT
 -- use: catalog_layer_columns
   FROM dagapp.layer_catalog AS l

@@ -1,6 +1,6 @@
 -- name: store_payload
--- Make a payload known, or say that it is stored again: it is then as new as it ever was. Whoever stores the same at the same
--- time waits here. The parts follow in the same transaction.
+-- Insert the row of a payload, or renew its age if it is stored again. Another transaction that stores the same payload waits
+-- here. The parts follow in the same transaction.
 INSERT INTO dagapp.dag_payloads AS p (job_id, sha256, size_bytes, is_kept)
 VALUES (%(job_id)s, %(sha256)s, %(size_bytes)s, %(is_kept)s)
     ON CONFLICT (job_id, sha256) DO UPDATE

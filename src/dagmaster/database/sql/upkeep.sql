@@ -1,4 +1,4 @@
--- The upkeep of assets: data that nobody needs any more is purged, reviewers hear of what waits for them, and old history is deleted.
+-- The upkeep of assets: data that is no longer needed is purged, reviewers are notified, and old history is deleted.
 
 -- name: asset_purge_begin
 -- Mark revisions whose data may go: rejected, superseded or deleted long enough ago. From then on they can be neither approved nor

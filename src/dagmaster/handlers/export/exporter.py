@@ -1,4 +1,4 @@
-"""What copies the objects of a revision to the external zone. Checksums are verified afterwards, whoever has copied."""
+"""The interface of what copies the objects of a revision to the external zone. Checksums are verified afterwards."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -18,7 +18,7 @@ from dagmaster.storage import Storage
 
 PAST_RUNS: Final = 5
 _MB: Final = 1_000_000
-_COMPARABLE: Final = 4.0  # a past run whose source is this many times larger or smaller does not tell the routing
+_COMPARABLE: Final = 4.0  # a past run whose source is this many times larger or smaller does not show the routing
 
 
 async def dry_run(
@@ -72,7 +72,7 @@ def _problem(error: Conflict | InvalidRequest | UnfitData) -> dict[str, Any]:
 
 def _is_tiled(checked: CheckedSubmission, runs: Sequence[PastRun]) -> bool | None:
     """Whether the source becomes several COGs. That depends on its size without compression, which only its file
-    tells: None unless the size of the file, or a past run with a source of about that size, decides it."""
+    shows: None unless the size of the file, or a past run with a source of about that size, decides it."""
     if checked.source.is_many:
         return len(checked.source.blobs) > 1
     limit = checked.inputs.get("tile_above_mb")

@@ -1,4 +1,4 @@
-"""Make a signed link: whoever holds it reads one version until it expires."""
+"""Make a signed link: anyone with it can read one version until it expires."""
 
 import math
 import time
