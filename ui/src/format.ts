@@ -85,5 +85,5 @@ export function measure(value: number | null | undefined): string {
   if (value === null || value === undefined || !Number.isFinite(value)) return "–";
   if (Number.isInteger(value) && Math.abs(value) < 1e9) return number(value);
   const size = Math.abs(value);
-  return size !== 0 && (size < 1e-3 || size >= 1e9) ? value.toExponential(3) : String(Number(value.toPrecision(6)));
+  return size !== 0 && (size < 1e-3 || size >= 1e9) ? value.toExponential(3) : String(Number(value.toPrecision(5)));
 }

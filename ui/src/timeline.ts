@@ -18,10 +18,21 @@ export interface Bar {
   to: number;
 }
 
+/** When the children of a fan-out ran, from the first to the last. */
+export interface Span {
+  id: string;
+  status: string;
+  count: number;
+  started_at: string | null;
+  finished_at: string | null;
+}
+
 export interface TimelineRow {
   id: string;
   label: string;
   bars: Bar[];
+  /** The number of children, if the row stands for a fan-out. */
+  children?: number;
 }
 
 export interface TimelineModel {
@@ -30,7 +41,7 @@ export interface TimelineModel {
   end: number;
 }
 
-export function timelineOf(entries: readonly AttemptTimes[], now: number): TimelineModel {
+export function timelineOf(entries: readonly AttemptTimes[], now: number, spans: readonly Span[] = []): TimelineModel {
   const rows = new Map<string, TimelineRow>();
   let start = Number.POSITIVE_INFINITY;
   let end = Number.NEGATIVE_INFINITY;
@@ -48,6 +59,15 @@ export function timelineOf(entries: readonly AttemptTimes[], now: number): Timel
     const row = rows.get(entry.node_id) ?? { id: entry.node_id, label: entry.label ?? entry.node_id, bars: [] };
     row.bars.push({ attempt: entry.attempt, status: entry.status, waitFrom, runFrom, to });
     rows.set(entry.node_id, row);
+  }
+  for (const span of spans) {
+    if (!span.started_at) continue;
+    const from = Date.parse(span.started_at);
+    const to = span.finished_at ? Date.parse(span.finished_at) : Math.max(now, from);
+    start = Math.min(start, from);
+    end = Math.max(end, to);
+    const bars = [{ attempt: 1, status: span.status, waitFrom: from, runFrom: from, to }];
+    rows.set(span.id, { id: span.id, label: span.id, bars, children: span.count });
   }
   if (rows.size === 0) return { rows: [], start: now, end: now };
   const names = new Intl.Collator("en", { numeric: true });

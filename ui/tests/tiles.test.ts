@@ -2,7 +2,9 @@ import { expect, test } from "vitest";
 import { urlOf } from "../src/api/client";
 import { graticule } from "../src/map/graticule";
 import {
+  commonStyle,
   DEFAULT_STYLE,
+  type MapFacts,
   previewUrl,
   styleFrom,
   styleQuery,
@@ -54,4 +56,32 @@ test.each([0, 3, 7, 12, 22])("the graticule at zoom %i has a bounded number of l
   const lines = graticule([-200, -85, 200, 85], zoom).features[0]?.geometry.coordinates ?? [];
   expect(lines.length).toBeGreaterThan(0);
   expect(lines.length).toBeLessThanOrEqual(400);
+});
+
+const facts = (changes: Partial<MapFacts>) =>
+  ({ bands: [["b1", null]], shown: [], rescale: null, colormap_name: null, is_palette: false, ...changes }) as MapFacts;
+
+test("two versions are compared with one range of values", () => {
+  const [one, other] = [facts({ rescale: [[0, 5]] }), facts({ rescale: [[-1, 4]] })];
+  expect(commonStyle(one, other)).toEqual({ bands: null, low: -1, high: 5, colormap: null });
+});
+
+test("a style that people chose for one version is used for both", () => {
+  const styled = facts({ rescale: [[0, 8]], colormap_name: "blues" });
+  const style = { bands: null, low: 0, high: 8, colormap: "blues" };
+  expect(commonStyle(styled, facts({ rescale: [[0.1, 7]] }))).toEqual(style);
+  expect(commonStyle(facts({ rescale: [[0.1, 7]] }), styled)).toEqual(style);
+});
+
+test("pictures and palettes keep their own colours", () => {
+  const picture = facts({
+    bands: [
+      ["r", null],
+      ["g", null],
+      ["b", null],
+    ],
+    rescale: [[0, 200]],
+  });
+  expect(commonStyle(picture, picture)).toEqual(DEFAULT_STYLE);
+  expect(commonStyle(facts({ is_palette: true }), facts({ rescale: [[0, 1]] }))).toEqual(DEFAULT_STYLE);
 });

@@ -33,6 +33,38 @@ test("what still runs ends now; what was lost before it started has no length", 
   expect(model.rows[1]?.bars[0]).toMatchObject({ runFrom: null, to: Date.parse(at(2)) });
 });
 
+test("a fan-out is one row from its start to its end, between the attempts of other nodes", () => {
+  const model = timelineOf(
+    [
+      { node_id: "list", attempt: 1, status: "succeeded", queued_at: at(0), started_at: at(0), finished_at: at(2) },
+      {
+        node_id: "report",
+        attempt: 1,
+        status: "succeeded",
+        queued_at: at(30),
+        started_at: at(30),
+        finished_at: at(31),
+      },
+    ],
+    0,
+    [
+      { id: "tiles", status: "completed", count: 400, started_at: at(2), finished_at: at(30) },
+      { id: "later", status: "pending", count: 0, started_at: null, finished_at: null },
+    ],
+  );
+  expect(model.rows.map((row) => [row.id, row.children])).toEqual([
+    ["list", undefined],
+    ["tiles", 400],
+    ["report", undefined],
+  ]);
+  expect(model.end - model.start).toBe(31_000);
+});
+
+test("a fan-out that still runs ends now", () => {
+  const span = { id: "tiles", status: "running", count: 4, started_at: at(2), finished_at: null };
+  expect(timelineOf([], Date.parse(at(9)), [span]).rows[0]?.bars[0]?.to).toBe(Date.parse(at(9)));
+});
+
 test("no attempts give an empty timeline", () => {
   expect(timelineOf([], 5).rows).toEqual([]);
 });

@@ -1,6 +1,6 @@
 /** Small parts that all pages use. */
 import type { ComponentChildren, JSX } from "preact";
-import { useEffect, useId, useRef, useState } from "preact/hooks";
+import { useEffect, useId, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { ApiProblem } from "../api/client";
 import { now, type Resource } from "../data";
 import { absolute, duration, relative, secondsBetween, shortId } from "../format";
@@ -158,6 +158,13 @@ export function Tabs({ tabs, name = "tab", label }: { tabs: Tab[]; name?: string
   const wanted = query.value.get(name);
   const chosen = tabs.find((tab) => tab.id === wanted) ?? tabs[0];
   const prefix = useId();
+  const list = useRef<HTMLDivElement>(null);
+  // Narrow screens show a part of the tabs.
+  useLayoutEffect(() => {
+    const tab = list.current?.querySelector<HTMLElement>("[aria-selected=true]");
+    if (list.current && tab)
+      list.current.scrollLeft = tab.offsetLeft - (list.current.clientWidth - tab.offsetWidth) / 2;
+  }, [chosen?.id]);
   const choose = (id: string) => setQuery({ [name]: id === tabs[0]?.id ? null : id });
   const move = (event: KeyboardEvent) => {
     const step = event.key === "ArrowRight" ? 1 : event.key === "ArrowLeft" ? -1 : 0;
@@ -170,7 +177,7 @@ export function Tabs({ tabs, name = "tab", label }: { tabs: Tab[]; name?: string
   };
   return (
     <div class="stack">
-      <div class="tabs" role="tablist" aria-label={label} onKeyDown={move}>
+      <div ref={list} class="tabs" role="tablist" aria-label={label} onKeyDown={move}>
         {tabs.map((tab) => (
           <button
             key={tab.id}

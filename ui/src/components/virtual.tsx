@@ -30,12 +30,14 @@ export function VirtualList(props: {
     setRange((old) => (old[0] === next[0] && old[1] === next[1] ? old : next));
     if (onNearEnd && box.scrollTop + 2 * box.clientHeight > count * rowHeight) onNearEnd();
   };
+  const latest = useRef(update);
+  latest.current = update;
   useEffect(update, [count, rowHeight]);
   useEffect(() => {
-    const observer = new ResizeObserver(update);
+    const observer = new ResizeObserver(() => latest.current());
     if (ref.current) observer.observe(ref.current);
     return () => observer.disconnect();
-  });
+  }, []);
   const [first, last] = [Math.min(range[0], count), Math.min(range[1], count)];
   return (
     <div

@@ -1,5 +1,5 @@
 /** A workflow as a picture: nodes with their states, fan-outs as one node with counts. */
-import { useMemo } from "preact/hooks";
+import { useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import { Icon } from "../components/icons";
 import { lookOf, wordOf } from "../components/state";
 import { number } from "../format";
@@ -33,6 +33,8 @@ export interface DrawnEdge {
 
 const WIDTH = 188;
 const SMALL = 92;
+/** A graph that is a little too wide is drawn smaller; a wider one scrolls. */
+const SMALLEST_SCALE = 0.75;
 
 export function Graph(props: {
   nodes: DrawnNode[];
@@ -54,10 +56,18 @@ export function Graph(props: {
       }),
     [shape],
   );
+  const { ref, scale } = useScale(placed.width + 2);
   const states = new Map(props.nodes.map((node) => [node.id, node.state]));
   return (
-    <div class="graph" role="group" aria-label={props.label}>
-      <div style={{ width: `${placed.width + 2}px`, height: `${placed.height + 2}px`, position: "relative" }}>
+    <div ref={ref} class="graph" role="group" aria-label={props.label}>
+      <div
+        style={{
+          width: `${placed.width + 2}px`,
+          height: `${placed.height + 2}px`,
+          position: "relative",
+          zoom: String(scale),
+        }}
+      >
         <svg width={placed.width + 2} height={placed.height + 2} aria-hidden="true">
           {props.edges.map((edge) => {
             const [from, to] = [placed.nodes.get(edge.source), placed.nodes.get(edge.target)];
@@ -89,6 +99,24 @@ export function Graph(props: {
       </div>
     </div>
   );
+}
+
+function useScale(width: number) {
+  const ref = useRef<HTMLDivElement>(null);
+  const [scale, setScale] = useState(1);
+  useLayoutEffect(() => {
+    const box = ref.current;
+    if (!box) return;
+    const fit = () => {
+      const room = box.clientWidth - 2 * 16;
+      setScale(room >= width * SMALLEST_SCALE ? Math.min(1, room / width) : 1);
+    };
+    fit();
+    const observer = new ResizeObserver(fit);
+    observer.observe(box);
+    return () => observer.disconnect();
+  }, [width]);
+  return { ref, scale };
 }
 
 function isSmall(node: DrawnNode): boolean {

@@ -13,7 +13,12 @@ function colour(name: string): string {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim() || "#888888";
 }
 
-export function createMap(container: HTMLElement, box: Box | null): RasterMap {
+const MARGIN = 32;
+const CONTROLS_WIDTH = 236;
+
+/** With controls, which lie on the left of a wide map, the data is beside them. */
+export function createMap(container: HTMLElement, box: Box | null, hasControls: boolean): RasterMap {
+  const left = hasControls && container.clientWidth > 3 * CONTROLS_WIDTH ? MARGIN + CONTROLS_WIDTH : MARGIN;
   const map = new maplibregl.Map({
     container,
     style: {
@@ -30,7 +35,7 @@ export function createMap(container: HTMLElement, box: Box | null): RasterMap {
       ],
     },
     bounds: box ?? [-180, -60, 180, 75],
-    fitBoundsOptions: { padding: 32 },
+    fitBoundsOptions: { padding: { top: MARGIN, right: MARGIN, bottom: MARGIN, left } },
     attributionControl: false,
     renderWorldCopies: true,
     maxZoom: 24,

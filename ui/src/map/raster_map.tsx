@@ -38,7 +38,7 @@ export function useTileJson(edition: Edition) {
 }
 
 /** A MapLibre map in an element, made once; null until its code is loaded. */
-export function useMap(box: number[] | null, isReady: boolean) {
+export function useMap(box: number[] | null, isReady: boolean, hasControls = false) {
   const element = useRef<HTMLDivElement>(null);
   const [map, setMap] = useState<RasterMap | null>(null);
   const [problem, setProblem] = useState<Error | null>(null);
@@ -50,7 +50,7 @@ export function useMap(box: number[] | null, isReady: boolean) {
       ({ createMap }) => {
         if (isGone || !element.current) return;
         try {
-          made = createMap(element.current, box ? unwrapped(box) : null);
+          made = createMap(element.current, box ? unwrapped(box) : null, hasControls);
           setMap(made);
         } catch {
           setProblem(
@@ -69,7 +69,9 @@ export function useMap(box: number[] | null, isReady: boolean) {
   return { element, map, problem };
 }
 
-export function RasterView({ edition, tall = false }: { edition: Edition; tall?: boolean }) {
+/** `compact`: the controls are closed at first, as the map is narrow. */
+export function RasterView(props: { edition: Edition; tall?: boolean; compact?: boolean }) {
+  const { edition, tall = false, compact = false } = props;
   const tilejson = useTileJson(edition);
   if (tilejson.data === null)
     return (
@@ -84,7 +86,13 @@ export function RasterView({ edition, tall = false }: { edition: Edition; tall?:
       </div>
     );
   return (
-    <Loaded key={`${edition.version}-${edition.revision}`} edition={edition} tilejson={tilejson.data} tall={tall} />
+    <Loaded
+      key={`${edition.version}-${edition.revision}`}
+      edition={edition}
+      tilejson={tilejson.data}
+      tall={tall}
+      compact={compact}
+    />
   );
 }
 
@@ -95,9 +103,10 @@ interface Point {
   problem: string | null;
 }
 
-function Loaded({ edition, tilejson, tall }: { edition: Edition; tilejson: TileJson; tall: boolean }) {
+function Loaded(props: { edition: Edition; tilejson: TileJson; tall: boolean; compact: boolean }) {
+  const { edition, tilejson, tall } = props;
   const facts = tilejson.dagmaster;
-  const { element, map, problem } = useMap(facts.bbox, true);
+  const { element, map, problem } = useMap(facts.bbox, true, true);
   const style = styleFrom(query.value);
   const [opacity, setOpacity] = useState(1);
   const [pointer, setPointer] = useState<[number, number] | null>(null);
@@ -162,7 +171,14 @@ function Loaded({ edition, tilejson, tall }: { edition: Edition; tilejson: TileJ
           <ProblemView problem={problem} />
         </div>
       )}
-      <MapControls edition={edition} facts={facts} style={style} opacity={opacity} onOpacity={setOpacity} />
+      <MapControls
+        compact={props.compact}
+        edition={edition}
+        facts={facts}
+        style={style}
+        opacity={opacity}
+        onOpacity={setOpacity}
+      />
       <div class="map-status mono" aria-live="polite">
         {pointer ? `${pointer[1].toFixed(5)}°, ${pointer[0].toFixed(5)}°` : "Click the map for values"}
       </div>
@@ -206,6 +222,7 @@ export function bandName(facts: MapFacts, band: number): string {
 }
 
 function MapControls(props: {
+  compact: boolean;
   edition: Edition;
   facts: MapFacts;
   style: Style;
@@ -213,7 +230,7 @@ function MapControls(props: {
   onOpacity: (value: number) => void;
 }) {
   const { facts, style, edition } = props;
-  const [isOpen, setOpen] = useState(globalThis.innerWidth > 900);
+  const [isOpen, setOpen] = useState(!props.compact && globalThis.innerWidth > 900);
   const isSingle = isSingleBand(style, facts);
   const bands = shownBands(style, facts);
   const change = (changes: Partial<Style>) => setQuery(styleQuery({ ...style, ...changes }));

@@ -107,6 +107,20 @@ export function isSingleBand(style: Style, facts: MapFacts): boolean {
   return shownBands(style, facts).length === 1;
 }
 
+/** One style for two versions, so that the same value has the same colour in both; the one that people chose, if any. */
+export function commonStyle(one: MapFacts, other: MapFacts): Style {
+  const both = [one, other];
+  if (both.some((facts) => facts.is_palette || !isSingleBand(DEFAULT_STYLE, facts))) return DEFAULT_STYLE;
+  const styled = both.find((facts) => facts.colormap_name !== null);
+  const ranges = (styled ? [styled] : both).flatMap((facts) => facts.rescale?.slice(0, 1) ?? []);
+  return {
+    bands: null,
+    low: ranges.length > 0 ? Math.min(...ranges.map(([low]) => low)) : null,
+    high: ranges.length > 0 ? Math.max(...ranges.map(([, high]) => high)) : null,
+    colormap: styled?.colormap_name ?? null,
+  };
+}
+
 export function styleFrom(query: URLSearchParams): Style {
   const number = (name: string) => {
     const value = query.get(name);

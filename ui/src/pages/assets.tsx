@@ -55,19 +55,6 @@ export default function AssetsPage() {
             onChange={(value) => setQuery({ q: value || null })}
           />
         </div>
-        <div class="chips" role="group" aria-label="State">
-          {STATES.map((name) => (
-            <button
-              key={name}
-              type="button"
-              class="chip"
-              aria-pressed={state.includes(name)}
-              onClick={() => toggle(name)}
-            >
-              <StateBadge state={name === "needs_review" ? "pending_review" : name} plain />
-            </button>
-          ))}
-        </div>
         <select
           class="input narrow"
           aria-label="Platform"
@@ -81,6 +68,19 @@ export default function AssetsPage() {
             </option>
           ))}
         </select>
+        <div class="chips" role="group" aria-label="State">
+          {STATES.map((name) => (
+            <button
+              key={name}
+              type="button"
+              class="chip"
+              aria-pressed={state.includes(name)}
+              onClick={() => toggle(name)}
+            >
+              <StateBadge state={name === "needs_review" ? "pending_review" : name} plain />
+            </button>
+          ))}
+        </div>
       </div>
       <div class="columns">
         <Card title="List" flush>

@@ -6,7 +6,7 @@ import { useResource } from "../data";
 import { measure, words } from "../format";
 import { useTitle } from "../frame";
 import { useMap, useTileJson } from "../map/raster_map";
-import { DEFAULT_STYLE, type Edition, tileTemplate, unwrapped } from "../map/tiles";
+import { commonStyle, type Edition, tileTemplate, unwrapped } from "../map/tiles";
 import { query, setQuery } from "../router";
 import type { PageProps } from "../routes";
 
@@ -56,7 +56,7 @@ function Comparison({ asset }: { asset: Asset }) {
   );
   return (
     <>
-      <div class="row wrap">
+      <div class="row wrap compared">
         {choose("from", "Left", from.version_ordinal)}
         {choose("to", "Right", to.version_ordinal)}
       </div>
@@ -87,6 +87,7 @@ function Swipe({ left, right }: { left: Edition; right: Edition }) {
     const [a, b] = [first.map, second.map];
     if (!a || !b || !before.data || !after.data) return;
     const [leftJson, rightJson] = [before.data, after.data];
+    const style = commonStyle(leftJson.dagmaster, rightJson.dagmaster);
     import("../map/map").then(({ showRaster }) => {
       for (const [map, json] of [
         [a, leftJson],
@@ -95,7 +96,7 @@ function Swipe({ left, right }: { left: Edition; right: Edition }) {
         showRaster(
           map,
           {
-            template: tileTemplate(json, DEFAULT_STYLE, globalThis.location.origin),
+            template: tileTemplate(json, style, globalThis.location.origin),
             bounds: unwrapped(json.dagmaster.bbox),
             minzoom: json.minzoom,
             maxzoom: json.maxzoom,

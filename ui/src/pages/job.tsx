@@ -56,7 +56,8 @@ export default function JobPage({ params }: PageProps) {
     { ...refresh, enabled: job.data !== null && !isOver },
   );
   const selected = query.value.get("node");
-  if (job.data === null)
+  // The graph is loaded at the same time: together they need no second layout.
+  if (job.data === null || (graph.data === null && !graph.problem))
     return job.problem ? <NoJob problem={job.problem} onRetry={job.reload} /> : <Skeleton lines={10} />;
   const detail = job.data;
   return (
@@ -229,7 +230,13 @@ function Situation({ detail, waiting }: { detail: Detail; waiting: Resource<Sche
     );
   else if (detail.job.error_message) parts.push(<Banner key="error" tone="red" title={detail.job.error_message} />);
   if (detail.trouble) parts.push(<Banner key="trouble" tone="amber" title={detail.trouble} />);
-  if (!detail.is_over) {
+  if (!detail.is_over && waiting.data === null && !waiting.problem)
+    parts.push(
+      <div key="unknown" class="banner blue">
+        <Skeleton lines={2} />
+      </div>,
+    );
+  else if (!detail.is_over) {
     const reasons = (waiting.data?.nodes ?? []).flatMap((node) =>
       node.reasons.map((reason) => ({ node: node.label ?? node.node_id, id: node.node_id, reason })),
     );
@@ -237,7 +244,20 @@ function Situation({ detail, waiting }: { detail: Detail; waiting: Resource<Sche
       reasons.filter((each) => each.reason.code === "running"),
       reasons.filter((each) => !["running", "waiting_for_nodes", "waiting_for_children"].includes(each.reason.code)),
     ];
-    if (blocked.length > 0)
+    const children = detail.nodes.reduce((sum, node) => sum + (node.children?.running ?? 0), 0);
+    if (children > 0)
+      parts.push(
+        <Banner key="running" tone="blue" icon="running" title={runningTitle(detail, children + running.length)}>
+          <ul class="plain">
+            {[...running, ...blocked].slice(0, 4).map((each, place) => (
+              <li key={place}>
+                <NodeLink id={each.id}>{each.node}</NodeLink>: {each.reason.detail}
+              </li>
+            ))}
+          </ul>
+        </Banner>,
+      );
+    else if (blocked.length > 0)
       parts.push(
         <Banner key="waiting" tone="amber" icon="clock" title="Waiting">
           <ul class="plain">
@@ -311,7 +331,13 @@ function Overview(props: { id: string; detail: Detail; graph: Resource<Schemas["
           )}
         </Loaded>
       </Card>
-      <Timeline id={props.id} isOver={detail.is_over} onSelect={select} />
+      <Timeline
+        id={props.id}
+        isOver={detail.is_over}
+        nodes={detail.nodes}
+        edges={props.graph.data?.edges ?? []}
+        onSelect={select}
+      />
       <Stages stages={detail.stages} />
     </div>
   );

@@ -27,7 +27,7 @@ export function LogView({
     (after, signal) =>
       api.get("/api/v1/jobs/{job_id}/logs", {
         path: { job_id: id },
-        query: { node_id: node, attempt, after, limit: 500 },
+        query: { node_id: node, attempt, after, limit: 200 },
         signal,
       }),
     (change) => concerns(change, "job", id) && !isOver,

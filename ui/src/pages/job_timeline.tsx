@@ -1,28 +1,60 @@
 /** When each attempt waited and ran. */
 import { useState } from "preact/hooks";
-import { api } from "../api/client";
+import { api, type Schemas } from "../api/client";
 import { Card, Empty } from "../components/basics";
+import { Icon } from "../components/icons";
 import { PagedList } from "../components/paged_list";
 import { lookOf, wordOf } from "../components/state";
 import { VirtualList } from "../components/virtual";
 import { now } from "../data";
-import { duration } from "../format";
+import { duration, plural } from "../format";
 import { concerns } from "../live";
 import { usePaged } from "../paged";
-import { type Bar, ticks, timelineOf } from "../timeline";
+import { type Bar, type Span, type TimelineRow, ticks, timelineOf } from "../timeline";
 
-export function Timeline({ id, isOver, onSelect }: { id: string; isOver: boolean; onSelect: (node: string) => void }) {
+type Node = Schemas["JobDetail"]["nodes"][number];
+const ROW_HEIGHT = 28;
+const MOST_ROWS = 12;
+
+/** The nodes of the definition, fan-outs as one row each; or the children of one; or all attempts that failed. */
+export function Timeline(props: {
+  id: string;
+  isOver: boolean;
+  nodes: Node[];
+  edges: { source: string; target: string }[];
+  onSelect: (node: string) => void;
+}) {
+  const { id, isOver, onSelect } = props;
   const [isFailedOnly, setFailedOnly] = useState(false);
+  const [parent, setParent] = useState<string | null>(null);
+  const fans = props.nodes.filter((node) => node.children && node.children.total > 0);
   const paged = usePaged(
-    `timeline:${id}:${isFailedOnly}`,
+    `timeline:${id}:${isFailedOnly}:${parent}`,
     (after, signal) =>
       api.get("/api/v1/jobs/{job_id}/timeline", {
         path: { job_id: id },
-        query: { status: isFailedOnly ? ["failed", "lost"] : null, after, limit: 200 },
+        query: {
+          status: isFailedOnly ? ["failed", "lost"] : null,
+          parent,
+          top_level: parent === null && !isFailedOnly,
+          after,
+          limit: 200,
+        },
         signal,
       }),
     (change) => concerns(change, "job", id),
   );
+  const spans = parent === null && !isFailedOnly ? fans.map((node) => spanOf(node, props)) : [];
+  const nothing = isFailedOnly ? "No attempt has failed" : "No task has been queued yet";
+  const rows = (items: Schemas["TimelineEntry"][]) => (
+    <Rows
+      model={timelineOf(items, isOver ? 0 : now.value, spans)}
+      onNearEnd={paged.more}
+      onSelect={onSelect}
+      onOpen={setParent}
+    />
+  );
+  const expected = props.nodes.filter((node) => node.attempt > 0 && node.handler).length + fans.length;
   return (
     <Card
       title="Timeline"
@@ -32,6 +64,21 @@ export function Timeline({ id, isOver, onSelect }: { id: string; isOver: boolean
           <span class="row muted legend">
             <span class="swatch wait" /> in the queue <span class="swatch run" /> running
           </span>
+          {fans.length > 0 && (
+            <select
+              class="input narrow"
+              aria-label="Rows of the timeline"
+              value={parent ?? ""}
+              onChange={(event) => setParent(event.currentTarget.value || null)}
+            >
+              <option value="">All nodes</option>
+              {fans.map((node) => (
+                <option key={node.node_id} value={node.node_id}>
+                  Children of {node.node_id}
+                </option>
+              ))}
+            </select>
+          )}
           <label class="row">
             <input
               type="checkbox"
@@ -43,72 +90,112 @@ export function Timeline({ id, isOver, onSelect }: { id: string; isOver: boolean
         </>
       }
     >
-      <PagedList
-        paged={paged}
-        empty={<Empty title={isFailedOnly ? "No attempt has failed" : "No task has been queued yet"} />}
-      >
-        {(items) => {
-          const model = timelineOf(items, isOver ? 0 : now.value);
-          const span = model.end - model.start;
-          const share = (at: number) => `${(100 * (at - model.start)) / span}%`;
-          return (
-            <div class="timeline">
-              <div class="timeline-axis" aria-hidden="true">
-                {ticks(model.start, model.end, 8).map((at) => (
-                  <span key={at} style={{ left: share(model.start + at) }}>
-                    {duration(at / 1000)}
-                  </span>
-                ))}
-              </div>
-              <VirtualList
-                label="Attempts"
-                class="timeline-rows"
-                count={model.rows.length}
-                rowHeight={28}
-                onNearEnd={paged.more}
-                row={(index) => {
-                  const row = model.rows[index];
-                  return (
-                    row && (
-                      <div key={row.id} role="row" class="timeline-row">
-                        <span role="rowheader" class="ellipsis">
-                          <button type="button" class="link ellipsis" onClick={() => onSelect(row.id)} title={row.id}>
-                            {row.label}
-                          </button>
-                        </span>
-                        <span role="cell" class="track">
-                          {row.bars.map((bar) => (
-                            <BarView key={bar.attempt} bar={bar} share={share} />
-                          ))}
-                        </span>
-                      </div>
-                    )
-                  );
-                }}
-              />
-            </div>
-          );
-        }}
-      </PagedList>
+      {paged.items === null && !paged.problem ? (
+        <div class="timeline" style={{ height: `${24 + 6 + ROW_HEIGHT * Math.min(MOST_ROWS, expected)}px` }} />
+      ) : (
+        <PagedList paged={paged} empty={spans.length > 0 ? rows([]) : <Empty title={nothing} />}>
+          {rows}
+        </PagedList>
+      )}
     </Card>
   );
 }
 
-function BarView({ bar, share }: { bar: Bar; share: (at: number) => string }) {
+function Rows(props: {
+  model: ReturnType<typeof timelineOf>;
+  onNearEnd: () => void;
+  onSelect: (node: string) => void;
+  onOpen: (fan: string) => void;
+}) {
+  const { model } = props;
+  const span = model.end - model.start;
+  const share = (at: number) => `${(100 * (at - model.start)) / span}%`;
+  return (
+    <div class="timeline">
+      <div class="timeline-axis" aria-hidden="true">
+        {ticks(model.start, model.end, globalThis.innerWidth < 700 ? 4 : 8).map((at) => (
+          <span key={at} style={{ left: share(model.start + at) }}>
+            {duration(at / 1000)}
+          </span>
+        ))}
+      </div>
+      <VirtualList
+        label="Attempts"
+        class="timeline-rows"
+        count={model.rows.length}
+        rowHeight={ROW_HEIGHT}
+        onNearEnd={props.onNearEnd}
+        row={(index) => {
+          const row = model.rows[index];
+          return row && <Row key={row.id} row={row} share={share} onSelect={props.onSelect} onOpen={props.onOpen} />;
+        }}
+      />
+    </div>
+  );
+}
+
+function Row(props: {
+  row: TimelineRow;
+  share: (at: number) => string;
+  onSelect: (node: string) => void;
+  onOpen: (fan: string) => void;
+}) {
+  const { row } = props;
+  return (
+    <div role="row" class="timeline-row">
+      <span role="rowheader" class="ellipsis">
+        <button type="button" class="link ellipsis" onClick={() => props.onSelect(row.id)} title={row.id}>
+          {row.label}
+        </button>
+      </span>
+      <span role="cell" class="track">
+        {row.bars.map((bar) => (
+          <BarView key={bar.attempt} bar={bar} share={props.share} count={row.children} />
+        ))}
+        {row.children !== undefined && (
+          <button type="button" class="fan" onClick={() => props.onOpen(row.id)}>
+            {plural(row.children, "child", "children")} <Icon name="chevron" size={11} />
+          </button>
+        )}
+      </span>
+    </div>
+  );
+}
+
+function BarView(props: { bar: Bar; share: (at: number) => string; count: number | undefined }) {
+  const { bar, share } = props;
   const runFrom = bar.runFrom ?? bar.to;
-  const text = `attempt ${bar.attempt}, ${wordOf(bar.status)}: waited ${duration((runFrom - bar.waitFrom) / 1000)}${
-    bar.runFrom === null ? "" : `, ran ${duration((bar.to - bar.runFrom) / 1000)}`
-  }`;
+  const ran = bar.runFrom === null ? "" : `ran ${duration((bar.to - bar.runFrom) / 1000)}`;
+  const text =
+    props.count === undefined
+      ? `attempt ${bar.attempt}, ${wordOf(bar.status)}: waited ${duration((runFrom - bar.waitFrom) / 1000)}${ran && `, ${ran}`}`
+      : `${plural(props.count, "child", "children")}, ${wordOf(bar.status)}: ${ran}`;
+  const isFailed = bar.status === "failed" || bar.status === "lost";
   return (
     <span title={text}>
       <span class="visually-hidden">{text}</span>
       <span class="bar wait" style={{ left: share(bar.waitFrom), right: `calc(100% - ${share(runFrom)})` }} />
       {bar.runFrom !== null && (
         <span
-          class={`bar tone-${lookOf(bar.status).tone} fill${bar.status === "failed" || bar.status === "lost" ? " hatched" : ""}`}
+          class={`bar tone-${lookOf(bar.status).tone} fill${isFailed ? " hatched" : ""}${props.count === undefined ? "" : " span"}`}
           style={{ left: share(bar.runFrom), right: `calc(100% - ${share(bar.to)})` }}
         />
       )}
     </span>
   );
+}
+
+/** The children of a fan-out run from the end of the nodes before it until the fan-in after it has ended. */
+function spanOf(node: Node, job: { nodes: Node[]; edges: { source: string; target: string }[] }): Span {
+  const endsOf = (ids: string[]) =>
+    job.nodes.flatMap((each) => (ids.includes(each.node_id) && each.completed_at ? [each.completed_at] : [])).sort();
+  const before = endsOf(job.edges.filter((edge) => edge.target === node.node_id).map((edge) => edge.source));
+  const after = endsOf(job.edges.filter((edge) => edge.source === node.node_id).map((edge) => edge.target));
+  return {
+    id: node.node_id,
+    status: node.state,
+    count: node.children?.total ?? 0,
+    started_at: node.started_at ?? before.at(-1) ?? null,
+    finished_at: node.state === "running" ? null : (after[0] ?? node.completed_at),
+  };
 }

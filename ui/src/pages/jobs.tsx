@@ -168,28 +168,6 @@ function Filters({ filter }: { filter: Filter }) {
           onChange={(value) => setQuery({ q: value || null })}
         />
       </div>
-      <div class="chips" role="group" aria-label="State">
-        {STATES.map((state) => {
-          const count = counts.data?.by_status[state];
-          return (
-            <button
-              key={state}
-              type="button"
-              class="chip"
-              aria-pressed={filter.status.includes(state)}
-              onClick={() => toggle(state)}
-            >
-              <StateBadge state={state} plain word={wordOf(state)} />
-              {count && (
-                <span class="muted numeric">
-                  {number(count.count)}
-                  {count.is_exact ? "" : "+"}
-                </span>
-              )}
-            </button>
-          );
-        })}
-      </div>
       <select
         class="input narrow"
         aria-label="Workflow"
@@ -223,6 +201,28 @@ function Filters({ filter }: { filter: Filter }) {
           Clear filters
         </button>
       )}
+      <div class="chips" role="group" aria-label="State">
+        {STATES.map((state) => {
+          const count = counts.data?.by_status[state];
+          return (
+            <button
+              key={state}
+              type="button"
+              class="chip"
+              aria-pressed={filter.status.includes(state)}
+              onClick={() => toggle(state)}
+            >
+              <StateBadge state={state} plain word={wordOf(state)} />
+              {count && (
+                <span class="muted numeric">
+                  {number(count.count)}
+                  {count.is_exact ? "" : "+"}
+                </span>
+              )}
+            </button>
+          );
+        })}
+      </div>
     </div>
   );
 }

@@ -210,7 +210,7 @@ function ReviewItem({ item, onApprove, onReject }: { item: Item; onApprove: () =
   );
   return (
     <>
-      <RasterView edition={editionOf(item)} tall />
+      <RasterView edition={editionOf(item)} tall compact />
       <div class="stack">
         <Card title={item.title ?? item.dataset_id}>
           <div class="stack">

@@ -13,7 +13,7 @@ export function Database() {
       {(data) => (
         <div class="stack">
           <div class="figures">
-            <Figure label="Server" value={data.version} />
+            <Figure label="PostgreSQL" value={data.version.split(" ")[0] ?? data.version} />
             <Figure label="Size" value={bytes(data.database_bytes)} />
             <Figure label="Connections" value={`${number(data.connections)} of ${number(data.max_connections)}`} />
             <Figure

@@ -8,7 +8,7 @@ import { StateBadge } from "../components/state";
 import { toast } from "../components/toasts";
 import { useResource } from "../data";
 import { aroundChanges, diffLines } from "../diff";
-import { duration, number, percent, plural } from "../format";
+import { duration, number, percent, plural, shortId } from "../format";
 import { useTitle } from "../frame";
 import { Graph } from "../graph/graph";
 import { href, navigate, query, setQuery } from "../router";
@@ -195,7 +195,7 @@ function Runs({ id }: { id: string }) {
                         </td>
                         <td data-label="Job">
                           <a class="mono" href={href(`/jobs/${job.job_id}`)}>
-                            {job.job_id.slice(-12)}
+                            {shortId(job.job_id)}
                           </a>
                         </td>
                         <td data-label="Submitted by" class="muted">
