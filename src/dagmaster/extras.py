@@ -6,15 +6,20 @@ from importlib import metadata
 from dagmaster.errors import InvalidRequest
 
 _REQUIREMENT = re.compile(r"^(?P<name>[\w.-]+).*;.*\bextra == ['\"](?P<extra>\w+)['\"]")
+# Distributions whose names differ from that of the module.
+_DISTRIBUTIONS = {"jwt": "pyjwt"}
 
 
-def missing_extra(error: ImportError) -> InvalidRequest | None:
-    """The error to report instead, if an extra would have installed the module that could not be imported."""
+def missing_extra(error: ImportError, preferred: str | None = None) -> InvalidRequest | None:
+    """The error to report instead, if an extra would have installed the module that could not be imported.
+
+    If several extras would have, it names the preferred one, or else the one that has everything.
+    """
     module = (error.name or "").partition(".")[0]
     extras = _extras_of(module) if module and isinstance(error, ModuleNotFoundError) else set()
     if not extras:
         return None
-    extra = extras.pop() if len(extras) == 1 else "all"
+    extra = preferred if preferred in extras else extras.pop() if len(extras) == 1 else "all"
     return InvalidRequest(
         f"this needs the package {module}, which is not installed",
         code="extra.missing",
@@ -25,8 +30,8 @@ def missing_extra(error: ImportError) -> InvalidRequest | None:
 
 
 def _extras_of(module: str) -> set[str]:
-    """Distributions have the names of their modules, or begin with them (titiler.core, attrs)."""
-    wanted = _normalised(module)
+    """Distributions have the names of their modules, or begin with them (titiler.core, attrs), or are in the table."""
+    wanted = _normalised(_DISTRIBUTIONS.get(module, module))
     matches = filter(None, map(_REQUIREMENT.match, metadata.requires("dagmaster") or ()))
     names = {(_normalised(match["name"]), match["extra"]) for match in matches}
     return {

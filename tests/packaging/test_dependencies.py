@@ -14,13 +14,25 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from dagmaster.extras import missing_extra
-from tests.packaging.environments import ROOT
+from tests.packaging.environments import ROOT, closure
 
 SOURCE = ROOT / "src"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
-# The packages that need an extra. All others must work without one.
-ROOTS = {"worker": ("handlers", "raster", "stac", "storage"), "serving": ("serving",)}
+# The packages that each extra is for. They may use all others that its dependencies allow.
+ROOTS = {
+    "orchestrator": (
+        *("orchestrator", "transports", "operations", "commands", "database", "api", "web", "ui", "local", "doctor"),
+        "roles",
+    ),
+    "worker": ("worker", "handlers", "raster", "stac", "storage"),
+    "serving": ("serving",),
+    "gateway": ("gateway", "web"),
+}
+# What the client and the command line use of other packages, and which of their modules needs an extra.
+CLIENT = ("client", "cli", "access", "jobs", "assets", "callbacks", "library", "workflows", "observe")
+CLIENT_MODULES = ("dagmaster.handlers.registry", "dagmaster.doctor.machine", "dagmaster.local.discovery")
+DIRECT = SOURCE / "dagmaster" / "cli" / "direct_schema.py"
 
 
 def names(requirements: list[str]) -> set[str]:
@@ -40,7 +52,15 @@ def distributions() -> dict[str, set[str]]:
 
 def imports(path: Path, *, at_start_only: bool = False) -> Iterator[str]:
     """The modules that a file imports; those inside functions and under TYPE_CHECKING only on request."""
-    tree = ast.parse(path.read_text())
+    yield from _imports(path, at_start_only)
+
+
+@cache
+def _imports(path: Path, at_start_only: bool) -> tuple[str, ...]:
+    return tuple(_found(ast.parse(path.read_text()), at_start_only))
+
+
+def _found(tree: ast.AST, at_start_only: bool) -> Iterator[str]:
     for node in _at_start(tree) if at_start_only else ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -57,6 +77,7 @@ def _at_start(tree: ast.AST) -> Iterator[ast.AST]:
             yield from _at_start(node)
 
 
+@cache
 def file_of(module: str) -> Path | None:
     path = SOURCE.joinpath(*module.split("."))
     return next((file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()), None)
@@ -89,36 +110,59 @@ def undeclared(needed: dict[str, str], extra: str | None) -> dict[str, str]:
     return {name: file for name, file in needed.items() if name not in declared(extra)}
 
 
-def test_the_base_installation_declares_what_it_imports_at_its_start():
-    special = files_of(*ROOTS["worker"], *ROOTS["serving"])
-    base = set((SOURCE / "dagmaster").rglob("*.py")) - special
+def client_files() -> set[Path]:
+    return {*files_of(*CLIENT), *filter(None, map(file_of, CLIENT_MODULES))} - {DIRECT}
 
-    assert undeclared(third_party(base, at_start_only=True), None) == {}
+
+def test_the_client_and_the_command_line_need_no_extra():
+    assert undeclared(third_party(client_files(), at_start_only=True, follows=True), None) == {}
+
+
+def test_the_base_installation_declares_nothing_that_the_client_and_the_command_line_do_not_use():
+    assert names(PROJECT["dependencies"]) - third_party(client_files()).keys() <= {
+        "annotated-types",
+        "pydantic-settings",
+    }
+    assert names(PROJECT["dependencies"]) - third_party(client_files(), follows=True).keys() == set()
 
 
 def test_what_a_command_imports_later_belongs_to_an_extra():
-    special = files_of(*ROOTS["worker"], *ROOTS["serving"])
-    base = set((SOURCE / "dagmaster").rglob("*.py")) - special
+    everything = set().union(*(declared(extra) for extra in ROOTS))
 
-    missing = third_party(base)
-    assert {name for name in missing if name not in declared("worker") | declared("serving")} == set()
+    assert third_party(files_of(*CLIENT)).keys() - everything == set()
 
 
-@pytest.mark.parametrize("extra", ["worker", "serving"])
+@pytest.mark.parametrize("extra", ROOTS)
 def test_an_extra_declares_what_its_packages_import(extra):
-    """`serving` also uses modules of raster, stac and storage: those count too."""
+    """Modules of other packages that they import at their start count too."""
     files = files_of(*ROOTS[extra])
-    needed = third_party(files, follows=extra == "serving", at_start_only=extra == "serving")
-    needed |= third_party(files)
+    needed = third_party(files, follows=True, at_start_only=True) | third_party(files)
 
     assert undeclared(needed, extra) == {}
 
 
-@pytest.mark.parametrize("extra", ["worker", "serving"])
+@pytest.mark.parametrize("extra", ROOTS)
 def test_an_extra_declares_nothing_that_is_not_used(extra):
-    used = third_party(files_of(*ROOTS[extra], "database", "storage"), follows=True)
+    used = third_party(files_of(*ROOTS[extra], *(["storage"] if extra == "serving" else [])), follows=True).keys()
+    # Its files are served, and its module is not imported.
+    as_files = {"fastapi-offline"} if extra == "orchestrator" else set()
 
-    assert names(EXTRAS[extra]) - used.keys() == set()
+    assert names(EXTRAS[extra]) - used - as_files == set()
+
+
+@pytest.mark.parametrize("extra", ["orchestrator", "gateway"])
+def test_orchestrators_and_gateways_are_installed_without_gdal(extra):
+    geospatial = {"rasterio", "numpy", "shapely", "pyproj", "titiler-core", "rio-tiler", "obstore"}
+
+    assert closure([Requirement(line) for line in PROJECT["dependencies"] + EXTRAS[extra]], ()) & geospatial == set()
+
+
+def test_a_library_has_the_same_bounds_in_every_extra():
+    bounds: dict[str, set[str]] = {}
+    for line in (line for lines in [PROJECT["dependencies"], *EXTRAS.values()] for line in lines):
+        bounds.setdefault(canonicalize_name(Requirement(line).name), set()).add(line)
+
+    assert {name: lines for name, lines in bounds.items() if len(lines) > 1} == {}
 
 
 def test_the_extra_all_has_every_other_extra():
@@ -142,6 +186,22 @@ def test_the_lock_has_every_declared_package_in_a_version_that_is_allowed(name):
         assert all(requirement.specifier.contains(version) for version in versions), requirement
         block = text.partition(f"\n{name_in_lock}==")[2].partition("==")[0]
         assert "dagmaster (pyproject.toml)" in block or not block, f"{requirement}: run `make lock`"
+
+
+@pytest.mark.parametrize("role", ROOTS)
+def test_the_lock_of_a_role_is_what_its_extra_needs_in_the_versions_of_the_whole_lock(role):
+    everything, locked = locked_in("base"), locked_in(role)
+    required = [Requirement(line) for line in PROJECT["dependencies"] + EXTRAS[role]]
+
+    assert locked < everything, "run `make lock`"
+    # Packages that only other systems or versions of Python need are locked too.
+    assert closure(required, ()) <= {canonicalize_name(line.partition("==")[0]) for line in locked}, "run `make lock`"
+
+
+def locked_in(name: str) -> set[str]:
+    text = (ROOT / "requirements" / f"{name}.txt").read_text()
+    lines = re.findall(r"^([\w.-]+)(?:\[[\w,]+\])?==(\S+)", text, re.MULTILINE)
+    return {f"{canonicalize_name(package)}=={version}" for package, version in lines}
 
 
 # Modules that their libraries describe in their documentation. Top-level packages are taken to be described.
@@ -201,6 +261,8 @@ def test_an_import_of_an_undocumented_module_is_noticed(tmp_path):
     ("module", "extra"),
     [
         ("rasterio.crs", "all"),
+        ("fastapi", "all"),
+        ("alembic", "orchestrator"),
         ("shapely", "worker"),
         ("titiler.core", "serving"),
         ("attr", "serving"),
@@ -211,6 +273,26 @@ def test_a_missing_module_names_its_extra(module, extra, monkeypatch):
     lines = [f"{line} ; extra == '{name}'" for name, lines in EXTRAS.items() for line in lines]
     monkeypatch.setattr("dagmaster.extras.metadata.requires", lambda _: [*PROJECT["dependencies"], *lines])
     error = missing_extra(ModuleNotFoundError(f"No module named '{module}'", name=module))
+
+    assert error is not None
+    assert error.hint == f"pip install 'dagmaster[{extra}]'"
+
+
+@pytest.mark.parametrize(
+    ("module", "preferred", "extra"),
+    [
+        ("psycopg", "gateway", "gateway"),
+        ("psycopg_pool", "worker", "worker"),
+        ("jwt.exceptions", "orchestrator", "orchestrator"),
+        ("fastapi", "worker", "all"),
+        ("rasterio", "gateway", "all"),
+        ("shapely", "gateway", "worker"),
+    ],
+)
+def test_the_preferred_extra_is_named_if_it_has_the_module(module, preferred, extra, monkeypatch):
+    lines = [f"{line} ; extra == '{name}'" for name, lines in EXTRAS.items() for line in lines]
+    monkeypatch.setattr("dagmaster.extras.metadata.requires", lambda _: [*PROJECT["dependencies"], *lines])
+    error = missing_extra(ModuleNotFoundError(f"No module named '{module}'", name=module), preferred)
 
     assert error is not None
     assert error.hint == f"pip install 'dagmaster[{extra}]'"

@@ -2,10 +2,14 @@
 
 import json
 import os
+import socket
 import subprocess
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import numpy as np
 import pytest
 import rasterio
@@ -30,7 +34,7 @@ class Installation:
             env={**self._variables, **variables},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=100,
             check=False,
         )
 
@@ -49,6 +53,12 @@ def base(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installation:
     return Installation(environment(folder / "venv", wheel), folder / "data")
 
 
+@pytest.fixture(scope="module")
+def orchestrator(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installation:
+    folder = tmp_path_factory.mktemp("orchestrator")
+    return Installation(environment(folder / "venv", wheel, "orchestrator"), folder / "data")
+
+
 @pytest.fixture
 def raster(tmp_path: Path) -> Path:
     path = tmp_path / "dem.tif"
@@ -60,24 +70,39 @@ def raster(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_base_installation_has_no_geospatial_packages(base):
-    """Otherwise the tests below prove nothing."""
-    for module in ("rasterio", "numpy", "titiler.core", "asyncpg", "obstore"):
-        assert "ModuleNotFoundError" in base.run("-c", f"import {module}").stderr
+# Packages that are imported without their extra only.
+SPECIAL = ("handlers.", "raster", "stac", "storage.objects", "serving")
+OF_SERVERS = (
+    *("alembic", "fastapi", "jwt", "psycopg", "psycopg_pool", "pypgstac", "sqlalchemy", "starlette", "uvicorn"),
+    *("rasterio", "numpy", "titiler.core", "asyncpg", "obstore"),
+)
 
 
-def test_every_module_of_the_base_installation_can_be_imported(base):
+def import_all(installation: Installation, *without: str, only: tuple[str, ...] = ("",)) -> int:
+    """Import the modules of the installed package by the beginnings of their names; returns how many."""
+    skipped, chosen = (tuple(f"dagmaster.{name}" for name in names) for names in (without or ("-",), only))
     code = (
         "import pkgutil, importlib, dagmaster\n"
-        "special = tuple(f'dagmaster.{name}' for name in ('handlers.', 'raster', 'stac', 'storage', 'serving'))\n"
         "names = [m.name for m in pkgutil.walk_packages(dagmaster.__path__, 'dagmaster.', onerror=lambda name: None)]\n"
-        "ours = [n for n in names if not n.startswith(special) and not n.endswith('__main__')]\n"
-        "print(len([importlib.import_module(name) for name in ours]))\n"
+        f"chosen = [n for n in names if n.startswith({chosen!r}) and not n.startswith({skipped!r})]\n"
+        "print(len([importlib.import_module(name) for name in chosen if not name.endswith('__main__')]))\n"
     )
-    finished = base.run("-W", "ignore", "-c", code)
-
+    finished = installation.run("-W", "ignore", "-c", code)
     assert finished.returncode == 0, finished.stderr
-    assert int(finished.stdout) > 100
+    return int(finished.stdout)
+
+
+def test_the_base_installation_has_no_packages_of_servers(base):
+    """Otherwise the tests below prove nothing."""
+    code = f"from importlib.util import find_spec as f; print([n for n in {OF_SERVERS!r} if f(n.partition('.')[0])])"
+
+    assert base.run("-c", code).stdout.strip() == "[]"
+
+
+def test_every_module_of_the_client_and_of_the_command_line_can_be_imported(base):
+    only = ("client", "cli", "access", "jobs", "assets", "callbacks", "library", "workflows", "observe", "settings")
+
+    assert import_all(base, "cli.direct_schema", only=only) > 100
 
 
 def test_the_base_installation_has_the_typed_client(base):
@@ -87,58 +112,143 @@ def test_the_base_installation_has_the_typed_client(base):
     assert (Path(finished.stdout.strip()).parent / "py.typed").is_file()
 
 
-@pytest.mark.parametrize("command", [("process", "{raster}"), ("demo",)])
-def test_a_command_that_needs_an_extra_names_it(base, raster, command):
+def test_an_orchestrator_is_installed_without_gdal_and_all_its_modules_can_be_imported(orchestrator):
+    assert "ModuleNotFoundError" in orchestrator.run("-c", "import rasterio").stderr
+    assert "ModuleNotFoundError" in orchestrator.run("-c", "import numpy").stderr
+
+    assert import_all(orchestrator, *SPECIAL) > 200
+
+
+@pytest.mark.parametrize(
+    ("command", "extra"),
+    [
+        (("up",), "all"),
+        (("demo",), "all"),
+        (("process", "{raster}"), "all"),
+        (("orchestrator",), "orchestrator"),
+        (("worker",), "worker"),
+        (("serving",), "serving"),
+        (("gateway",), "gateway"),
+        (("db", "status"), "orchestrator"),
+        (("keys", "create", "me", "--admin"), "orchestrator"),
+        (("verify-history", "--all"), "orchestrator"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value[0],
+)
+def test_a_command_that_needs_an_extra_names_it(base, raster, command, extra):
     arguments = [argument.format(raster=raster) for argument in command]
+    database = "postgresql://nobody@127.0.0.1:1/none"
 
-    finished = base.dagmaster(*arguments)
-    as_json = json.loads(base.dagmaster(*arguments, "--json").stderr.splitlines()[-1])
+    finished = base.dagmaster(
+        *arguments,
+        "--json",
+        DATABASE_URL=database,
+        GATEWAY_DATABASE_URL=database,
+        ORCHESTRATOR_URLS="http://127.0.0.1:1",
+    )
+    error = json.loads(finished.stderr.splitlines()[-1])["error"]
+
+    assert finished.returncode == 2, error
+    assert error["code"] in {"extra.missing", "serving.not-installed"}
+    assert error["hint"] == f"pip install 'dagmaster[{extra}]'"
+
+
+def test_a_container_without_the_extra_of_its_role_names_it(base):
+    finished = base.dagmaster(RUN_MODE="worker", DATABASE_URL="postgresql://nobody@127.0.0.1:1/none")
 
     assert finished.returncode == 2
-    assert "not installed" in finished.stderr
-    assert "hint: pip install 'dagmaster[" in finished.stderr
-    assert "bug" not in finished.stderr
-    assert as_json["error"]["code"] in {"extra.missing", "serving.not-installed"}
+    assert "hint: pip install 'dagmaster[worker]'" in finished.stderr
 
 
-def test_the_map_server_names_its_extra(base):
-    finished = base.dagmaster("serving", DATABASE_URL="postgresql://nobody@127.0.0.1:1/none")
+def test_the_client_alone_validates_a_workflow_and_checks_the_machine(base, tmp_path):
+    workflow = tmp_path / "one.yaml"
+    workflow.write_text("workflow_id: one\nname: One\nversion: 1\nnodes:\n  begin: {type: start, next: nothing}\n")
 
-    assert finished.returncode == 2
-    assert "hint: pip install 'dagmaster[serving]'" in finished.stderr
+    validated = base.dagmaster("workflows", "validate", str(workflow))
+    checked = json.loads(base.dagmaster("doctor", "--json").stdout)
+
+    assert validated.returncode == 2
+    assert "`next` names 'nothing', which does not exist" in validated.stdout
+    (skipped,) = (each for each in checked["findings"] if each["check"] == "database")
+    assert "pip install 'dagmaster[orchestrator]'" in skipped["found"]
 
 
-def test_the_base_installation_runs_jobs(base, cluster: Cluster):
-    """`up` in the clean environment, with a job that needs no extra."""
+def test_an_orchestrator_without_gdal_runs_jobs_that_the_client_alone_submits(base, orchestrator, cluster: Cluster):
+    """`up` in the clean environment, with a job that needs no handler of the extra `worker`."""
     with fresh_database(cluster, "template0") as dsn:
-        python = str(base._python)
-        variables = {**base._variables, "DATABASE_URL": dsn, "API_PORT": "0", "HEALTH_PORT": "0"}
+        python = str(orchestrator._python)
+        variables = {**orchestrator._variables, "DATABASE_URL": dsn, "API_PORT": "0", "HEALTH_PORT": "0"}
+        variables["GATEWAY_ENABLED"] = "false"
         command = [python, "-m", "dagmaster", "up", "--json"]
         platform = subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         try:
             assert platform.stdout is not None
             facts = json.loads(platform.stdout.readline())
-            finished = base.dagmaster("submit", "hello_world", "--wait", DATABASE_URL=dsn)
+            finished = base.dagmaster("submit", "hello_world", "--wait", "--server", facts["api_url"])
+            jobs = json.loads(base.dagmaster("jobs", "ls", "--json", "--server", facts["api_url"]).stdout)
         finally:
             platform.terminate()
             platform.communicate(timeout=40)
 
     assert facts["maps_url"] is None
     assert json.loads(finished.stdout) == {"message": "Hello, world!"}
+    assert [job["status"] for job in jobs["jobs"]] == ["completed"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("extra", ["worker", "serving", "all"])
-def test_every_module_of_an_extra_can_be_imported(wheel, tmp_path, extra):
-    packages = {"worker": ["handlers", "raster", "stac", "storage"], "serving": ["serving"]}
-    chosen = [each for name, names in packages.items() for each in names if extra in (name, "all")]
-    code = (
-        "import pkgutil, importlib, dagmaster\n"
-        f"for package in {chosen!r}:\n"
-        "    module = importlib.import_module(f'dagmaster.{package}')\n"
-        "    for each in pkgutil.walk_packages(module.__path__, f'dagmaster.{package}.'):\n"
-        "        importlib.import_module(each.name)\n"
-    )
-    finished = Installation(environment(tmp_path / "venv", wheel, extra), tmp_path).run("-W", "ignore", "-c", code)
+@pytest.mark.parametrize(
+    ("extra", "packages"),
+    [
+        ("worker", ("worker", "handlers", "raster", "stac", "storage", "roles.worker")),
+        ("serving", ("serving", "roles.serving")),
+        ("gateway", ("gateway", "roles.gateway", "web")),
+        ("all", ("",)),
+    ],
+)
+def test_every_module_of_an_extra_can_be_imported(wheel, tmp_path, extra, packages):
+    installation = Installation(environment(tmp_path / "venv", wheel, extra), tmp_path)
 
-    assert finished.returncode == 0, finished.stderr
+    assert import_all(installation, only=packages) > 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("role", ["orchestrator", "worker", "serving", "gateway"])
+def test_a_role_starts_with_its_extra_alone(wheel, tmp_path, role, database):
+    """A container: RUN_MODE names the role, and the health probe answers."""
+    installation = Installation(environment(tmp_path / "venv", wheel, role), tmp_path)
+    port = free_port()
+    variables = {
+        **installation._variables,
+        "RUN_MODE": role,
+        "DATABASE_URL": database,
+        "GATEWAY_DATABASE_URL": database,
+        "ORCHESTRATOR_URLS": "http://127.0.0.1:1",
+        **{f"{name}_PORT": str(port) for name in ("API", "HEALTH", "SERVING", "GATEWAY")},
+    }
+    command = [str(installation._python), "-m", "dagmaster"]
+    process = subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        status = answer_of(f"http://127.0.0.1:{port}/livez", process)
+    finally:
+        process.terminate()
+        output, _ = process.communicate(timeout=40)
+
+    assert status == 200, output
+    assert "Traceback" not in output
+
+
+def free_port() -> int:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        port: int = bound.getsockname()[1]
+    return port
+
+
+def answer_of(url: str, process: subprocess.Popen[str], patience_seconds: float = 80) -> int | None:
+    """The status of the first response; None if the process ends or does not respond."""
+    deadline = time.monotonic() + patience_seconds
+    while time.monotonic() < deadline and process.poll() is None:
+        with suppress(httpx2.TransportError):
+            return httpx2.get(url, timeout=5).status_code
+        time.sleep(0.1)
+    return None

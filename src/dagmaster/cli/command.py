@@ -32,13 +32,14 @@ INTERRUPTED = 130
 
 @dataclass
 class State:
-    """The shared options, and what they lead to."""
+    """The shared options, the name of the command, and what they lead to."""
 
     json: bool = False
     verbose: bool = False
     data: Path | None = None
     server: str | None = None
     key: str | None = field(default=None, repr=False)
+    command: str | None = None
 
     @cached_property
     def settings(self) -> "Settings":

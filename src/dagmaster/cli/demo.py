@@ -78,7 +78,7 @@ def demo(state: State, size: int, tile_size: int, output: Path, is_removal: bool
     _clear(folder, cluster)
     if is_removal:
         return 0
-    require_software()
+    require_software("all")
     local, storage = _platform(state, folder)
     code = INTERRUPTED
     with _kept_if(folder, cluster, lambda: code != INTERRUPTED), stopping_on_signals(local):

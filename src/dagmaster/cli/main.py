@@ -56,6 +56,12 @@ COMMANDS = {
     "completion": "completion:completion",
 }
 FINE, USAGE, NOT_ALLOWED, UNAVAILABLE, BUG = 0, 2, 3, 5, 70
+# The extra that a command needs, if several extras have the missing package. Roles have extras of their own names;
+# commands that are not listed, such as `up`, need several.
+EXTRAS = {
+    **{role: role for role in ("orchestrator", "worker", "serving", "gateway")},
+    **dict.fromkeys(("db", "keys", "verify-history"), "orchestrator"),
+}
 # Most specific first.
 EXIT_CODES: tuple[tuple[type[errors.DagmasterError], int], ...] = (
     (errors.NotAllowed, NOT_ALLOWED),
@@ -87,6 +93,12 @@ class Root(Group):
         module, _, attribute = COMMANDS[name].partition(":")
         command: click.Command = getattr(import_module(f"dagmaster.cli.{module}"), attribute)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        ctx.ensure_object(State).command = args[0]
+        return super().resolve_command(ctx, args)
 
     def make_context(self, *arguments: Any, **more: Any) -> click.Context:
         try:
@@ -121,7 +133,8 @@ def _without_subcommand(state: State, context: click.Context) -> None:
     if "run_mode" not in state.settings.model_fields_set:
         click.echo(context.get_help())
         return
-    role = cli.get_command(context, state.settings.run_mode)
+    state.command = state.settings.run_mode
+    role = cli.get_command(context, state.command)
     assert role is not None
     context.invoke(role)
 
@@ -190,7 +203,7 @@ def _print_error(error: Exception, state: State) -> int:
 def _error_lines(error: Exception, state: State) -> tuple[int, list[str]]:
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         return USAGE, [error.format_message()]
-    code, facts = described(error)
+    code, facts = described(error, state.command)
     lines = [_traceback(error)] if state.verbose else []
     if state.json:
         return code, [*lines, as_json({"error": facts}, indent=False)]
@@ -222,13 +235,13 @@ def _traceback(error: Exception) -> str:
     return neutral(redact("".join(traceback.format_exception(error))))
 
 
-def described(error: Exception) -> tuple[int, dict[str, Any]]:
-    """The exit code and the description of an error, without secrets."""
+def described(error: Exception, command: str | None = None) -> tuple[int, dict[str, Any]]:
+    """The exit code and the description of an error of a command, without secrets."""
     from dagmaster.extras import missing_extra
     from dagmaster.observe.redaction import redact_value
 
     if isinstance(error, ImportError):
-        error = missing_extra(error) or error
+        error = missing_extra(error, EXTRAS.get(command or "")) or error
     match error:
         case errors.DagmasterError():
             return _exit_code(error), redact_value(_facts(error))

@@ -6,12 +6,21 @@
 thing and judges it. `findings` runs checks side by side. Nothing is changed.
 """
 
-from dagmaster.doctor import database, machine
-from dagmaster.doctor.findings import FindingLevel, Findings, run
+from dagmaster.doctor import machine
+from dagmaster.doctor.findings import FindingLevel, Findings, run, skipped
+from dagmaster.extras import missing_extra
 
 __all__ = ["FindingLevel", "Findings", "diagnose"]
 
 
 def diagnose(target: machine.Target) -> Findings:
-    """The judgements of all checks, by the name of the check."""
-    return run(machine.CHECKS, target) | database.findings(target)
+    """The judgements of all checks, by the name of the check. The client alone cannot check a database."""
+    results = run(machine.CHECKS, target)
+    try:
+        from dagmaster.doctor import database
+    except ModuleNotFoundError as error:
+        missing = missing_extra(error, "orchestrator")
+        if missing is None:
+            raise
+        return results | {"database": [skipped(f"{missing.message} ({missing.hint})")]}
+    return results | database.findings(target)

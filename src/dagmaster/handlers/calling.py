@@ -63,7 +63,7 @@ def resolve(registration: Registration) -> ResolvedHandler:
     try:
         function = registration.resolve()
     except (ImportError, AttributeError, SyntaxError) as error:
-        extra = missing_extra(error) if isinstance(error, ImportError) else None
+        extra = missing_extra(error, "worker") if isinstance(error, ImportError) else None
         raise Unavailable(
             f"this worker cannot load handler '{registration.name}' from {registration.target}: {error}",
             code=UNLOADABLE,

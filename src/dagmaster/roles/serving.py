@@ -16,10 +16,11 @@ def is_installed() -> bool:
     return all(find_spec(name) for name in ("titiler", "stac_fastapi", "rasterio"))
 
 
-def require_software() -> None:
+def require_software(extra: str = "serving") -> None:
+    """`extra` is the one that the caller needs."""
     if not is_installed():
         raise InvalidRequest(
-            "the map server is not installed", code="serving.not-installed", hint="pip install 'dagmaster[serving]'"
+            "the map server is not installed", code="serving.not-installed", hint=f"pip install 'dagmaster[{extra}]'"
         )
 
 

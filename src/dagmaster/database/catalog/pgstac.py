@@ -51,7 +51,7 @@ class CatalogStatus:
 
 
 def software_version() -> str | None:
-    """The version of pgSTAC that would be deployed; None if the extras `worker` and `serving` are not installed."""
+    """The version of pgSTAC that would be deployed; None if it is not installed."""
     try:
         return version("pypgstac")
     except PackageNotFoundError:
@@ -85,7 +85,7 @@ def not_deployed() -> Unavailable:
     return Unavailable(
         "the database has no STAC catalogue",
         code="catalog.not-deployed",
-        hint="run `dagmaster db deploy` where dagmaster[worker] is installed",
+        hint="run `dagmaster db deploy` where dagmaster[orchestrator] is installed",
     )
 
 
@@ -183,7 +183,7 @@ def _require_software() -> str:
     wanted = software_version()
     if wanted is None:
         raise Unavailable(
-            "pgSTAC is not installed", code="catalog.not-installed", hint="pip install 'dagmaster[worker]'"
+            "pgSTAC is not installed", code="catalog.not-installed", hint="pip install 'dagmaster[orchestrator]'"
         )
     return wanted
 
