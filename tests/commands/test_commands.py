@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,6 @@ import pytest
 from dagmaster.access.caller import Caller, Scope
 from dagmaster.access.permissions import ALLOWED
 from dagmaster.client.models.commands import LayerCommand, LayerCommandResult
-from dagmaster.commands import registry
 from dagmaster.commands.registry import CommandContext, all_commands, find_command, run_command
 from dagmaster.errors import Conflict, NotFound, Unavailable
 from dagmaster.settings import Settings
@@ -30,7 +30,7 @@ async def _waiting(kit: Kit) -> None:
         await kit.process(await kit.submit(dataset))
 
 
-async def _nothing(_kit: Kit) -> None:
+async def _no_preparation(_kit: Kit) -> None:
     return
 
 
@@ -48,8 +48,8 @@ CASES: dict[str, Case] = {
     "metadata.publish_external": (_published, LAYER, {"is_changed": True}, {"is_changed": False}),
     "asset.reindex": (_published, LAYER, {"versions": 1, "items": 2}, {"versions": 1, "items": 2}),
     "assets.review_many": (_waiting, REVIEW, {"changed": 2, "refused": 0}, {"changed": 0, "unchanged": 2}),
-    "schema.migrate": (_nothing, {}, {"changes": []}, {"changes": []}),
-    "cache.invalidate": (_nothing, {"wait_seconds": 0}, {"generation": 1}, {"generation": 2}),
+    "schema.migrate": (_no_preparation, {}, {"changes": []}, {"changes": []}),
+    "cache.invalidate": (_no_preparation, {"wait_seconds": 0}, {"generation": 1}, {"generation": 2}),
 }
 
 
@@ -164,8 +164,7 @@ async def test_the_time_limit_is_ten_seconds_and_answered_as_a_timeout(commands:
         raise AssertionError
 
     publish = find_command("metadata.publish")
-    slow_command = registry.Command(publish.name, publish.permission, "", "", publish.request, publish.result, slow)
-    monkeypatch.setattr("dagmaster.api.commands.find_command", lambda _name: slow_command)
+    monkeypatch.setattr("dagmaster.api.commands.find_command", lambda _name: replace(publish, run=slow))
     defaults = {**run_command.__kwdefaults__}
     monkeypatch.setitem(run_command.__kwdefaults__, "timeout_seconds", 0.05)
     async with api(commands.kit.dsn, storage_folder=tmp_path) as client:

@@ -41,7 +41,7 @@ from dagmaster.database.ledger.protocol import (
 from dagmaster.database.maintenance.history import verify
 from dagmaster.database.notify.notifier import JOBS, RESULTS, tasks_topic
 from dagmaster.errors import Conflict, DagmasterError, NotFound
-from dagmaster.jobs.changes import Changes, JobChange, NewTask, NodeChange
+from dagmaster.jobs.changes import Changes, JobTransition, NewTask, NodeChange
 from dagmaster.jobs.fan import ChildResult, SumOutOfRange, aggregate
 from dagmaster.jobs.model import DeadLetter, JobMessage, TaskMessage, WorkerRecord, new_job_id
 from dagmaster.jobs.payload import INLINE_BYTES, LOADABLE_BYTES, reference_to
@@ -630,9 +630,9 @@ async def test_an_instance_that_was_silent_itself_reclaims_no_orphans(bench):
 
     by_the_silent = await claim_all(bench, second)
     await an_owner(bench, 2)
-    once_heard = await claim_all(bench, second)
+    after_a_heartbeat = await claim_all(bench, second)
 
-    assert (by_the_silent, [claim.job_id for claim in once_heard]) == ([], [a_job(1).job_id])
+    assert (by_the_silent, [claim.job_id for claim in after_a_heartbeat]) == ([], [a_job(1).job_id])
 
 
 @pytest.mark.requirement("E5")
@@ -2122,7 +2122,7 @@ def illegal_changes(job_id: UUID) -> dict[str, Changes]:
     return {
         "a node from pending to completed": changes(nodes=[NodeChange("end", NodeStatus.COMPLETED)]),
         "a node back to pending": changes(nodes=[NodeChange("work", NodeStatus.PENDING)]),
-        "a job back to pending": changes(job_moves=[JobChange(JobStatus.PENDING)]),
+        "a job back to pending": changes(job_moves=[JobTransition(JobStatus.PENDING)]),
         "a second live task": changes(tasks=[again]),
         "the same attempt again": changes(tasks=[replace(again, attempt=1)]),
         "an unknown node": changes(nodes=[NodeChange("nobody", NodeStatus.READY)]),

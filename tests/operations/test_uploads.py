@@ -16,7 +16,7 @@ from dagmaster.access.caller import Caller, Scope
 from dagmaster.client.models.uploads import UploadInfo, UploadRequest
 from dagmaster.database.assets.uploads import UploadStore
 from dagmaster.errors import Conflict, DagmasterError, NotFound, UnfitData
-from dagmaster.operations.uploads import UploadRules, Uploads
+from dagmaster.operations.uploads import UploadOperations, UploadRules
 from dagmaster.orchestrator.asset_upkeep import STRAY_SECONDS, upkeep_of
 from dagmaster.settings import Settings
 from dagmaster.storage import open_storage
@@ -30,10 +30,10 @@ SHA256 = hashlib.sha256(DATA).hexdigest()
 
 
 @asynccontextmanager
-async def opened(dsn: str, folder: Path, **rules: float) -> AsyncIterator[Uploads]:
+async def opened(dsn: str, folder: Path, **rules: float) -> AsyncIterator[UploadOperations]:
     limits = {"max_bytes": 10**9, "most_open": 1000, "expiry_seconds": 3600.0, **rules}
     async with UploadStore(dsn, size=2) as store:
-        yield Uploads(store, open_storage(Settings(storage_folder=folder)), UploadRules(**limits))
+        yield UploadOperations(store, open_storage(Settings(storage_folder=folder)), UploadRules(**limits))
 
 
 async def pieces(data: bytes, size: int = 10_000, *, break_after: int | None = None) -> AsyncIterator[bytes]:
@@ -43,7 +43,7 @@ async def pieces(data: bytes, size: int = 10_000, *, break_after: int | None = N
         yield data[start : start + size]
 
 
-async def sent(uploads: Uploads, upload: UploadInfo, data: bytes = DATA) -> UploadInfo:
+async def sent(uploads: UploadOperations, upload: UploadInfo, data: bytes = DATA) -> UploadInfo:
     """All bytes that are missing, in one request."""
     now = await uploads.get(upload.upload_id, ADA)
     if now.is_finished:

@@ -11,7 +11,7 @@ from dagmaster.api.problems import responses
 from dagmaster.api.services import Services
 from dagmaster.client.models.commands import CommandInfo
 from dagmaster.client.models.pages import Page
-from dagmaster.commands.registry import Command, CommandContext, all_commands, find_command, run_command
+from dagmaster.commands.registry import CommandContext, DirectCommand, all_commands, find_command, run_command
 from dagmaster.errors import InvalidRequest
 from dagmaster.web.authentication import needs, require
 
@@ -57,7 +57,7 @@ async def run(
     return result.model_dump(mode="json")
 
 
-def _described(command: Command) -> CommandInfo:
+def _described(command: DirectCommand) -> CommandInfo:
     return CommandInfo(
         name=command.name,
         summary=command.summary,
@@ -68,7 +68,7 @@ def _described(command: Command) -> CommandInfo:
     )
 
 
-def _parsed(command: Command, inputs: dict[str, Any]) -> pydantic.BaseModel:
+def _parsed(command: DirectCommand, inputs: dict[str, Any]) -> pydantic.BaseModel:
     try:
         return command.request.model_validate(inputs)
     except pydantic.ValidationError as error:

@@ -23,7 +23,7 @@ from dagmaster.client.models.jobs import EventEntry
 from dagmaster.database.notify.notifier import Notifier
 from dagmaster.database.reads.api import ApiReads
 from dagmaster.database.reads.jobs import EventPosition, JobBrief
-from dagmaster.database.reads.nodes import NodeProgress
+from dagmaster.database.reads.nodes import ReportedProgress
 from dagmaster.errors import Unavailable
 from dagmaster.jobs.states import JOB_TERMINAL, JobStatus
 from dagmaster.observe import log
@@ -44,7 +44,7 @@ _log = log.get("api")
 class JobProgress:
     """The progress of the running attempts of a job."""
 
-    nodes: tuple[NodeProgress, ...]
+    nodes: tuple[ReportedProgress, ...]
 
 
 Update = Sequence[EventEntry] | JobProgress | None  # None keeps the connection open
@@ -181,7 +181,7 @@ class EventFollower(Follower):
             await self._poll_progress()
 
     async def _poll_progress(self) -> None:
-        progress: dict[UUID, list[NodeProgress]] = defaultdict(list)
+        progress: dict[UUID, list[ReportedProgress]] = defaultdict(list)
         for node in await self._reads.progress(list(self._jobs)):
             progress[node.job_id].append(node)
         for job_id, job in self._jobs.items():

@@ -120,14 +120,14 @@ class MapForwarder:
         body = await _body(receive)
         slots = self._file_slots if scope["path"].startswith(f"{FILES}/") else self._slots
         exchange = asyncio.create_task(self._exchange(slots, scope, body, send))
-        gone = asyncio.create_task(_until_gone(receive))
+        disconnected = asyncio.create_task(_until_disconnected(receive))
         try:
-            await asyncio.wait((exchange, gone), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((exchange, disconnected), return_when=asyncio.FIRST_COMPLETED)
         finally:
             is_complete = exchange.done()
-            for task in (exchange, gone):
+            for task in (exchange, disconnected):
                 task.cancel()
-            await asyncio.gather(exchange, gone, return_exceptions=True)
+            await asyncio.gather(exchange, disconnected, return_exceptions=True)
         if is_complete:
             exchange.result()
 
@@ -222,7 +222,7 @@ async def _body(receive: Receive) -> bytes:
             return bytes(body)
 
 
-async def _until_gone(receive: Receive) -> None:
+async def _until_disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 

@@ -23,7 +23,7 @@ from dagmaster.database.notify.notifier import JOBS, RESULTS
 from dagmaster.database.notify.postgres import PostgresNotifier
 from dagmaster.database.reads.api import ApiReads
 from dagmaster.library.workflows import WorkflowLibrary
-from dagmaster.operations.uploads import UploadRules, Uploads
+from dagmaster.operations.uploads import UploadOperations, UploadRules
 from dagmaster.orchestrator.loop import Orchestrator
 from dagmaster.settings import Settings
 from dagmaster.storage.zones import Storage, open_storage
@@ -162,8 +162,8 @@ class ApiServices:
         return open_storage(self.settings)
 
     @cached_property
-    def uploads(self) -> Uploads:
-        return Uploads(self.upload_store, self.storage, UploadRules.of(self.settings))
+    def uploads(self) -> UploadOperations:
+        return UploadOperations(self.upload_store, self.storage, UploadRules.of(self.settings))
 
     @property
     def alive_within(self) -> float:

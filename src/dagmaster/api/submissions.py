@@ -20,7 +20,7 @@ Submitter = Annotated[Caller, Depends(needs(Permission.ASSETS_SUBMIT))]
 Reader = Annotated[Caller, Depends(needs(Permission.ASSETS_READ))]
 RequestName = Annotated[str, Path(max_length=64, description="The request id of a submission", examples=["order-7"])]
 
-_MADE = ("new_asset", "new_version", "new_revision")
+_CREATED = ("new_asset", "new_version", "new_revision")
 
 
 @router.post(
@@ -53,7 +53,7 @@ async def submit(
     created: the answer is what would happen, with `refusal` if the state of the asset does not allow it."""
     require_visible_platform(caller, request.platform_id)
     result = await submit_asset(services.assets, services.library, services.storage, request=request, caller=caller)
-    if result.outcome not in _MADE or result.is_dry_run:
+    if result.outcome not in _CREATED or result.is_dry_run:
         response.status_code = 200
     if result.request_id is not None:
         response.headers["Location"] = f"{PREFIX}/status/{result.request_id}"

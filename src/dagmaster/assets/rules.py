@@ -57,7 +57,7 @@ class SubmissionDecision:
 
 
 @dataclass(frozen=True, slots=True)
-class AssetChange:
+class ActionResult:
     """The state after an action. Revisions in `exports_due` must be copied to the external zone, the copies of those in
     `withdrawals_due` must be removed."""
 
@@ -110,7 +110,7 @@ def approve(
     by: str | None = None,
     needs_second_person: bool = False,
     revision: int | None = None,
-) -> AssetChange:
+) -> ActionResult:
     """Publish the newest revision of a version. An asset without clearance needs one.
 
     If a version was unpublished and the processing of its newest revision has failed, the revision that was approved
@@ -132,10 +132,10 @@ def approve(
     if not is_republished:
         published = replace(published, approval=ApprovalState.APPROVED, approved_revision=version.revision)
     state = replace(_with(asset, published), clearance=_clearance_for_approval(asset, clearance))
-    return AssetChange(state, _exports_due(asset, state), _withdrawals_due(asset, state))
+    return ActionResult(state, _exports_due(asset, state), _withdrawals_due(asset, state))
 
 
-def reject(asset: AssetState, ordinal: int, *, reason: str) -> AssetChange:
+def reject(asset: AssetState, ordinal: int, *, reason: str) -> ActionResult:
     """Refuse the newest revision. An older approved revision stays served."""
     version = _present_version(asset, ordinal)
     if not reason.strip():
@@ -148,41 +148,41 @@ def reject(asset: AssetState, ordinal: int, *, reason: str) -> AssetChange:
         )
     if version.approval == ApprovalState.REJECTED:
         raise Conflict(f"version {ordinal} is rejected already", code="version.already-rejected")
-    return AssetChange(_with(asset, replace(version, approval=ApprovalState.REJECTED)))
+    return ActionResult(_with(asset, replace(version, approval=ApprovalState.REJECTED)))
 
 
-def clear(asset: AssetState, clearance: Clearance) -> AssetChange:
+def clear(asset: AssetState, clearance: Clearance) -> ActionResult:
     """Decide who may see what is approved. Below public, external copies are withdrawn."""
     _require_present(asset)
     if asset.clearance == clearance:
         raise Conflict(f"the clearance is '{clearance}' already", code="clearance.unchanged")
     state = replace(asset, clearance=clearance)
-    return AssetChange(state, _exports_due(asset, state), _withdrawals_due(asset, state))
+    return ActionResult(state, _exports_due(asset, state), _withdrawals_due(asset, state))
 
 
-def expose(asset: AssetState, exposure: Exposure) -> AssetChange:
+def expose(asset: AssetState, exposure: Exposure) -> ActionResult:
     _require_present(asset)
     if asset.exposure == exposure:
         raise Conflict(f"the exposure is '{exposure}' already", code="exposure.unchanged")
-    return AssetChange(replace(asset, exposure=exposure))
+    return ActionResult(replace(asset, exposure=exposure))
 
 
-def unpublish(asset: AssetState, ordinal: int | None = None) -> AssetChange:
+def unpublish(asset: AssetState, ordinal: int | None = None) -> ActionResult:
     """Serve a version no longer (without an ordinal: none of the asset's). Its data stays; approving republishes it."""
     return _withdraw(asset, ordinal, lambda version: replace(version, is_unpublished=True))
 
 
-def delete(asset: AssetState, ordinal: int | None = None) -> AssetChange:
+def delete(asset: AssetState, ordinal: int | None = None) -> ActionResult:
     """Delete a version or the whole asset softly. A deleted asset loses its clearance: if it is submitted again, it
     must be cleared again."""
     if ordinal is not None:
         version = _present_version(asset, ordinal)
         state = _with(asset, replace(version, is_deleted=True))
-        return AssetChange(state, withdrawals_due=_withdrawals_due(asset, state))
+        return ActionResult(state, withdrawals_due=_withdrawals_due(asset, state))
     _require_present(asset)
     deleted = tuple(replace(version, is_deleted=True) for version in asset.versions)
     state = replace(asset, is_deleted=True, clearance=Clearance.UNCLEARED, versions=deleted)
-    return AssetChange(state, withdrawals_due=_withdrawals_due(asset, state))
+    return ActionResult(state, withdrawals_due=_withdrawals_due(asset, state))
 
 
 def _submit_version(asset: AssetState, submitted: SubmittedSource) -> SubmissionDecision:
@@ -255,7 +255,7 @@ def _clearance_for_approval(asset: AssetState, given: Clearance | None) -> Clear
 
 def _withdraw(
     asset: AssetState, ordinal: int | None, change: Callable[[AssetVersionState], AssetVersionState]
-) -> AssetChange:
+) -> ActionResult:
     if ordinal is None:
         _require_present(asset)
         chosen = [version for version in asset.present if version.served_revision is not None]
@@ -267,7 +267,7 @@ def _withdraw(
     state = asset
     for version in chosen:
         state = _with(state, change(version))
-    return AssetChange(state, withdrawals_due=_withdrawals_due(asset, state))
+    return ActionResult(state, withdrawals_due=_withdrawals_due(asset, state))
 
 
 def export_again(asset: AssetState, ordinal: int) -> Edition:

@@ -33,7 +33,7 @@ def show_command(state: State, name: str) -> None:
     """Show what a command does, and its inputs."""
     from dagmaster.cli.layer_pages import print_command
 
-    answer = _found(state, name)
+    answer = _description_of(state, name)
     if state.json:
         state.emit(answer)
     else:
@@ -56,11 +56,11 @@ def run_command(state: State, name: str, pairs: tuple[str, ...], params: str | N
 
     inputs = object_of(params) if params else {}
     if pairs:
-        inputs = inputs_of(_found(state, name)["inputs"], pairs, inputs)
+        inputs = inputs_of(_description_of(state, name)["inputs"], pairs, inputs)
     state.emit(state.client.run_command(name, inputs))
 
 
-def _found(state: State, name: str) -> dict[str, Any]:
+def _description_of(state: State, name: str) -> dict[str, Any]:
     from dagmaster.workflows.nearest import or_known
 
     answers = {answer["name"]: answer for answer in state.client.commands()}

@@ -51,7 +51,7 @@ class CommandContext:
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class DirectCommand:
     """Besides `commands:run`, the caller needs `permission`."""
 
     name: str
@@ -63,7 +63,7 @@ class Command:
     run: Run
 
 
-_commands: dict[str, Command] = {}
+_commands: dict[str, DirectCommand] = {}
 
 
 def command(name: str, permission: Permission) -> Callable[[R], R]:
@@ -76,21 +76,21 @@ def command(name: str, permission: Permission) -> Callable[[R], R]:
         request, result = hints["request"], hints["return"]
         text = inspect.getdoc(function) or ""
         summary, _, description = text.partition("\n")
-        _commands[name] = Command(name, permission, summary, description.strip(), request, result, function)
+        _commands[name] = DirectCommand(name, permission, summary, description.strip(), request, result, function)
         return function
 
     return register
 
 
 @cache
-def all_commands() -> Mapping[str, Command]:
+def all_commands() -> Mapping[str, DirectCommand]:
     """By their names, in alphabetical order."""
     for module in _MODULES:
         import_module(f"dagmaster.commands.{module}")
     return dict(sorted(_commands.items()))
 
 
-def find_command(name: str) -> Command:
+def find_command(name: str) -> DirectCommand:
     try:
         return all_commands()[name]
     except KeyError:
@@ -100,7 +100,7 @@ def find_command(name: str) -> Command:
 
 
 async def run_command(
-    command: Command, context: CommandContext, request: BaseModel, *, timeout_seconds: float = TIMEOUT_SECONDS
+    command: DirectCommand, context: CommandContext, request: BaseModel, *, timeout_seconds: float = TIMEOUT_SECONDS
 ) -> BaseModel:
     """Run a command once, within the time limit. It is never repeated: the caller may, because it is idempotent."""
     try:

@@ -9,11 +9,12 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from dagmaster.database.assets.documents import BATCH_ITEMS, RevisionDocuments, RevisionKey
 from dagmaster.errors import HandlerFailed, UnfitData
 from dagmaster.handlers.context import Context
+from dagmaster.handlers.frozen import FrozenModel
 from dagmaster.jobs.states import NodeStatus
 from dagmaster.stac.validate import refuse_unpublishable
 
@@ -23,15 +24,11 @@ MAX_NAMED = 10
 _IDS_PER_QUERY = 5_000
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True)
-
-
-class EnsureCollectionParams(_Frozen):
+class EnsureCollectionParams(FrozenModel):
     collection: Json
 
 
-class CollectionResult(_Frozen):
+class CollectionResult(FrozenModel):
     stac_collection_id: str
     is_new: bool
 
@@ -44,11 +41,11 @@ async def ensure_collection(ctx: Context, params: EnsureCollectionParams) -> Col
     return CollectionResult(stac_collection_id=key.dataset_id, is_new=is_new)
 
 
-class ItemParams(_Frozen):
+class ItemParams(FrozenModel):
     item: Json
 
 
-class ItemResult(_Frozen):
+class ItemResult(FrozenModel):
     stac_item_id: str
     stac_collection_id: str
 
@@ -93,7 +90,7 @@ async def _require_publishable(ctx: Context, documents: list[Json]) -> None:
     await asyncio.to_thread(check)
 
 
-class ItemSource(_Frozen):
+class ItemSource(FrozenModel):
     """Items may be in the params, or in the outputs of a fan_out's children: `item_field` holds one item or a list."""
 
     results_of: Json | None = None
@@ -104,7 +101,7 @@ class ItemsParams(ItemSource):
     items: list[Json] | None = None
 
 
-class ItemsResult(_Frozen):
+class ItemsResult(FrozenModel):
     stac_collection_id: str | None
     item_count: int
 
@@ -137,7 +134,7 @@ class FinalizeParams(ItemSource):
     revision: int | None = Field(None, ge=1)
 
 
-class FinalizeResult(_Frozen):
+class FinalizeResult(FrozenModel):
     """`collection_item_count` is the number of items of the revision."""
 
     stac_collection_id: str

@@ -110,7 +110,7 @@ class NewEvent:
 
 
 @dataclass(frozen=True, slots=True)
-class JobChange:
+class JobTransition:
     status: JobStatus
     result_data: Any = None
     error_message: str | None = None
@@ -130,7 +130,7 @@ class Changes:
     poisoned: list[PoisonedTask] = field(default_factory=list)
     completed_fan_ins: list[FanInCompletion] = field(default_factory=list)
     events: list[NewEvent] = field(default_factory=list)
-    job_moves: list[JobChange] = field(default_factory=list)
+    job_moves: list[JobTransition] = field(default_factory=list)
     stopping: Stop | None = None  # from now on
     deferred: Mapping[str, DeferredWork] | None = None  # every node that waits for a route; None: unchanged
     payloads: dict[str, bytes] = field(default_factory=dict)  # payloads that the rows refer to, by hash

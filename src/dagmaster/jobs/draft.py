@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from dagmaster.jobs.changes import Changes, FanInCompletion, JobChange, NewChild, NewTask, NextAttempt, NodeChange
+from dagmaster.jobs.changes import Changes, FanInCompletion, JobTransition, NewChild, NewTask, NextAttempt, NodeChange
 from dagmaster.jobs.fan import tolerated
 from dagmaster.jobs.retry import RetrySchedule
 from dagmaster.jobs.states import JOB_MOVES, NODE_MOVES, EventType, JobStatus, NodeStatus, SkipReason, Stop
@@ -412,7 +412,7 @@ class Draft:
         if to not in JOB_MOVES[self.view.status]:
             raise AssertionError(f"job {self.view.job_id} cannot go from {self.view.status} to {to}")
         self.view = replace(self.view, status=to)
-        self.changes.job_moves.append(JobChange(to, result, error_message))
+        self.changes.job_moves.append(JobTransition(to, result, error_message))
         facts = {"error_message": error_message, "reason": reason}
         data = {name: value for name, value in facts.items() if value}
         self.changes.record(_JOB_EVENTS[to], status=to, data=data or None)

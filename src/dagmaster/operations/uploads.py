@@ -46,7 +46,7 @@ class UploadRules:
 
 
 @dataclass(frozen=True, slots=True)
-class Uploads:
+class UploadOperations:
     """The operations on uploads, and what they need: rows, bytes, limits."""
 
     store: UploadStore
@@ -100,7 +100,7 @@ class Uploads:
         if info.is_finished or info.offset_bytes < info.size_bytes:
             return info
         try:
-            return await self.append(upload_id, caller, offset=info.offset_bytes, length=0, chunks=_nothing())
+            return await self.append(upload_id, caller, offset=info.offset_bytes, length=0, chunks=_no_bytes())
         except Conflict as error:
             if error.code != "upload.locked":
                 raise
@@ -352,7 +352,7 @@ def _location(upload: Upload) -> Location:
     return Location(Zone.BRONZE, upload.container, upload.blob)
 
 
-async def _nothing() -> AsyncIterator[bytes]:
+async def _no_bytes() -> AsyncIterator[bytes]:
     return
     yield b""  # what makes it a generator
 

@@ -340,8 +340,8 @@ def _sorted_files(base: Path, prefix: str, after: str, name: str = "") -> Iterat
     """Files whose names, relative to the base, begin with a prefix and come after another name, in the order of their
     names. A folder is sorted with its slash, as in whole names: `a-b` and `a.tif` come before `a/b`."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(base / name) as entries:
-        found = sorted(f"{name}{entry.name}{'/' * entry.is_dir(follow_symlinks=False)}" for entry in entries)
-        for each in found:
+        names = sorted(f"{name}{entry.name}{'/' * entry.is_dir(follow_symlinks=False)}" for entry in entries)
+        for each in names:
             if not each.endswith("/"):
                 if each.startswith(prefix) and each > after:
                     yield base / each

@@ -82,19 +82,19 @@ def asset_request(
     Each file is a dataset of its own, as each was a job of its own: an old `collection_id` is the first part of the
     dataset's name, unless a `dataset_id` names it.
     """
-    rest = submission.inputs
+    parameters = submission.inputs
     is_many = "blob_names" in workflow.inputs
-    container, blobs = _source(rest, is_many=is_many)
-    dataset_id, collection_id = _text(rest, "dataset_id"), _text(rest, "collection_id")
+    container, blobs = _source(parameters, is_many=is_many)
+    dataset_id, collection_id = _text(parameters, "dataset_id"), _text(parameters, "collection_id")
     other_container = None if container == default_container else container
-    fields = {name: rest.pop(name, None) for name in ("version_label", "callback_url", "priority")}
+    fields = {name: parameters.pop(name, None) for name in ("version_label", "callback_url", "priority")}
     return _checked(
         AssetSubmissionRequest,
         platform_id=PLATFORM,
         platform_refs={"dataset": dataset_id or dataset_name(collection_id, other_container, blobs)},
         source={"container": container, "blobs" if is_many else "blob": blobs},
         workflow_id=submission.workflow_id,
-        parameters=rest,
+        parameters=parameters,
         force=submission.force,
         **{name: value for name, value in fields.items() if value is not None},
     )
@@ -102,19 +102,21 @@ def asset_request(
 
 def job_request(submission: OldSubmission, workflow: Workflow, *, submitted_by: str) -> Submission:
     """The submission of a job that makes no asset."""
-    rest = submission.inputs
+    parameters = submission.inputs
     if workflow.workflow_id == "stac_register":
-        rest = _registration(rest)
+        parameters = _registration(parameters)
     if {"container_name", "blob_name"} <= workflow.inputs.keys():
-        container, blobs = _source(rest, is_many=False)
-        rest |= {"blob_name": blobs} | ({} if container is None else {"container_name": container})
+        container, blobs = _source(parameters, is_many=False)
+        parameters |= {"blob_name": blobs} | ({} if container is None else {"container_name": container})
     fields = {
-        name: rest.pop(name) for name in ("callback_url", "priority") if name in rest and name not in workflow.inputs
+        name: parameters.pop(name)
+        for name in ("callback_url", "priority")
+        if name in parameters and name not in workflow.inputs
     }
     return _checked(
         Submission,
         workflow_id=submission.workflow_id,
-        inputs=rest,
+        inputs=parameters,
         submitted_by=submitted_by,
         **{name: value for name, value in fields.items() if value is not None},
     )
@@ -156,12 +158,12 @@ def _source(parameters: dict[str, Any], *, is_many: bool) -> tuple[str | None, s
 
 def _registration(parameters: dict[str, Any]) -> dict[str, Any]:
     """`stac_register_manual` also takes a list of tasks, which names a job."""
-    rest = {name: value for name, value in parameters.items() if name not in _OF_TASK_LIST}
-    job_ids = [value for name in ("job_id", "jobId") if (value := rest.pop(name, None)) is not None]
-    if not job_ids or rest.get("dataset_id") is not None:
-        return rest
+    parameters = {name: value for name, value in parameters.items() if name not in _OF_TASK_LIST}
+    job_ids = [value for name in ("job_id", "jobId") if (value := parameters.pop(name, None)) is not None]
+    if not job_ids or parameters.get("dataset_id") is not None:
+        return parameters
     try:
-        return {**rest, "dataset_id": own_dataset_id(UUID(str(job_ids[0])))}
+        return {**parameters, "dataset_id": own_dataset_id(UUID(str(job_ids[0])))}
     except ValueError:
         raise _invalid("`job_id` is not the id of a job of this platform", "job_id") from None
 

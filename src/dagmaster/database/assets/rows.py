@@ -7,7 +7,7 @@ from uuid import UUID
 
 from psycopg.types.json import Jsonb
 
-from dagmaster.assets.rules import AssetChange
+from dagmaster.assets.rules import ActionResult
 from dagmaster.assets.states import (
     ApprovalState,
     AssetState,
@@ -101,7 +101,7 @@ async def write_asset(
     await connection.execute(query("asset_write"), values)
 
 
-async def write_change(connection: Connection, asset: LoadedAsset, change: AssetChange, decision: Decision) -> None:
+async def write_change(connection: Connection, asset: LoadedAsset, change: ActionResult, decision: Decision) -> None:
     """Write the difference between the state as it was and as it should be, and the event."""
     before, after = asset.state, change.state
     await write_asset(connection, asset.asset_id, after, decision.actor)
@@ -147,7 +147,7 @@ async def _write_version(
         await connection.execute(query("asset_revision_review"), review)
 
 
-async def _write_dues(connection: Connection, asset_id: str, change: AssetChange) -> None:
+async def _write_dues(connection: Connection, asset_id: str, change: ActionResult) -> None:
     """External copies that are to be made, and those that are to be removed."""
     dues = [("asset_export_due", edition) for edition in change.exports_due]
     dues += [("asset_withdrawal_due", edition) for edition in change.withdrawals_due]

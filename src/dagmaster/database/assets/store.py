@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
-from dagmaster.assets.rules import AssetChange, Edition
+from dagmaster.assets.rules import ActionResult, Edition
 from dagmaster.client.models.assets import AssetHistoryEntry, AssetInfo, PlatformInfo
 from dagmaster.database.assets import layers, publications, rows
 from dagmaster.database.assets.publications import AssetPublication, LinkKey
@@ -22,7 +22,7 @@ from dagmaster.errors import Conflict, InvalidRequest
 
 SHOWN_EVENTS = 50  # since the state that a stale request names
 
-Rule = Callable[[LoadedAsset], AssetChange]
+Rule = Callable[[LoadedAsset], ActionResult]
 Admit = Callable[[LoadedAsset], None]
 Publish = Callable[[Connection, str, Sequence[Edition], Sequence[Edition]], Awaitable[None]]
 

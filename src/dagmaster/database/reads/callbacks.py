@@ -24,15 +24,15 @@ class CallbackReads(ReadSession):
 
     async def callbacks_of(self, request_ids: Sequence[str]) -> dict[str, list[CallbackInfo]]:
         """The callbacks of requests, newest first."""
-        found: dict[str, list[CallbackInfo]] = {request_id: [] for request_id in request_ids}
+        callbacks: dict[str, list[CallbackInfo]] = {request_id: [] for request_id in request_ids}
         values = {"request_ids": list(request_ids)}
         for callback in await self._many("callbacks_of_requests", values, CallbackInfo):
-            found[callback.request_id].append(callback)
-        return found
+            callbacks[callback.request_id].append(callback)
+        return callbacks
 
     async def callback(self, callback_id: UUID) -> CallbackInfo:
-        nothing = {"request_id": None, "platform_id": None, "state": None, "after": None}
-        values = {**nothing, "callback_id": callback_id, "limit": 1}
+        no_filters = {"request_id": None, "platform_id": None, "state": None, "after": None}
+        values = {**no_filters, "callback_id": callback_id, "limit": 1}
         callback = await self._first("api_callbacks", values, CallbackInfo)
         if callback is None:
             raise NotFound(f"no callback has the id {callback_id}", code="callback.not-found")

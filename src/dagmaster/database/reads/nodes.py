@@ -28,7 +28,7 @@ CHILDREN_PAGE = 500
 
 
 @dataclass(frozen=True, slots=True)
-class NodeProgress:
+class ReportedProgress:
     """The progress that the running attempt of a node reported."""
 
     job_id: UUID
@@ -116,9 +116,9 @@ class NodeReads(JobReads):
         lines = [{**row, **_readable(row["line"], row["queued_at"]), "number": row["number"]} for row in rows]
         return models(JobLogLine, lines)
 
-    async def progress(self, job_ids: Sequence[UUID]) -> list[NodeProgress]:
+    async def progress(self, job_ids: Sequence[UUID]) -> list[ReportedProgress]:
         """The progress of the running attempts of these jobs; at most MOST_PROGRESS per job."""
-        return await self._many("api_progress", {"job_ids": list(job_ids), "most": MOST_PROGRESS}, NodeProgress)
+        return await self._many("api_progress", {"job_ids": list(job_ids), "most": MOST_PROGRESS}, ReportedProgress)
 
     async def timeline(
         self,

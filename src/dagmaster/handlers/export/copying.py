@@ -5,7 +5,7 @@
 Every handler first makes sure that its job is the one that exports this revision, and that the revision is still
 approved and public. Each object is copied, read again, and compared with the checksum of its STAC document; an object
 whose copy is right already is not copied again. Before and after each object it is checked that the export is still
-wanted: if not, the object is removed again, also if that cannot be found out.
+wanted: if not, the object is removed again, also if that cannot be revision out.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from dagmaster import faults
 from dagmaster.assets.external import ExternalJob
@@ -23,6 +23,7 @@ from dagmaster.errors import DagmasterError, HandlerFailed, NotFound, UnfitData
 from dagmaster.handlers.context import Context, SyncContext
 from dagmaster.handlers.export import documents
 from dagmaster.handlers.export.exporter import Stopped, TransferOrder
+from dagmaster.handlers.frozen import FrozenModel
 from dagmaster.jobs.states import NodeStatus
 from dagmaster.storage.location import Edition, Location, Zone, intermediate
 
@@ -32,11 +33,7 @@ BATCH_DOCUMENTS: Final = 20
 FILE_LIST: Final = "export/files.txt"
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True)
-
-
-class Target(_Frozen):
+class TargetRevision(FrozenModel):
     """The revision that is exported or withdrawn."""
 
     asset_id: str
@@ -46,7 +43,7 @@ class Target(_Frozen):
     blob_path: str | None = None
 
     @classmethod
-    def of(cls, target: ExternalTarget) -> "Target":
+    def of(cls, target: ExternalTarget) -> "TargetRevision":
         return cls(
             asset_id=target.asset_id,
             dataset_id=target.dataset_id,
@@ -66,7 +63,7 @@ class Target(_Frozen):
         return f"{self.dataset_id}/v{self.version_ordinal}/r{self.revision}"
 
 
-class NamedRevision(_Frozen):
+class NamedRevision(FrozenModel):
     """Without a revision, the approved one."""
 
     asset_id: str = Field(min_length=1, max_length=200)
@@ -80,7 +77,7 @@ class PlanParams(NamedRevision):
     blob_path: str | None = None
 
 
-class Batch(_Frozen):
+class DocumentBatch(FrozenModel):
     """Documents of a revision: those after `after`, up to `last_id`. The collection has the empty id."""
 
     after: str | None
@@ -88,40 +85,44 @@ class Batch(_Frozen):
     documents: int
 
 
-class Plan(_Frozen):
-    target: Target
-    batches: list[Batch]
+class ExportPlan(FrozenModel):
+    target: TargetRevision
+    batches: list[DocumentBatch]
     document_count: int
     file_list: str | None
 
 
-def plan(ctx: SyncContext, params: PlanParams) -> Plan:
+def plan(ctx: SyncContext, params: PlanParams) -> ExportPlan:
     """Check that a revision is approved and public, and divide its documents into batches."""
     with exporting(ctx) as session:
-        found = session.find(params.asset_id, params.version_ordinal, params.revision)
-        _require_blob_path(params.blob_path, found)
-        session.claim(found)
-        target = Target.of(found)
-        batches: list[Batch] = []
-        for last_id, count in session.batches(found, BATCH_DOCUMENTS):
-            batches.append(Batch(after=batches[-1].last_id if batches else None, last_id=last_id, documents=count))
+        revision = session.find(params.asset_id, params.version_ordinal, params.revision)
+        _require_blob_path(params.blob_path, revision)
+        session.claim(revision)
+        target = TargetRevision.of(revision)
+        batches: list[DocumentBatch] = []
+        for last_id, count in session.batches(revision, BATCH_DOCUMENTS):
+            batches.append(
+                DocumentBatch(after=batches[-1].last_id if batches else None, last_id=last_id, documents=count)
+            )
         if not batches:
-            raise UnfitData(f"{found} has no STAC documents", code="export.no-documents", hint="submit it again")
+            raise UnfitData(f"{revision} has no STAC documents", code="export.no-documents", hint="submit it again")
         file_list = _write_file_list(ctx, session, target, batches) if ctx.exporter.is_pipeline else None
     count = sum(batch.documents for batch in batches)
-    return Plan(target=target, batches=batches, document_count=count, file_list=file_list)
+    return ExportPlan(target=target, batches=batches, document_count=count, file_list=file_list)
 
 
-def _require_blob_path(blob_path: str | None, found: ExternalTarget) -> None:
-    if blob_path is not None and blob_path != found.blob_path:
+def _require_blob_path(blob_path: str | None, revision: ExternalTarget) -> None:
+    if blob_path is not None and blob_path != revision.blob_path:
         raise UnfitData(
-            f"blob_path is not that of {found}",
+            f"blob_path is not that of {revision}",
             code="export.other-blob",
             hint="leave it out, or pass the blob_path of the revision's outputs",
         )
 
 
-def _write_file_list(ctx: SyncContext, session: ExternalSession, target: Target, batches: list[Batch]) -> str:
+def _write_file_list(
+    ctx: SyncContext, session: ExternalSession, target: TargetRevision, batches: list[DocumentBatch]
+) -> str:
     """For a pipeline: the names of all objects that it copies, one a line. The list is deleted with the job."""
     names: set[str] = set()
     for batch in batches:
@@ -133,12 +134,12 @@ def _write_file_list(ctx: SyncContext, session: ExternalSession, target: Target,
     return blob
 
 
-class TransferParams(_Frozen):
-    target: Target
+class TransferParams(FrozenModel):
+    target: TargetRevision
     file_list: str | None = None
 
 
-class Transfer(_Frozen):
+class Transfer(FrozenModel):
     run_id: str | None
 
 
@@ -160,12 +161,12 @@ async def transfer(ctx: Context, params: TransferParams) -> Transfer:
     return Transfer(run_id=run_id)
 
 
-class CopyParams(_Frozen):
-    target: Target
-    batch: Batch
+class CopyParams(FrozenModel):
+    target: TargetRevision
+    batch: DocumentBatch
 
 
-class CopiedObject(_Frozen):
+class CopiedObject(FrozenModel):
     """An object of the external zone, without its container."""
 
     blob: str
@@ -173,7 +174,7 @@ class CopiedObject(_Frozen):
     sha256: str
 
 
-class Copied(_Frozen):
+class Copied(FrozenModel):
     objects: list[CopiedObject]
     items: list[str]
 
@@ -194,8 +195,8 @@ def copy(ctx: SyncContext, params: CopyParams) -> Copied:
         copied: dict[str, CopiedObject] = {}
         items: list[str] = []
         failure: DagmasterError | None = None
-        found = session.documents(target.external(), params.batch.after, params.batch.last_id)
-        for number, (document_id, document) in enumerate(found, start=1):
+        revision = session.documents(target.external(), params.batch.after, params.batch.last_id)
+        for number, (document_id, document) in enumerate(revision, start=1):
             for source, asset in _files(target, document):
                 if source.blob not in copied:
                     try:
@@ -207,7 +208,7 @@ def copy(ctx: SyncContext, params: CopyParams) -> Copied:
                 written = _write(ctx, session, target, documents.item_name(document_id), item)
                 copied[written.blob] = written
                 items.append(document_id)
-            ctx.progress(number / len(found), "copying", objects=len(copied))
+            ctx.progress(number / len(revision), "copying", objects=len(copied))
             if ctx.cancelled or ctx.shutting_down:
                 raise ctx.give_back()
     if failure:
@@ -215,7 +216,7 @@ def copy(ctx: SyncContext, params: CopyParams) -> Copied:
     return Copied(objects=list(copied.values()), items=items)
 
 
-def _files(target: Target, document: Json) -> Iterator[tuple[Location, Json]]:
+def _files(target: TargetRevision, document: Json) -> Iterator[tuple[Location, Json]]:
     """The processed objects of the revision that a document names. Files of others are not copied."""
     edition = target.edition()
     for location, asset in documents.files_in(document):
@@ -224,7 +225,7 @@ def _files(target: Target, document: Json) -> Iterator[tuple[Location, Json]]:
 
 
 def _copy_file(
-    ctx: SyncContext, session: ExternalSession, target: Target, source: Location, asset: Json
+    ctx: SyncContext, session: ExternalSession, target: TargetRevision, source: Location, asset: Json
 ) -> CopiedObject:
     copy_of = external(ctx, source.blob)
     prefix = ctx.addresses.external_base
@@ -267,13 +268,15 @@ def _sha256(ctx: SyncContext, location: Location) -> str | None:
         return None
 
 
-def _write(ctx: SyncContext, session: ExternalSession, target: Target, name: str, document: Json) -> CopiedObject:
+def _write(
+    ctx: SyncContext, session: ExternalSession, target: TargetRevision, name: str, document: Json
+) -> CopiedObject:
     location = external(ctx, target.edition().stac(name))
     return _put(ctx, session, target, location, orjson.dumps(document, option=orjson.OPT_SORT_KEYS))
 
 
 def _put(
-    ctx: SyncContext, session: ExternalSession, target: Target, location: Location, content: bytes
+    ctx: SyncContext, session: ExternalSession, target: TargetRevision, location: Location, content: bytes
 ) -> CopiedObject:
     with guarded(ctx, session, target, location):
         stored = ctx.storage.put(location, content)
@@ -283,7 +286,7 @@ def _put(
 
 
 @contextmanager
-def guarded(ctx: SyncContext, session: ExternalSession, target: Target, location: Location) -> Iterator[None]:
+def guarded(ctx: SyncContext, session: ExternalSession, target: TargetRevision, location: Location) -> Iterator[None]:
     """Write one object of the external zone. It does not stay if the export is not wanted any more afterwards: a task
     may outlive its job, and the copies may have been removed while it wrote."""
     _require_current(lambda: session.is_current(target.external()), target)
@@ -299,7 +302,7 @@ def guarded(ctx: SyncContext, session: ExternalSession, target: Target, location
         raise
 
 
-def _require_current(is_current: Callable[[], bool], target: Target) -> None:
+def _require_current(is_current: Callable[[], bool], target: TargetRevision) -> None:
     if not is_current():
         raise UnfitData(
             f"the export of {target.external()} is not wanted any more: it was withdrawn, or another job exports it",
@@ -308,13 +311,13 @@ def _require_current(is_current: Callable[[], bool], target: Target) -> None:
         )
 
 
-class FinishParams(_Frozen):
-    target: Target
+class FinishParams(FrozenModel):
+    target: TargetRevision
     document_count: int
     run_id: str | None = None
 
 
-class Exported(_Frozen):
+class Exported(FrozenModel):
     """Paths are `container/blob`. URLs are those under which anyone reads the objects."""
 
     external_blob_path: str | None
@@ -376,7 +379,7 @@ def _results(ctx: SyncContext) -> tuple[dict[str, CopiedObject], list[str]]:
     return objects, items
 
 
-def _manifest(target: Target, objects: dict[str, CopiedObject]) -> Json:
+def _manifest(target: TargetRevision, objects: dict[str, CopiedObject]) -> Json:
     """All objects with their sizes and checksums, so that anyone can verify them. The same export gives the same."""
     return {
         "dataset_id": target.dataset_id,
@@ -386,7 +389,7 @@ def _manifest(target: Target, objects: dict[str, CopiedObject]) -> Json:
     }
 
 
-def _main_object(ctx: SyncContext, target: Target, objects: dict[str, CopiedObject]) -> Location | None:
+def _main_object(ctx: SyncContext, target: TargetRevision, objects: dict[str, CopiedObject]) -> Location | None:
     """The copy of the object that the revision is known by."""
     if target.blob_path is None:
         return None

@@ -117,15 +117,15 @@ class DataFactory:
             "lastUpdatedBefore": (now + timedelta(days=1)).isoformat(),
             "filters": [{"operand": "PipelineName", "operator": "Equals", "values": [self._pipeline]}],
         }
-        found: list[PipelineRun] = []
+        runs: list[PipelineRun] = []
         for _ in range(_MOST_PAGES):
             page = await self._request("POST", "/queryPipelineRuns", body)
             values = page.get("value")
-            found += [_run_of(each) for each in values if isinstance(each, dict)] if isinstance(values, list) else []
+            runs += [_run_of(each) for each in values if isinstance(each, dict)] if isinstance(values, list) else []
             if not (token := page.get("continuationToken")):
                 break
             body["continuationToken"] = token
-        return [run for run in found if parameters.items() <= dict(run.parameters or {}).items()]
+        return [run for run in runs if parameters.items() <= dict(run.parameters or {}).items()]
 
     async def _reusable(self, parameters: Mapping[str, str]) -> PipelineRun | None:
         """A run that failed or was cancelled is not continued; a new one is started."""

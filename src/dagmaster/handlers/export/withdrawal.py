@@ -6,35 +6,30 @@ Catalogue and tiles are withdrawn in the transaction of the decision; this remov
 is processed (silver) is never touched. Each step may run twice.
 """
 
-from pydantic import BaseModel, ConfigDict
-
 from dagmaster.assets.external import ExternalJob
 from dagmaster.errors import HandlerFailed, UnfitData
 from dagmaster.handlers.context import Context, SyncContext
-from dagmaster.handlers.export.copying import NamedRevision, Target, exporting
+from dagmaster.handlers.export.copying import NamedRevision, TargetRevision, exporting
+from dagmaster.handlers.frozen import FrozenModel
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True)
+class TargetParams(FrozenModel):
+    target: TargetRevision
 
 
-class TargetParams(_Frozen):
-    target: Target
+class CheckedTarget(FrozenModel):
+    target: TargetRevision
 
 
-class Checked(_Frozen):
-    target: Target
-
-
-def check(ctx: SyncContext, params: NamedRevision) -> Checked:
+def check(ctx: SyncContext, params: NamedRevision) -> CheckedTarget:
     """Check that a revision is not published, and that no other job makes or removes its copies."""
     with exporting(ctx, ExternalJob.WITHDRAWAL) as session:
-        found = session.find(params.asset_id, params.version_ordinal, params.revision)
-        session.claim(found)
-    return Checked(target=Target.of(found))
+        revision = session.find(params.asset_id, params.version_ordinal, params.revision)
+        session.claim(revision)
+    return CheckedTarget(target=TargetRevision.of(revision))
 
 
-class StoppedRuns(_Frozen):
+class StoppedRuns(FrozenModel):
     run_count: int
 
 
@@ -43,7 +38,7 @@ async def stop(ctx: Context, params: TargetParams) -> StoppedRuns:
     return StoppedRuns(run_count=await ctx.exporter.stop(params.target.name))
 
 
-class Removed(_Frozen):
+class Removed(FrozenModel):
     object_count: int
 
 

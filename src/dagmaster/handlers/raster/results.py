@@ -3,9 +3,8 @@
 Jobs keep outputs of earlier releases: a field may be added with a default, and is never renamed or removed.
 """
 
-from pydantic import BaseModel, ConfigDict
-
 from dagmaster.bbox import BBox
+from dagmaster.handlers.frozen import FrozenModel
 from dagmaster.handlers.raster.dataset import About, Json
 from dagmaster.handlers.raster.sources import SourceParams
 from dagmaster.raster.analysis.footprint import Footprint
@@ -13,11 +12,7 @@ from dagmaster.raster.analysis.mosaic import MosaicAsset
 from dagmaster.raster.cog.grid import OutputGrid
 
 
-class Result(BaseModel):
-    model_config = ConfigDict(frozen=True)
-
-
-class ValidationResult(Result):
+class ValidationResult(FrozenModel):
     """`is_tiled` decides whether the source becomes tiles or a single COG. `content_hash` is its SHA-256."""
 
     file_size_mb: float
@@ -39,7 +34,7 @@ class ValidationResult(Result):
     content_hash: str | None = None
 
 
-class CollectionPart(Result):
+class CollectionPart(FrozenModel):
     """One file of a collection. `neighbours` have pixels that are needed to interpolate at its edges."""
 
     source: SourceParams
@@ -48,7 +43,7 @@ class CollectionPart(Result):
     neighbours: list[SourceParams] = []
 
 
-class CollectionValidationResult(Result):
+class CollectionValidationResult(FrozenModel):
     """`resolution` is None if all files keep their pixels; files on the grid of `origin` keep theirs.
 
     `content_hash` is a SHA-256 over those of all files.
@@ -64,7 +59,7 @@ class CollectionValidationResult(Result):
     content_hash: str | None = None
 
 
-class TileWindow(Result):
+class TileWindow(FrozenModel):
     """`window` is column, row, width and height on the grid; `own` is the part of it that no following tile covers."""
 
     tile_id: str
@@ -74,7 +69,7 @@ class TileWindow(Result):
     own: tuple[int, int] | None = None
 
 
-class TileGrid(Result):
+class TileGrid(FrozenModel):
     crs: str
     origin: tuple[float, float]
     resolution: tuple[float, float]
@@ -89,12 +84,12 @@ class TileGrid(Result):
         return OutputGrid(self.crs, self.origin, self.resolution, self.width, self.height)
 
 
-class GridDimensions(Result):
+class GridDimensions(FrozenModel):
     rows: int
     cols: int
 
 
-class RasterMetadata(Result):
+class RasterMetadata(FrozenModel):
     width: int
     height: int
     band_count: int
@@ -103,7 +98,7 @@ class RasterMetadata(Result):
     compression: str | None
 
 
-class TilingSchemeResult(Result):
+class TilingSchemeResult(FrozenModel):
     tiling_scheme_blob: str
     tiling_scheme_container: str
     tile_list: list[TileWindow]
@@ -119,7 +114,7 @@ class TilingSchemeResult(Result):
     raster_metadata: RasterMetadata
 
 
-class CogAsset(Result):
+class CogAsset(FrozenModel):
     """A COG as a mosaic refers to it."""
 
     name: str
@@ -142,7 +137,7 @@ class CogAsset(Result):
         return MosaicAsset(**dict(self))
 
 
-class CogFootprint(Result):
+class CogFootprint(FrozenModel):
     geometry: Json
     bbox: BBox
 
@@ -150,7 +145,7 @@ class CogFootprint(Result):
         return Footprint(self.geometry, self.bbox)
 
 
-class MosaicPart(Result):
+class MosaicPart(FrozenModel):
     """What a mosaic needs to know of a COG. One without data has neither footprint nor item.
 
     `findings` need every pixel, unlike those of the validation.
@@ -166,7 +161,7 @@ class MosaicPart(Result):
     findings: list[Json] = []
 
 
-class ValidAreaResult(Result):
+class ValidAreaResult(FrozenModel):
     """The valid area that the source and the COG should share, from a sample of places away from borders."""
 
     source_km2: float
@@ -201,13 +196,13 @@ class StackResult(CogResult):
     total_sources: int
 
 
-class TileBatchResult(Result):
+class TileBatchResult(FrozenModel):
     tiles: list[CogResult]
     stac_item: list[Json | None]
     total_tiles: int
 
 
-class ServedUrls(Result):
+class ServedUrls(FrozenModel):
     """Where a dataset is found once it is published; None for the results of a job that was not submitted as an asset,
     which never are."""
 
@@ -238,23 +233,23 @@ class MosaicResult(DatasetResult):
     size_mb: float
 
 
-class MountResult(Result):
+class MountResult(FrozenModel):
     mounted_container: str
     mounted_blob: str
     size_mb: float
 
 
-class DocumentsResult(Result):
+class DocumentsResult(FrozenModel):
     collection: Json
     blobs: list[str]
     count: int
 
 
-class ItemDocuments(Result):
+class ItemDocuments(FrozenModel):
     stac_item: list[Json]
 
 
-class InventoryResult(Result):
+class InventoryResult(FrozenModel):
     container_name: str
     blobs: list[str]
     count: int

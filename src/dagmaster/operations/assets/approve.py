@@ -2,7 +2,7 @@
 
 from dagmaster.access.caller import Caller
 from dagmaster.assets import rules
-from dagmaster.assets.rules import AssetChange
+from dagmaster.assets.rules import ActionResult
 from dagmaster.assets.states import AssetState, Clearance
 from dagmaster.client.models.assets import AssetInfo
 from dagmaster.database.assets.rows import Decision
@@ -24,7 +24,7 @@ async def approve(
 ) -> AssetInfo:
     """`needs_second_person`: the setting APPROVAL_BY_SECOND_PERSON."""
 
-    def act(asset: AssetState) -> AssetChange:
+    def act(asset: AssetState) -> ActionResult:
         return rules.approve(
             asset,
             ordinal,

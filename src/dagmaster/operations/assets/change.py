@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dagmaster.access.caller import Caller
 from dagmaster.access.decision import STAFF, may_decide
 from dagmaster.addresses import Addresses
-from dagmaster.assets.rules import AssetChange, Edition
+from dagmaster.assets.rules import ActionResult, Edition
 from dagmaster.assets.states import AssetState
 from dagmaster.client.models.assets import AssetInfo
 from dagmaster.database.assets.reads import no_such_asset
@@ -18,7 +18,7 @@ from dagmaster.errors import Conflict, DagmasterError, NotAllowed
 from dagmaster.stac.layers import described
 from dagmaster.stac.versions import joined
 
-Act = Callable[[AssetState], AssetChange]
+Act = Callable[[AssetState], ActionResult]
 
 
 async def change_asset(
@@ -39,7 +39,7 @@ async def change_asset(
         if decider is not None:
             _require_decider(decider, asset, key)
 
-    def rule(asset: LoadedAsset) -> AssetChange:
+    def rule(asset: LoadedAsset) -> ActionResult:
         admit(asset)
         _require_revision(asset.state, decision.ordinal, revision)
         change = act(asset.state)
@@ -58,7 +58,7 @@ def writer_of(dataset_id: str) -> CollectionWriter:
     return CollectionWriter(dataset_id, joined, f"{Addresses('').items(dataset_id)}/", described)
 
 
-async def _prepare(store: AssetStore, key: str, rule: Callable[[LoadedAsset], AssetChange]) -> None:
+async def _prepare(store: AssetStore, key: str, rule: Callable[[LoadedAsset], ActionResult]) -> None:
     """What locks all searches out is done before the change, in a short transaction. A change that would be refused
     prepares nothing; it is refused under the lock, where a stale ETag comes first."""
     asset = await store.state(key)
@@ -98,7 +98,7 @@ def _require_revision(asset: AssetState, ordinal: int | None, revision: int | No
         )
 
 
-def _require_kept(asset: LoadedAsset, change: AssetChange) -> None:
+def _require_kept(asset: LoadedAsset, change: ActionResult) -> None:
     """What was purged cannot be published."""
     for version in change.state.versions:
         known = asset.state.version(version.ordinal)
