@@ -10,7 +10,7 @@ so that a ratio is of two neighbours in time. Then, for dagmaster alone:
   large          large_fan_out: 100,000 children
   orchestrators  20 jobs of 1,000 children over one and over three
   idle           nothing to do, before and after 10,000 jobs
-  front          fan_out behind 100,000 finished tasks, and behind 100,000 that nobody can run
+  front          fan_out behind 100,000 finished tasks, and behind 100,000 that no worker can run
   start          `dagmaster up` to the first accepted job, imports
   profile        where the time goes: processes, statements
 Prints figures, ratios with their spread and whether each target holds; verify-history runs over everything. Absolute
@@ -95,7 +95,7 @@ def per_task(spent: Spent, count: int) -> dict[str, float]:
 
 
 async def compare(server: Server, peers: list[str], rounds: int, scale: float) -> dict[str, Any]:
-    """Figures of everybody, and dagmaster over each peer from neighbours in time."""
+    """The figures of all systems, and the ratio of dagmaster to each peer from neighbouring runs."""
     figures: dict[str, Figures] = {}
     ratios: dict[str, Figures] = {}
     references: Figures = {}
@@ -216,7 +216,7 @@ async def main() -> int:
     measured["targets"] = [{**asdict(target), "holds": target.holds} for target in judged]
     show(measured)
     if options.scale != 1:
-        print(f"\nall counts times {options.scale}: this tries the bench, and says little about anybody")
+        print(f"\nall counts times {options.scale}: this only tests the benchmark; the figures mean little")
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(measured, indent=1, ensure_ascii=False) + "\n")
@@ -228,7 +228,7 @@ def verdict(judged: list[Target]) -> int:
 
 
 def end(_number: int, _frame: object) -> None:
-    """As Ctrl-C does: whoever was started is stopped, and the server's data removed."""
+    """As Ctrl-C does: all processes are stopped, and the server's data is removed."""
     raise KeyboardInterrupt
 
 

@@ -64,7 +64,7 @@ WORKFLOWS = WorkflowLibrary({w.workflow_id: w for w in (read(textwrap.dedent(tex
 
 @dataclass
 class Platform:
-    """Some roles at work on one database, and whoever submits to them."""
+    """Running roles on one database, and the client that submits to them."""
 
     dsn: str
     ledger: PostgresLedger
@@ -159,7 +159,7 @@ async def platform(
     try:
         with roles(dsn, orchestrators, workers, api=api) as pids:
             platform = Platform(dsn, ledger, notifier, connection, pids, database=database)
-            await platform.run("chain1")  # everybody is up
+            await platform.run("chain1")  # all roles are up
             yield platform
     finally:
         await notifier.close()

@@ -97,7 +97,7 @@ async def _rest(server: Server, ours: Platform, seconds: float, figures: Figures
 
 
 async def front(server: Server, scale: float, rounds: int) -> Figures:
-    """fan_out with 100,000 tasks in front of it, finished ones and ones nobody can run,
+    """fan_out with 100,000 tasks in front of it, finished ones and ones that no worker can run,
     beside fan_out on empty tables."""
     many, count = int(100_000 * scale), int(10_000 * scale)
     speed: dict[str, list[float]] = {}

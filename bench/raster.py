@@ -279,7 +279,7 @@ def ready(number: int) -> int:
 
 
 def make_tile(what: tuple[Scene, Tile, Path]) -> tuple[CogFacts, float, float]:
-    """What was made, the CPU seconds it took, and the most memory that the process has had."""
+    """The result, the CPU seconds it took, and the peak memory of the process."""
     scene, tile, folder = what
     start = time.process_time()
     facts = make_cog(scene.source, folder / f"{tile.tile_id}.tif", scene.grid, tile.window, raster_type=RasterType.RGB)

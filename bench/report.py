@@ -1,4 +1,4 @@
-"""What a run found, as tables: on the terminal, and in docs/performance.md from the file the run wrote.
+"""The results of a run, as tables: on the terminal, and in docs/performance.md from the file the run wrote.
 
 python bench/report.py bench/results/engine.json      renews the part of docs/performance.md between its two marks
 """
@@ -180,7 +180,7 @@ def renew(text: str, measured: dict[str, Any]) -> str:
 
 
 def is_whole(measured: dict[str, Any]) -> bool:
-    """Whether a run may speak for the project: everybody was there, with full counts."""
+    """Whether a run may be published: all peers took part, with full counts."""
     peers = {lock.stem for lock in Path(__file__).with_name("peers").glob("*.txt")}
     return measured["scale"] == 1 and peers <= measured["versions"].keys() and all(part in measured for part in WHOLE)
 

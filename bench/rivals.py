@@ -1,4 +1,4 @@
-"""Peers, each in a virtual environment of its own: made when missing or when its list of versions changed.
+"""Peers, each in a virtual environment of its own: created when missing or when its list of versions changed.
 
 A peer that cannot be installed or does not answer ends the run: a comparison without it would be another comparison.
 """

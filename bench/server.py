@@ -78,7 +78,7 @@ class Server:
         self.admin.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
 
     def settle(self, name: str) -> None:
-        """Do now what the server would do later, in somebody else's time."""
+        """Do now what the server would do later, during another measurement."""
         with psycopg.connect(self.cluster.dsn_of(name), autocommit=True) as connection:
             connection.execute("VACUUM ANALYZE")
         self.admin.execute("CHECKPOINT")

@@ -60,7 +60,7 @@ def options_of(arguments: argparse.Namespace) -> Options:
 
 
 def run(work: Coroutine[Any, Any, int]) -> int:
-    """Until it is done, or told to stop by SIGINT or SIGTERM; either way nothing is left behind."""
+    """Until it is done, or stopped by SIGINT or SIGTERM. Nothing is left behind in either case."""
 
     async def stoppable() -> int:
         task = asyncio.ensure_future(work)

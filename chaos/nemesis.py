@@ -8,7 +8,7 @@ answers. How long recovery took is measured on what was struck:
                                       from the moment it vanished
     a worker or a child that vanished until each of its tasks runs again, or its node has ended;
                                       from the moment it vanished
-    one that was told to stop         the same, from the signal
+    one that was asked to stop        the same, from the signal
     a link, a clock                   until that process has written something again; from the moment it was healed
     the server, rows, the disk        until anyone has written something again; from the moment it was healed
     poison                            until its job has failed for good; from its submission
@@ -422,7 +422,7 @@ class Nemesis:
                 slowest = max(slowest, await self._handed_over(lost, began))
                 code = await process.ended(30)
                 if code:
-                    self.unexpected_ends.append(f"{process.name} told to stop: exit code {code}")
+                    self.unexpected_ends.append(f"{process.name} was asked to stop: exit code {code}")
                 process.start()
             finally:
                 self._let_go(process)
@@ -514,7 +514,7 @@ class Nemesis:
             await self._watch_victim(fault, None)
 
     async def _use_up_connections(self, fault: Fault) -> None:
-        """Nobody who has lost a connection gets another one."""
+        """A process that has lost its connection cannot open another one."""
         async with self._server:
             taken: list[psycopg.AsyncConnection[Any]] = []
             try:

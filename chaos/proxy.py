@@ -181,7 +181,7 @@ class Link:
                 await target.drain()
                 if way == "up" and self._resets_after(chunk, connection):
                     connection.reset()
-                    await asyncio.sleep(ANSWER_SECONDS)  # the server carries it out, and finds nobody to tell
+                    await asyncio.sleep(ANSWER_SECONDS)  # the server carries it out, and its client is gone
                     return
 
     async def _hinder(self, way: Way) -> None:

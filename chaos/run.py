@@ -241,7 +241,7 @@ def _lost(known: list[Acknowledged], jobs: dict[Any, dict[str, Any]]) -> list[An
 
 def _wrong(one: Acknowledged, job: dict[str, Any] | None) -> dict[str, Any] | None:
     if job is None or job["status"] not in ENDS:
-        return None  # lost, and told as such
+        return None  # lost, and reported as lost
     facts = {"job": str(one.job_id), "kind": one.wish.kind, "is": job["status"], "error": job["error_message"]}
     if job["status"] not in one.wish.ends:
         return facts

@@ -38,7 +38,7 @@ def named(workflow_id: str) -> Any:
     return workflow(WORK.replace("WORKFLOW", workflow_id))
 
 
-async def found(client: AsyncClient, **params: Any) -> set[str]:
+async def search(client: AsyncClient, **params: Any) -> set[str]:
     return {job["job_id"] for page in await everything(client, f"{V1}/jobs", **params) for job in page}
 
 
@@ -67,12 +67,12 @@ async def test_jobs_are_found_by_their_words_and_by_several_values(database):
             "' | ''": {flood, snow, failed},
             "rhine\x00snow": set(),
         }
-        results = {words: await found(client, q=words) for words in searches}
-        filtered = await found(client, q="text", status="failed,cancelled")
-        several = await found(client, workflow_id=["floods", "snow"])
-        states = await found(client, status=["failed", "completed"], limit=1)
+        results = {words: await search(client, q=words) for words in searches}
+        filtered = await search(client, q="text", status="failed,cancelled")
+        several = await search(client, workflow_id=["floods", "snow"])
+        states = await search(client, status=["failed", "completed"], limit=1)
         counts = await ok(client.get(f"{V1}/jobs/counts", params={"status": "failed"}))
-        found_counts = await ok(client.get(f"{V1}/jobs/counts", params={"q": "text", "workflow_id": "ice"}))
+        counts_of_search = await ok(client.get(f"{V1}/jobs/counts", params={"q": "text", "workflow_id": "ice"}))
 
     assert results == searches
     assert filtered == {failed}
@@ -82,7 +82,7 @@ async def test_jobs_are_found_by_their_words_and_by_several_values(database):
     assert counts["by_status"]["failed"] == {"count": 1, "is_exact": True}
     assert counts["by_status"]["running"] == {"count": 0, "is_exact": True}
     assert counts["total"] == {"count": 3, "is_exact": True}
-    assert found_counts["total"] == {"count": 1, "is_exact": True}
+    assert counts_of_search["total"] == {"count": 1, "is_exact": True}
 
 
 async def test_inputs_of_any_text_can_be_submitted_and_found(database):
@@ -97,7 +97,7 @@ async def test_inputs_of_any_text_can_be_submitted_and_found(database):
     words = [None, "äöü straße 東京", "1e5abc 0x1f 5e", "tag amp example", None, None]
     async with engine(database) as running, api(database, running) as client:
         jobs = [str((await running.run(named("texts"), text=text))["job_id"]) for text in texts]
-        results = [await found(client, q=each) if each else None for each in words]
+        results = [await search(client, q=each) if each else None for each in words]
 
     assert results == [{job} if each else None for job, each in zip(jobs, words, strict=True)]
 
@@ -108,12 +108,12 @@ async def test_large_counts_are_marked_as_inexact(database, monkeypatch):
         for _ in range(3):
             await running.run(named("floods"))
         counts = await ok(client.get(f"{V1}/jobs/counts"))
-        found_counts = await ok(client.get(f"{V1}/jobs/counts", params={"q": "floods"}))
+        counts_of_search = await ok(client.get(f"{V1}/jobs/counts", params={"q": "floods"}))
 
     assert counts["by_status"]["completed"] == {"count": 2, "is_exact": False}
     assert counts["by_status"]["failed"] == {"count": 0, "is_exact": True}
     assert counts["total"] == {"count": 2, "is_exact": False}
-    assert found_counts["by_status"]["failed"] == {"count": 0, "is_exact": False}
+    assert counts_of_search["by_status"]["failed"] == {"count": 0, "is_exact": False}
 
 
 @pytest.mark.parametrize("params", [{"q": "x" * 201}, {"workflow_id": "x" * 65}, {"status": "lost"}])

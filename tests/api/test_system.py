@@ -45,8 +45,8 @@ async def test_queues_have_rates_and_running_tasks_have_leases(database):
 
         async def queue():
             queues = {queue["queue"]: queue for queue in (await ok(client.get(f"{V1}/queues")))["items"]}
-            found = next(queue for queue in queues.values() if queue["kind"] == "tasks" and queue["running_count"])
-            return found if found["started_per_minute"] >= 2 and found["enqueued_per_minute"] >= 2 else None
+            queue = next(each for each in queues.values() if each["kind"] == "tasks" and each["running_count"])
+            return queue if queue["started_per_minute"] >= 2 and queue["enqueued_per_minute"] >= 2 else None
 
         async def lease():
             return (await ok(client.get(f"{V1}/leases")))["items"]

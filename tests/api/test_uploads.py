@@ -468,9 +468,11 @@ def test_the_limit_of_a_body_depends_on_the_path_and_not_on_a_look_alike():
         endpoint = listen.API
         uploads_below = "/api/v1/uploads"
 
-    made = Middleware(None, max_body_bytes=1, max_chunk_bytes=9, own_hosts=(), is_open_to_all=True, authentication=None)
+    middleware = Middleware(
+        None, max_body_bytes=1, max_chunk_bytes=9, own_hosts=(), is_open_to_all=True, authentication=None
+    )
     most = {
-        (method, path): made._most_bytes({"method": method, "path": path})
+        (method, path): middleware._most_bytes({"method": method, "path": path})
         for method in ("PATCH", "POST")
         for path in ("/api/v1/uploads/x", "/api/v1/uploads", "/api/v1/uploadsx/y", "/x/api/v1/uploads/x")
     }

@@ -197,7 +197,7 @@ def test_a_stale_change_shows_what_changed(cli, submitted):
     assert result.err.splitlines() == [
         "since then: exposed, by local: cited",
         "error: the asset has changed since the state that If-Match names",
-        "hint: look at it again with `dagmaster assets show floods-r1`, then repeat the command",
+        "hint: read it again with `dagmaster assets show floods-r1`, then repeat the command",
     ]
     assert json.loads(as_json.err)["error"]["facts"]["events"][0]["action"] == "exposed"
 

@@ -32,7 +32,7 @@ from dagmaster.storage.zones import open_storage
 from tests.cli.processes import alive, call, descendants, eventually, start, up
 
 PNG = b"\x89PNG\r\n\x1a\n"
-TOLD = ("--title", "Mine", "--datetime", "2024-07")
+METADATA_OPTIONS = ("--title", "Mine", "--datetime", "2024-07")
 pytestmark = pytest.mark.filterwarnings("ignore::rasterio.errors.NotGeoreferencedWarning")
 
 
@@ -60,7 +60,7 @@ def on_maps(dagmaster, maps, monkeypatch):
 @pytest.fixture(scope="module")
 def first(maps, scene):
     """What was answered when the scene was processed for the first time."""
-    done = call("process", str(scene), *TOLD, "--json", "--data", maps.facts["data_folder"])
+    done = call("process", str(scene), *METADATA_OPTIONS, "--json", "--data", maps.facts["data_folder"])
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -580,7 +580,7 @@ def halves(scene, tmp_path_factory):
 def test_a_folder_becomes_one_collection_with_its_description(on_maps, halves):
     description = ("--description", "Both halves", "--license", "cc-by-4.0", "--keywords", "land, synthetic")
     providers = ("--provider", "Survey; producer,licensor; https://survey.example.org", "--provider", "Us;host")
-    arguments = ("process", str(halves), *description, *providers, "--keywords", "demo", *TOLD)
+    arguments = ("process", str(halves), *description, *providers, "--keywords", "demo", *METADATA_OPTIONS)
 
     done, again = on_maps(*arguments), on_maps(*arguments, "--json")
 

@@ -120,9 +120,9 @@ def run(call: Call, dsn: str, external: str, folder: Path, point: str | None = N
 def rows(dsn: str, external: str) -> dict[str, list[str]]:
     with psycopg.connect(dsn, row_factory=dict_row) as own, psycopg.connect(external, row_factory=dict_row) as other:
         stored = {table: _rows(own, table) for table in TABLES}
-        made = other.execute("SELECT to_regclass('dagmaster_public.layer_catalog') AS made").fetchone()
+        table_row = other.execute("SELECT to_regclass('dagmaster_public.layer_catalog') AS relation").fetchone()
         table = "dagmaster_public.layer_catalog"
-        return {**stored, table: _rows(other, table) if made and made["made"] else []}
+        return {**stored, table: _rows(other, table) if table_row and table_row["relation"] else []}
 
 
 def _rows(connection: psycopg.Connection[Any], table: str) -> list[str]:
@@ -134,8 +134,8 @@ def state(dsn: str, external: str) -> dict[str, list[str]]:
     with psycopg.connect(dsn) as connection:
         due_rows = connection.execute("SELECT layer, is_wanted, due_at IS NULL FROM dagapp.external_layers").fetchall()
     counted = ("dagapp.asset_events", "dagapp.external_layers", "dagapp.cache_generations")
-    kept = {table: found for table, found in rows(dsn, external).items() if table not in counted}
-    return {**{table: [CLOCKS.sub("", row) for row in found] for table, found in kept.items()}, "due": [str(due_rows)]}
+    kept = {table: lines for table, lines in rows(dsn, external).items() if table not in counted}
+    return {**{table: [CLOCKS.sub("", row) for row in lines] for table, lines in kept.items()}, "due": [str(due_rows)]}
 
 
 def due(dsn: str) -> list[Any]:

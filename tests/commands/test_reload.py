@@ -50,73 +50,73 @@ class Instance:
 
 @asynccontextmanager
 async def instances(commands: Commands, folder: Path, count: int = 2, interval_seconds: float = 0.1) -> Any:
-    made = [Instance(commands.kit.dsn, folder, interval_seconds) for _ in range(count)]
-    for instance in made:
+    running = [Instance(commands.kit.dsn, folder, interval_seconds) for _ in range(count)]
+    for instance in running:
         await commands.kit.execute(INSTANCE, instance.reload.owner_id)
-    tasks = [asyncio.create_task(instance.reload.run()) for instance in made]
+    tasks = [asyncio.create_task(instance.reload.run()) for instance in running]
     try:
-        yield made
+        yield running
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for instance in made:
+        for instance in running:
             await instance.reload.close()
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    made = tmp_path / "workflows"
-    made.mkdir()
-    return made
+    folder = tmp_path / "workflows"
+    folder.mkdir()
+    return folder
 
 
 async def test_every_instance_reads_new_and_changed_workflows(commands: Commands, folder: Path):
-    async with instances(commands, folder) as made:
+    async with instances(commands, folder) as running:
         (folder / "mine.yaml").write_text(TEXT.format(name="mine"))
-        unseen = ["mine" in instance.library.workflows for instance in made]
+        unseen = ["mine" in instance.library.workflows for instance in running]
 
         result = await commands.run("cache.invalidate", wait_seconds=8)
 
         assert unseen == [False, False]
-        assert ["mine" in instance.library.workflows for instance in made] == [True, True]
+        assert ["mine" in instance.library.workflows for instance in running] == [True, True]
     assert result.is_complete
     assert [instance.is_reloaded for instance in result.instances] == [True, True]
-    assert {instance.instance_id for instance in result.instances} == {each.reload.owner_id for each in made}
-    assert {instance.workflow_count for instance in result.instances} == {len(made[0].library.workflows)}
+    assert {instance.instance_id for instance in result.instances} == {each.reload.owner_id for each in running}
+    assert {instance.workflow_count for instance in result.instances} == {len(running[0].library.workflows)}
     assert {instance.workflows_refused for instance in result.instances} == {0}
 
 
 async def test_an_instance_that_does_not_read_them_is_shown(commands: Commands, folder: Path):
     silent = uuid4()
-    async with instances(commands, folder, 1) as (made,):
+    async with instances(commands, folder, 1) as (instance,):
         await commands.run("cache.invalidate", wait_seconds=8)
         await commands.kit.execute(INSTANCE, silent)
-        made.reload.interval_seconds = 0.02
+        instance.reload.interval_seconds = 0.02
         result = await commands.run("cache.invalidate", wait_seconds=3)
 
     shown = {instance.instance_id: instance.is_reloaded for instance in result.instances}
-    assert shown == {silent: False, made.reload.owner_id: True}
+    assert shown == {silent: False, instance.reload.owner_id: True}
     assert not result.is_complete
 
 
 async def test_a_refused_file_is_counted_and_the_others_are_used(commands: Commands, folder: Path):
-    async with instances(commands, folder, 1) as (made,):
+    async with instances(commands, folder, 1) as (instance,):
         (folder / "good.yaml").write_text(TEXT.format(name="good"))
         (folder / "bad.yaml").write_text("workflow_id: [")
         result = await commands.run("cache.invalidate", wait_seconds=8)
 
     assert result.instances[0].workflows_refused == 1
-    assert "good" in made.library.workflows
+    assert "good" in instance.library.workflows
 
 
 async def test_workflows_stay_in_use_while_they_cannot_be_read(commands: Commands, folder: Path):
-    async with instances(commands, folder, 1) as (made,):
+    async with instances(commands, folder, 1) as (instance,):
         await asyncio.sleep(0.3)
-        before = made.library
+        before = instance.library
         folder.rename(folder.with_name("moved"))
         broken = await commands.run("cache.invalidate", wait_seconds=1)
-        kept = made.library
+        kept = instance.library
         folder.with_name("moved").rename(folder)
         whole = await commands.run("cache.invalidate", wait_seconds=8)
 
@@ -127,12 +127,12 @@ async def test_workflows_stay_in_use_while_they_cannot_be_read(commands: Command
 
 
 async def test_a_notification_is_enough_and_a_lost_one_costs_an_interval(commands: Commands, folder: Path):
-    async with instances(commands, folder, 1, interval_seconds=3600) as (made,):
+    async with instances(commands, folder, 1, interval_seconds=3600) as (instance,):
         await asyncio.sleep(0.3)
         missed = await commands.run("cache.invalidate", wait_seconds=0.5)
-        made.reload.wake()
+        instance.reload.wake()
         async with asyncio.timeout(10):
-            while made.reload.generation != missed.generation:
+            while instance.reload.generation != missed.generation:
                 await asyncio.sleep(0.02)
 
     assert not missed.is_complete

@@ -18,7 +18,7 @@ from tests.engine.processes import CRASHED, Fleet, fleet
 
 pytestmark = pytest.mark.requirement("E24")
 
-NOTHING = workflow("""
+EMPTY = workflow("""
     workflow_id: nothing
     version: 1
     nodes:
@@ -37,7 +37,7 @@ DEATHS = {
 
 
 async def submit_job(dsn: str, url: str) -> str:
-    library = WorkflowLibrary({"nothing": NOTHING}, allow_private_callbacks=True)
+    library = WorkflowLibrary({"nothing": EMPTY}, allow_private_callbacks=True)
     ledger = PostgresLedger(dsn, "test")
     try:
         (job_id,) = await submit(ledger, library, [Submission(workflow_id="nothing", callback_url=url)])

@@ -485,11 +485,11 @@ async def test_a_janitor_without_its_database_keeps_running_and_shows_it(databas
 
 async def test_the_webhook_receives_actions_and_its_failure_does_no_harm(database):
     log.configure("error")
-    heard: list[bytes] = []
+    requests: list[bytes] = []
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        heard.append(await reader.readuntil(b"]}"))
-        writer.write(b"HTTP/1.1 204 No Content\r\n\r\n" if len(heard) == 1 else b"HTTP/1.1 302 Found\r\n\r\n")
+        requests.append(await reader.readuntil(b"]}"))
+        writer.write(b"HTTP/1.1 204 No Content\r\n\r\n" if len(requests) == 1 else b"HTTP/1.1 302 Found\r\n\r\n")
         writer.close()
 
     async with (
@@ -503,8 +503,8 @@ async def test_the_webhook_receives_actions_and_its_failure_does_no_harm(databas
             _, swept = await janitor.sweep()
             assert len(swept.actions) == 1
 
-        assert heard[0].startswith(b"POST /hook?a=1 HTTP/1.1\r\nHost: 127.0.0.1:")
-        assert b'"action_type":"job_stalled"' in heard[0]
+        assert requests[0].startswith(b"POST /hook?a=1 HTTP/1.1\r\nHost: 127.0.0.1:")
+        assert b'"action_type":"job_stalled"' in requests[0]
         with pytest.raises(Unavailable, match="answered 302"):
             await webhook.post(url, {"actions": []}, allow_private=True)
         with pytest.raises(InvalidRequest, match="not public"):

@@ -91,12 +91,12 @@ async def test_notifications_resume_after_a_connection_fell_silent(database, mon
             await send(database, "jobs")
             missed = await notifier.wait(20)
             await send(database, "jobs")
-            heard = await notifier.wait(5)
+            topics = await notifier.wait(5)
         finally:
             await notifier.close()
 
     assert missed == {"jobs"}, "after the reconnect everything is read"
-    assert heard == {"jobs"}
+    assert topics == {"jobs"}
     assert proxy.connections > before
 
 

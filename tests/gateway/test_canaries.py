@@ -135,13 +135,13 @@ async def test_no_secret_appears_where_it_does_not_belong(secret_dsn, tmp_path, 
     assert len(answers) > 60
     assert '"level": "debug"' in logs or '"level":"debug"' in logs  # the logs were captured
     assert "leak" in dump
-    found = {
+    leaks = {
         (what, place)
         for what, canary in canaries.items()
         for place, text in (("logs", logs), *(("an answer", answer) for answer in answers))
         if canary in text
     }
-    assert found == set()
+    assert leaks == set()
     tables = _by_table(dump)
     allowed = {CALLBACK: OF_CALLBACKS, canaries["the secret of a platform"]: OF_SECRETS}
     stored = {
@@ -172,8 +172,8 @@ async def _use(running: Any, front: str, orchestrator: str, keys: dict[str, str]
     sas = {"blob": f"https://acct.blob.core.windows.net/c/b.tif?sv=2024&sig={SAS}"}
     async with httpx2.AsyncClient(timeout=30) as client:
         hub, operator, admin = (bearer(keys[name]) for name in ("b2b", "operator", "admin"))
-        made = await client.post(f"{front}/api/platform/submit", json=submission, headers=hub)
-        assert made.status_code == 202, made.text
+        receipt = await client.post(f"{front}/api/platform/submit", json=submission, headers=hub)
+        assert receipt.status_code == 202, receipt.text
         requests = {
             "SAS of a partner": (f"{front}/api/platform/submit", {**submission, "source": sas, "request_id": "b"}, hub),
             "SAS of an operator": (f"{orchestrator}/api/v1/submit", {**submission, "source": sas}, operator),
@@ -196,7 +196,13 @@ async def _use(running: Any, front: str, orchestrator: str, keys: dict[str, str]
         await running.wait(job["job_id"], until=("failed",))
         secret = await ok(client.post(f"{orchestrator}/api/v1/platforms/ddh/rotate-secret", json={}, headers=admin))
     sent["signing_secret"] = secret["secret"]
-    return {**sent, "made": made.text, "old": asked.text, "asset_id": made.json()["asset_id"], "job_id": job["job_id"]}
+    return {
+        **sent,
+        "receipt": receipt.text,
+        "old": asked.text,
+        "asset_id": receipt.json()["asset_id"],
+        "job_id": job["job_id"],
+    }
 
 
 async def _read_everything(url: str, description: dict, key: str, known: dict[str, str]) -> list[str]:

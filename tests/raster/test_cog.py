@@ -349,17 +349,17 @@ def test_the_same_pixels_make_the_same_bytes(tmp_path: Path) -> None:
 
 def test_progress_is_reported_and_may_stop_the_work(tmp_path: Path) -> None:
     source = write_raster(tmp_path / "source.tif", noise(1, 1600, 600))
-    heard: list[float] = []
+    reported: list[float] = []
 
     def stop(done: float) -> None:
-        heard.append(done)
+        reported.append(done)
         if done > 0.4:
             raise InterruptedError
 
     with pytest.raises(InterruptedError):
         cog(source, on_progress=stop, target_crs="EPSG:32633")
 
-    assert heard == pytest.approx([0.25, 0.5])
+    assert reported == pytest.approx([0.25, 0.5])
     assert beside(source) == []
 
 

@@ -124,7 +124,7 @@ def test_the_cookie_of_a_session_reads_what_its_key_reads(servers, served, asset
     path, search = f"/tiles/{dataset}/WebMercatorQuad/tilejson.json", {"collections": [dataset]}
 
     read = client.get(path, headers=cookie)
-    found = client.post("/stac/search", json=search, headers=own_page)
+    search_result = client.post("/stac/search", json=search, headers=own_page)
     foreign = client.post("/stac/search", json=search, headers=cookie)
     metrics = client.get("/metrics", headers=cookie)
     revoke(served, viewer)
@@ -132,7 +132,7 @@ def test_the_cookie_of_a_session_reads_what_its_key_reads(servers, served, asset
     public = client.get("/stac/collections/plain", headers=cookie)
     ended = client.get("/metrics", headers=cookie)
 
-    assert (read.status_code, found.json()["features"][0]["collection"]) == (200, dataset)
+    assert (read.status_code, search_result.json()["features"][0]["collection"]) == (200, dataset)
     assert "Cookie" in read.headers["vary"]
     assert (foreign.status_code, foreign.json()["code"]) == (403, "request.foreign-origin")
     assert metrics.status_code == 403

@@ -208,18 +208,18 @@ async def test_a_worker_that_keeps_up_wakes_no_others(monkeypatch) -> None:
     """But only as far as its own tasks go: what is near one that is silent reaches the others all the same."""
     monkeypatch.setattr(postgres, "STAND_BY_SECONDS", 0.2)
     exchange = MemoryExchange()
-    heard = exchange.notifier("tasks:light")
+    listener = exchange.notifier("tasks:light")
     orchestrator = PostgresTransport(exchange.notifier())
 
     for _ in range(4):
         await orchestrator.publish([Ticket("light", near="busy")])
-        assert await heard.wait(0.08) == frozenset()
+        assert await listener.wait(0.08) == frozenset()
     await orchestrator.publish([Ticket("light", near="silent")])
     for _ in range(2):
         await orchestrator.publish([Ticket("light", near="busy")])
         await asyncio.sleep(0.05)
 
-    assert await heard.wait(SOON) == {"tasks:light"}
+    assert await listener.wait(SOON) == {"tasks:light"}
 
 
 def test_notifications_sent_by_the_ledger_equal_those_of_the_transport() -> None:

@@ -163,11 +163,11 @@ def test_pages_are_accessible(looking: Looking, theme: str) -> None:
         page.wait_for_load_state("networkidle")
         page.wait_for_timeout(300)
         page.evaluate(AXE.read_text())
-        found = page.evaluate(
+        violations = page.evaluate(
             "() => axe.run(document, {runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa']})"
             ".then(result => result.violations.map(each => `${each.id}: ${each.nodes[0].html.slice(0, 160)}`))"
         )
-        problems += [f"{path} {problem}" for problem in found]
+        problems += [f"{path} {problem}" for problem in violations]
 
     assert not problems, "\n".join(problems)
 
