@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dagmaster.cli.command import Command, State, pass_state
+from dagmaster.cli.command import Command, State, input_options, pass_state, priority_option
 from dagmaster.cli.completion import complete_platforms, complete_workflows
 from dagmaster.errors import DagmasterError, InvalidRequest, NotAllowed, Unavailable
 from dagmaster.workflows.raster import RASTER_COLLECTION, RASTER_INGEST, workflow_for_files
@@ -41,19 +41,10 @@ if TYPE_CHECKING:
     shell_complete=complete_workflows,
     help=f"Workflow that processes the data  [default: {RASTER_INGEST}, with several files {RASTER_COLLECTION}]",
 )
-@click.option(
-    "-p", "--param", "pairs", multiple=True, metavar="K=V", help="An input; JSON unless it is declared as a string"
-)
-@click.option("--params", metavar="@FILE|JSON", help="Inputs as a JSON object")
+@input_options
 @click.option("--request-id", metavar="ID", help="Your own id of the request: the same id gets the same answer")
 @click.option("--callback-url", metavar="URL", help="Receives a POST when the status of the submission changes")
-@click.option(
-    "--priority",
-    type=click.IntRange(0, 10),
-    default=0,
-    show_default=True,
-    help="Tasks of jobs with a higher priority run first",
-)
+@priority_option
 @click.option("--force", is_flag=True, help="Process again even if the same data was processed before")
 @click.option("--dry-run", is_flag=True, help="Only show what would happen")
 @click.option("--wait", is_flag=True, help="Wait until the job ends")

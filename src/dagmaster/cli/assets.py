@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dagmaster.cli.asset_submit import refs_of, submit
-from dagmaster.cli.command import Group, State, limit_option, pass_state
+from dagmaster.cli.command import Group, State, page_options, pass_state
 from dagmaster.cli.completion import complete_assets, complete_platforms
 
 if TYPE_CHECKING:
@@ -45,8 +45,7 @@ _revision = click.option(
 @click.option("--ref", "refs", multiple=True, metavar="K=V", help="Only assets with this reference; may be repeated")
 @click.option("--search", metavar="TEXT", help="Only assets with this text in their ids, title or references")
 @click.option("--deleted", is_flag=True, help="Only deleted assets")
-@limit_option(1000, default=20)
-@click.option("--after", metavar="CURSOR", help="Continue after this asset (`next` of the previous page)")
+@page_options(1000, default=20, entry="asset")
 @pass_state
 def list_assets(
     state: State,
@@ -93,8 +92,7 @@ def show(state: State, asset: str) -> None:
 @assets.command("history")
 @_asset
 @_version
-@limit_option(1000, default=20)
-@click.option("--after", metavar="CURSOR", help="Continue after this event (`next` of the previous page)")
+@page_options(1000, default=20, entry="event")
 @pass_state
 def history(state: State, *, asset: str, version: int | None, limit: int, after: str | None) -> None:
     """Show who did what to an asset, when and why, newest first."""

@@ -2,7 +2,7 @@
 
 import click
 
-from dagmaster.cli.command import Group, State, limit_option, pass_state
+from dagmaster.cli.command import Group, State, page_options, pass_state
 from dagmaster.cli.completion import complete_platforms
 
 
@@ -21,8 +21,7 @@ def audit() -> None:
 )
 @click.option("--actor", metavar="NAME", help="Only events that this caller caused")
 @click.option("--action", metavar="ACTION", help="Only events of this kind, for example key_created")
-@click.option("--after", metavar="CURSOR", help="Continue after this event (`next` of the previous page)")
-@limit_option(1000, default=20)
+@page_options(1000, default=20, entry="event")
 @pass_state
 def list_events(
     state: State, *, platform_id: str | None, actor: str | None, action: str | None, after: str | None, limit: int

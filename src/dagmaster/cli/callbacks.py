@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dagmaster.cli.command import Group, State, as_json, limit_option, pass_state
+from dagmaster.cli.command import Group, State, as_json, page_options, pass_state
 from dagmaster.cli.printable import one_line
 from dagmaster.cli.tables import Column, ago, at, print_table
 
@@ -24,8 +24,7 @@ def callbacks() -> None:
 @click.option(
     "--state", "callback_state", type=click.Choice(["pending", "delivered", "failed"]), help="Only those in this state"
 )
-@limit_option(1000, default=50)
-@click.option("--after", metavar="CURSOR", help="Continue after this callback (`next` of the previous page)")
+@page_options(1000, default=50, entry="callback")
 @pass_state
 def list_callbacks(
     state: State,

@@ -206,6 +206,29 @@ def limit_option(most: int, *, default: int) -> Callable[[Callback], Callback]:
     return click.option("--limit", type=limits, default=default, show_default=True, help="Maximum number of entries")
 
 
+def page_options(most: int, *, default: int, entry: str, metavar: str = "CURSOR") -> Callable[[Callback], Callback]:
+    """`--limit` and `--after`, of commands that list a page of entries."""
+    after = click.option("--after", metavar=metavar, help=f"Continue after this {entry} (`next` of the previous page)")
+    return lambda command: limit_option(most, default=default)(after(command))
+
+
+def input_options(command: Callback) -> Callback:
+    """`--param` and `--params`, of commands that submit."""
+    pairs = click.option(
+        "-p", "--param", "pairs", multiple=True, metavar="K=V", help="An input; JSON unless it is declared as a string"
+    )
+    return pairs(click.option("--params", metavar="@FILE|JSON", help="Inputs as a JSON object, up to 1 MiB")(command))
+
+
+priority_option = click.option(
+    "--priority",
+    type=click.IntRange(0, 10),
+    default=0,
+    show_default=True,
+    help="Tasks of jobs with a higher priority run first",
+)
+
+
 class CommaSeparatedChoice(click.ParamType[list[str]]):
     """Some of several words: the option may be repeated, and each value may be a list with commas.
 

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dagmaster.cli.command import Group, State, as_json, limit_option, pass_state
+from dagmaster.cli.command import Group, State, as_json, page_options, pass_state
 from dagmaster.cli.printable import one_line
 from dagmaster.cli.tables import Column, ago, at, print_table
 
@@ -19,8 +19,7 @@ def dead_letters() -> None:
 
 @dead_letters.command("ls")
 @click.option("--reason", metavar="REASON", help="Only those with this reason")
-@limit_option(1000, default=50)
-@click.option("--after", metavar="CURSOR", help="Continue after this dead letter (`next` of the previous page)")
+@page_options(1000, default=50, entry="dead letter")
 @pass_state
 def list_dead_letters(state: State, reason: str | None, limit: int, after: str | None) -> None:
     """List dead letters, newest first."""

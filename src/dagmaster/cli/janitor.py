@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dagmaster.cli.command import Group, State, limit_option, pass_state
+from dagmaster.cli.command import Group, State, page_options, pass_state
 from dagmaster.cli.printable import one_line
 from dagmaster.cli.tables import Column, at, print_table
 from dagmaster.quantities import counted
@@ -21,8 +21,7 @@ def janitor() -> None:
 @janitor.command("actions")
 @click.option("--type", "action_type", metavar="ACTION", help="Only actions of this type, such as lease_lapsed")
 @click.option("--target", metavar="ID", help="Only actions on this job, task, queue or session; the whole id")
-@limit_option(1000, default=50)
-@click.option("--after", metavar="CURSOR", help="Continue after this action (`next` of the previous page)")
+@page_options(1000, default=50, entry="action")
 @pass_state
 def list_actions(state: State, action_type: str | None, target: str | None, limit: int, after: str | None) -> None:
     """List what the janitor did, newest first."""

@@ -13,6 +13,7 @@ from dagmaster.cli.command import (
     as_json,
     distinct_words,
     limit_option,
+    page_options,
     pass_state,
     wait_options,
 )
@@ -53,8 +54,7 @@ def jobs() -> None:
 @click.option("--workflow", metavar="ID", shell_complete=complete_workflows, help="Only jobs of this workflow")
 @click.option("--submitted-by", metavar="WHO", help="Only jobs of this submitter")
 @click.option("--correlation-id", metavar="ID", help="Only jobs with this correlation id")
-@limit_option(1000, default=20)
-@click.option("--after", metavar="CURSOR", help="Continue after this job (`next` of the previous page)")
+@page_options(1000, default=20, entry="job")
 @pass_state
 def list_jobs(
     state: State,
@@ -149,7 +149,7 @@ def _request(reason: str | None) -> "Json":
 @click.option("--since", metavar="WHEN", help="Only jobs created then or later: a time, a day, or an age such as 2h")
 @click.option("--until", metavar="WHEN", help="Only jobs created before then")
 @click.option(
-    "--workflow", metavar="ID", multiple=True, shell_complete=complete_workflows, help="Only of this workflow"
+    "--workflow", metavar="ID", multiple=True, shell_complete=complete_workflows, help="Only jobs of this workflow"
 )
 @click.option("--submitted-by", metavar="WHO", multiple=True, help="Only jobs of this submitter")
 @click.option("--correlation-id", metavar="ID", help="Only jobs with this correlation id")
@@ -268,8 +268,7 @@ _follow = click.option(
 @click.argument("job", shell_complete=complete_jobs)
 @click.option("--node", metavar="NODE", help="Only lines of this node; for a fan_out, of its children")
 @click.option("--attempt", type=click.IntRange(1, 2**31 - 1), metavar="N", help="Only lines of this attempt")
-@limit_option(10_000, default=100)
-@click.option("--after", metavar="CURSOR", help="Continue after this line (`next` of the previous page)")
+@page_options(10_000, default=100, entry="line")
 @_follow
 @pass_state
 def logs(

@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from dagmaster.cli.command import Group, State, limit_option, pass_state
+from dagmaster.cli.command import Group, State, page_options, pass_state
 from dagmaster.cli.completion import complete_assets
 from dagmaster.errors import InvalidRequest
 
@@ -21,8 +21,7 @@ def metadata() -> None:
 @metadata.command("ls")
 @click.option("--keyword", metavar="WORD", help="Only layers with this keyword")
 @click.option("--platform", "platform_id", metavar="PLATFORM", help="Only layers of this platform")
-@click.option("--after", metavar="CURSOR", help="Continue after this layer (`next` of the previous page)")
-@limit_option(1000, default=20)
+@page_options(1000, default=20, entry="layer")
 @pass_state
 def list_layers(state: State, *, keyword: str | None, platform_id: str | None, after: str | None, limit: int) -> None:
     """List published layers."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from dagmaster.cli.command import Command, State, end_the_line, pass_state, wait_options
+from dagmaster.cli.command import Command, State, end_the_line, input_options, pass_state, priority_option, wait_options
 from dagmaster.cli.completion import complete_workflows_or_files
 from dagmaster.cli.naming import is_file, workflow_bytes
 from dagmaster.client.limits import MAX_BODY_BYTES
@@ -25,17 +25,8 @@ _NOT_SERVED = (
 
 @click.command(cls=Command)
 @click.argument("workflow", shell_complete=complete_workflows_or_files)
-@click.option(
-    "-p", "--param", "pairs", multiple=True, metavar="K=V", help="An input; JSON unless it is declared as a string"
-)
-@click.option("--params", metavar="@FILE|JSON", help="Inputs as a JSON object, up to 1 MiB")
-@click.option(
-    "--priority",
-    type=click.IntRange(0, 10),
-    default=0,
-    show_default=True,
-    help="Tasks of jobs with a higher priority run first",
-)
+@input_options
+@priority_option
 @click.option("--correlation-id", help="Your own id for the job, up to 64 characters")
 @click.option(
     "--idempotency-key", metavar="KEY", help="Submit only once: the same key of the same caller returns the same job"

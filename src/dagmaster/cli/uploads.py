@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dagmaster.cli.command import Group, State, limit_option, pass_state
+from dagmaster.cli.command import Group, State, page_options, pass_state
 from dagmaster.cli.completion import complete_platforms
 from dagmaster.cli.printable import one_line
 from dagmaster.cli.tables import Column, ago, print_table
@@ -65,8 +65,7 @@ def put_file(state: State, *, file: Path, name: str | None, platform_id: str | N
 
 @uploads.command("ls")
 @click.option("--state", "upload_state", type=click.Choice(["open", "finished"]), help="Only those in this state")
-@limit_option(1000, default=50)
-@click.option("--after", metavar="CURSOR", help="Continue after this upload (`next` of the previous page)")
+@page_options(1000, default=50, entry="upload")
 @pass_state
 def list_uploads(state: State, *, upload_state: str | None, limit: int, after: str | None) -> None:
     """List uploads, newest first."""
@@ -94,8 +93,7 @@ def sources() -> None:
 @sources.command("ls")
 @click.argument("prefix", default="")
 @click.option("--container", metavar="NAME", help="Another container than that of the bronze zone")
-@limit_option(10_000, default=50)
-@click.option("--after", metavar="BLOB", help="Continue after this object (`next` of the previous page)")
+@page_options(10_000, default=50, entry="object", metavar="BLOB")
 @pass_state
 def list_sources(state: State, *, prefix: str, container: str | None, limit: int, after: str | None) -> None:
     """List objects by name; with PREFIX, those whose names begin so."""
