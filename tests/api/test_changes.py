@@ -298,11 +298,11 @@ def test_a_batch_that_is_hidden_from_a_caller_sends_nothing():
 
 
 async def test_the_python_client_follows_changes(database):
-    async with engine(database) as running, served(app_of(database, running)) as server:
+    async with engine(database) as running, served(app := app_of(database, running)) as server:
         async with DagmasterClient(server.url) as client:
             async with contextlib.aclosing(client.changes(["jobs"])) as changes:
                 waiting = asyncio.create_task(anext(changes))
-                await asyncio.sleep(0.3)
+                await until(lambda: asyncio.sleep(0, app.state.services.changes.watchers == 1))
                 job_id = await running.submit(workflow(STEPS))
                 batch = await asyncio.wait_for(waiting, 10)
             open_gate(job_id)

@@ -230,7 +230,8 @@ async def test_at_most_so_many_requests_are_forwarded_and_wait():
             await leave.wait()
 
     tasks = [asyncio.create_task(one(name)) for name in range(3)]
-    await asyncio.sleep(0.05)
+    while len(entered) < 2:
+        await asyncio.sleep(0)
     with pytest.raises(Unavailable, match="too many"):
         await one("refused")
     with pytest.raises(Unavailable, match="too many"):

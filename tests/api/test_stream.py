@@ -65,9 +65,10 @@ def seen(events: list[dict[str, Any]]) -> list[tuple[int, str]]:
 async def test_a_stream_sends_every_event_and_ends_with_the_job(database):
     async with engine(database) as running:
         job_id = await running.submit(workflow(STEPS))
-        async with served(app_of(database, running)) as server, AsyncClient(base_url=server.url) as client:
+        app = app_of(database, running)
+        async with served(app) as server, AsyncClient(base_url=server.url) as client:
             watching = asyncio.create_task(all_of(client, job_id))
-            await asyncio.sleep(0.3)
+            await until(lambda: asyncio.sleep(0, app.state.services.follower.watchers == 1))
             open_gate(job_id)
             events = await asyncio.wait_for(watching, 20)
 
@@ -186,9 +187,10 @@ async def test_an_event_arrives_soon_after_it_happens(database):
     async with engine(database) as running:
         job_id = await running.submit(workflow(STEPS))
         loop = asyncio.get_running_loop()
-        async with served(app_of(database, running)) as server, AsyncClient(base_url=server.url) as client:
+        app = app_of(database, running)
+        async with served(app) as server, AsyncClient(base_url=server.url) as client:
             watching = asyncio.create_task(all_of(client, job_id))
-            await asyncio.sleep(0.5)
+            await until(lambda: asyncio.sleep(0, app.state.services.follower.watchers == 1))
             open_gate(job_id)
             await running.wait(job_id)
             ended = loop.time()

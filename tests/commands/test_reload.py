@@ -16,6 +16,7 @@ from dagmaster.orchestrator.reload import WorkflowReload
 from dagmaster.settings import Settings
 from dagmaster.workflows.load import read_all
 from tests.commands.kit import Commands
+from tests.engine.harness import until
 
 pytestmark = pytest.mark.requirement("O2")
 
@@ -112,7 +113,7 @@ async def test_a_refused_file_is_counted_and_the_others_are_used(commands: Comma
 
 async def test_workflows_stay_in_use_while_they_cannot_be_read(commands: Commands, folder: Path):
     async with instances(commands, folder, 1) as (instance,):
-        await asyncio.sleep(0.3)
+        await until(lambda: asyncio.sleep(0, instance.reload.generation is not None))
         before = instance.library
         folder.rename(folder.with_name("moved"))
         broken = await commands.run("cache.invalidate", wait_seconds=1)
@@ -128,11 +129,9 @@ async def test_workflows_stay_in_use_while_they_cannot_be_read(commands: Command
 
 async def test_a_notification_is_enough_and_a_lost_one_costs_an_interval(commands: Commands, folder: Path):
     async with instances(commands, folder, 1, interval_seconds=3600) as (instance,):
-        await asyncio.sleep(0.3)
+        await until(lambda: asyncio.sleep(0, instance.reload.generation is not None))
         missed = await commands.run("cache.invalidate", wait_seconds=0.5)
         instance.reload.wake()
-        async with asyncio.timeout(10):
-            while instance.reload.generation != missed.generation:
-                await asyncio.sleep(0.02)
+        await until(lambda: asyncio.sleep(0, instance.reload.generation == missed.generation))
 
     assert not missed.is_complete
