@@ -189,7 +189,7 @@ async def test_of_many_writers_at_once_one_at_a_time_succeeds(database, tmp_path
     assert stored(tmp_path).read_bytes() == DATA
 
 
-async def test_if_all_bytes_are_there_whoever_asks_finishes_the_upload(database, tmp_path, monkeypatch):
+async def test_if_all_bytes_are_there_the_next_request_finishes_the_upload(database, tmp_path, monkeypatch):
     async with opened(database, tmp_path) as uploads:
         upload = await uploads.begin(request(), ADA)
         with monkeypatch.context() as patched:

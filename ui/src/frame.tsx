@@ -155,7 +155,7 @@ function UserMenu() {
     return (
       <span
         class="muted nowrap hide-narrow"
-        title="Authentication is disabled: everyone on this machine is administrator"
+        title="Authentication is disabled: everyone on this machine is an administrator"
       >
         <Icon name="user" /> local administrator
       </span>

@@ -98,7 +98,7 @@ export function Palette() {
             {choice.detail && <span class="muted mono nowrap">{choice.detail}</span>}
           </div>
         ))}
-        {choices.length === 0 && !results.isLoading && <p class="muted">Nothing has this name.</p>}
+        {choices.length === 0 && !results.isLoading && <p class="muted">No results.</p>}
       </div>
     </Dialog>
   );

@@ -35,7 +35,7 @@ export function SignIn() {
             <h1>Sign in to dagmaster</h1>
           </div>
           {refused && !problem && (
-            <Banner tone="red" title="Signing in did not succeed">
+            <Banner tone="red" title="Sign-in failed">
               <p>{REFUSALS[refused] ?? words(refused)}</p>
             </Banner>
           )}
@@ -73,7 +73,7 @@ export function SignIn() {
 
 const REFUSALS: Record<string, string> = {
   "session.bad-state": "The sign-in was started in another window, or took too long. Start it again.",
-  "session.refused": "Your organisation's sign-in page refused.",
-  "session.no-roles": "You are known, but have no role on this platform. Ask an administrator.",
+  "session.refused": "Your organisation's sign-in page refused the sign-in.",
+  "session.no-roles": "Your account has no role on this platform. Ask an administrator.",
   "auth.issuer-unavailable": "Your organisation's sign-in service does not respond. Try again later.",
 };

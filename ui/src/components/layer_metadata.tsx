@@ -224,7 +224,7 @@ function Editor({ asset, layer, onChanged }: { asset: Schemas["AssetInfo"]; laye
           </div>
         )}
         {layer.external === "due" && (
-          <Banner tone="amber" title="The external database does not hold this state yet." />
+          <Banner tone="amber" title="The external database does not have this state yet." />
         )}
         <p class="muted">
           {layer.updated_at ? (

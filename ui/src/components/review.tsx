@@ -21,9 +21,9 @@ function headers(asset: Asset): Record<string, string> {
 }
 
 const BEFORE: Record<string, string> = {
-  ouo: "As before: official use only",
-  public: "As before: public",
-  unknown: "As the asset is cleared already",
+  ouo: "Keep: official use only",
+  public: "Keep: public",
+  unknown: "Keep the current clearance",
 };
 
 export function ApproveDialog(props: { decided: Decided; onClose: () => void; onDone: () => void }) {

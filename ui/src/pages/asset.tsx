@@ -314,7 +314,7 @@ function History({ asset }: { asset: string }) {
   );
   return (
     <Card title="History" flush>
-      <PagedList paged={paged} empty={<Empty title="Nothing has happened yet" />}>
+      <PagedList paged={paged} empty={<Empty title="There are no events yet" />}>
         {(items) => (
           <ol class="history">
             {items.map((entry) => (

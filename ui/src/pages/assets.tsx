@@ -88,7 +88,7 @@ export default function AssetsPage() {
             paged={paged}
             empty={
               q || state.length || platform ? (
-                <Empty title="No asset fits these filters" />
+                <Empty title="No asset matches these filters" />
               ) : (
                 <Empty title="There are no assets yet">
                   <p>

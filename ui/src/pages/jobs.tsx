@@ -319,7 +319,7 @@ function Progress({ job }: { job: Job }) {
 function NoJobs({ isFiltered }: { isFiltered: boolean }) {
   if (isFiltered)
     return (
-      <Empty title="No job fits these filters">
+      <Empty title="No job matches these filters">
         <button
           type="button"
           class="button"

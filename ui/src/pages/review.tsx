@@ -231,7 +231,7 @@ function ReviewItem({ item, onApprove, onReject }: { item: Item; onApprove: () =
             const revision =
               version && (version.revisions.find((each) => each.revision === item.revision) ?? newestOf(version));
             if (!version || !revision)
-              return <Banner tone="amber" title="This revision was replaced. Go on to the next one." />;
+              return <Banner tone="amber" title="This revision was replaced. Continue with the next one." />;
             return (
               <>
                 <Card title="Findings">
@@ -306,7 +306,7 @@ function BulkApprove({ items, onClose, onDone }: { items: Item[]; onClose: () =>
           value={clearance}
           onChange={(event) => setClearance(event.currentTarget.value as "ouo" | "public" | "")}
         >
-          <option value="">As each asset is cleared already</option>
+          <option value="">Keep the current clearance of each asset</option>
           <option value="ouo">Official use only</option>
           <option value="public">Public</option>
         </select>
@@ -320,7 +320,7 @@ function BulkResult({ items, result, onClose }: { items: Item[]; result: ReviewM
   const left = items.flatMap((item, place) => {
     const entry = result.results[place];
     if (!entry || entry.outcome === "changed" || entry.outcome === "unchanged") return [];
-    return [{ item, why: entry.message ?? "The time for one command was over. Approve it again." }];
+    return [{ item, why: entry.message ?? "The command timed out. Approve it again." }];
   });
   return (
     <Dialog title={`${items.length - left.length} of ${plural(items.length, "version")} approved`} onClose={onClose}>

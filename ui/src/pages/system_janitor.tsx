@@ -1,4 +1,4 @@
-/** What the janitor did by itself, and messages that were refused. */
+/** Actions of the janitor by itself, and messages that were refused. */
 import { useState } from "preact/hooks";
 import { api, type Schemas } from "../api/client";
 import { Card, Confirm, Drawer, Empty, Json, Time } from "../components/basics";
@@ -17,8 +17,8 @@ export function JanitorLog() {
     (change) => change.kind === "job",
   );
   return (
-    <Card title="What the janitor did" flush>
-      <PagedList paged={paged} empty={<Empty title="The janitor had nothing to do" />}>
+    <Card title="Actions of the janitor" flush>
+      <PagedList paged={paged} empty={<Empty title="The janitor has not acted yet" />}>
         {(items) => (
           <Table
             keyOf={(action) => action.action_id}

@@ -91,7 +91,7 @@ export function Keys() {
             paged.reload();
           }}
         >
-          <p>It gets a new secret. The present one is accepted for 24 hours more.</p>
+          <p>It gets a new secret. The current one is accepted for another 24 hours.</p>
         </Confirm>
       )}
       {dialog?.kind === "revoke" && (
