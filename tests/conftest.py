@@ -5,6 +5,7 @@ Each pytest-xdist worker has a cluster of its own. Its server ends with the work
 
 import contextlib
 import itertools
+import logging
 import os
 import shutil
 import signal
@@ -14,10 +15,12 @@ from pathlib import Path
 
 import psycopg
 import pytest
+import structlog
 
 from dagmaster.database.catalog.pgstac import deploy_catalog
 from dagmaster.database.schema.deploy import deploy
 from dagmaster.local.embedded import Cluster
+from dagmaster.observe import log
 from tests.budgets import Stopwatch
 
 # A package of its own, whose tests run where it is installed.
@@ -68,6 +71,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _requirements_of(item: pytest.Item) -> set[str]:
     return {tag for marker in item.iter_markers("requirement") for tag in marker.args}
+
+
+@pytest.fixture(autouse=True)
+def logging_as_before() -> Iterator[None]:
+    """A test that configures logging writes to a stream of its own, which is closed afterwards."""
+    yield
+    structlog.reset_defaults()
+    root = logging.getLogger()
+    for handler in [handler for handler in root.handlers if isinstance(handler, log._LibraryHandler)]:
+        root.removeHandler(handler)
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,6 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
-import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -300,11 +299,7 @@ def written(request, monkeypatch):
     stream = io.StringIO()
     monkeypatch.setattr(sys, "stderr", stream)
     log.configure("debug", request.param)
-    yield stream.getvalue
-    structlog.reset_defaults()
-    root = logging.getLogger()
-    for handler in [handler for handler in root.handlers if isinstance(handler, log._LibraryHandler)]:
-        root.removeHandler(handler)
+    return stream.getvalue
 
 
 def test_a_log_line_contains_no_secret(written):

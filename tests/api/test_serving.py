@@ -13,7 +13,6 @@ from contextlib import contextmanager
 
 import psycopg
 import pytest
-import structlog
 from httpx2 import Client, ConnectError
 
 from dagmaster.errors import Conflict, InvalidRequest
@@ -146,4 +145,3 @@ def test_a_second_orchestrator_takes_a_free_port_unless_one_is_chosen(capsys):
         assert said["event"] == f"port {port} is in use; the API listens on a free port"
         assert said["url"].startswith("http://127.0.0.1:")
         assert not said["url"].endswith(f":{port}")
-    structlog.reset_defaults()

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import structlog
 
 from dagmaster.cli.main import run
 from dagmaster.local.embedded import Cluster
@@ -80,7 +79,7 @@ def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def dagmaster(nowhere: None, capfd: pytest.CaptureFixture[str]) -> Iterator[Dagmaster]:
+def dagmaster(nowhere: None, capfd: pytest.CaptureFixture[str]) -> Dagmaster:
     """Call a command in this process."""
 
     def call(*arguments: str) -> Result:
@@ -88,8 +87,7 @@ def dagmaster(nowhere: None, capfd: pytest.CaptureFixture[str]) -> Iterator[Dagm
         code = run(arguments)
         return Result(code, *capfd.readouterr())
 
-    yield call
-    structlog.reset_defaults()
+    return call
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 import sys
 
 import pytest
-import structlog
 
 from dagmaster.errors import NotFound
 from dagmaster.handlers import shipped
@@ -32,12 +31,6 @@ nodes:
   work: {{handler: {handler}, next: end}}
   end: {{type: end}}
 """
-
-
-@pytest.fixture(autouse=True)
-def without_configuration():
-    """Whoever ran before may have sent the log elsewhere."""
-    structlog.reset_defaults()
 
 
 @pytest.fixture
