@@ -117,7 +117,7 @@ def _revision_of(version: VersionInfo, wanted: int | None) -> int:
 @router.get(
     "/assets/{asset_id}/versions/{version_ordinal}/provenance",
     operation_id="get_provenance",
-    summary="Get where a version comes from",
+    summary="Get the provenance of a version",
     responses=responses(404),
 )
 async def get_provenance(
@@ -127,7 +127,8 @@ async def get_provenance(
     version_ordinal: Ordinal,
     revision: RevisionNumber = None,
 ) -> Provenance:
-    """Its source, the workflow and the job that made it, and how: for reviewers, operators and administrators."""
+    """Its source, the workflow and the job that processed it, and their parameters: for reviewers, operators and
+    administrators."""
     asset = await _previewed(services, caller, asset_id)
     number = _revision_of(version_of(asset, version_ordinal), revision)
     origin = await services.assets.origin(asset.asset_id, version_ordinal, number)

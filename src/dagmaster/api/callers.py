@@ -14,7 +14,7 @@ from dagmaster.web.authentication import needs
 router = APIRouter(tags=["callers"])
 
 
-@router.get("/caller", operation_id="get_caller", summary="Get who sends this request", responses=responses())
+@router.get("/caller", operation_id="get_caller", summary="Get the caller of this request", responses=responses())
 async def get_caller(services: Services, caller: Annotated[Caller, Depends(needs(Permission.ANYONE))]) -> CallerInfo:
     """A request without credentials is anonymous; credentials that are not valid are refused."""
     return CallerInfo(

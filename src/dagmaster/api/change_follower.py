@@ -125,7 +125,7 @@ class ChangeFollower(Follower):
         return self._watchers
 
     async def now(self) -> datetime:
-        """The time from which on a new watcher gets all changes."""
+        """A new watcher gets all changes after this time."""
         return (await self._complete(self._reads.platform_state(self._alive_within))).now
 
     async def watch(self, after: datetime | None, heartbeat_seconds: float) -> AsyncIterator[Batch]:

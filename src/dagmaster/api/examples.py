@@ -299,7 +299,7 @@ _MODELS: dict[str, dict[str, Any]] = {
     "LinkRequest": {"revision": 2, "expires_in_hours": 24.0},
     "CommandInfo": {
         "name": "cache.invalidate",
-        "summary": "Let all orchestrators read their workflows again.",
+        "summary": "Make all orchestrators read their workflows again.",
         "permission": "platform:operate",
         "inputs": {"type": "object", "properties": {"wait_seconds": {"type": "number", "default": 5.0}}},
         "outputs": {"type": "object", "properties": {"is_complete": {"type": "boolean"}}},

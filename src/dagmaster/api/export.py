@@ -3,7 +3,7 @@
 The file is written while it is read from the database, so its size does not matter. Parts are read one after the other,
 not at one moment: export a job that has ended. `is_complete` is the last member: a file without it was cut off.
 
-Secrets that look like secrets (passwords in URLs, tokens, keys) are redacted everywhere.
+Values that look like secrets (passwords in URLs, tokens, keys) are redacted everywhere.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence

@@ -1,6 +1,6 @@
 """Layers: what people write about them, and the catalogue of those that are published.
 
-Editing changes nothing that is visible: the command `metadata.publish` does.
+Edits are not visible until the command `metadata.publish` publishes them.
 """
 
 from typing import Annotated
@@ -99,7 +99,7 @@ async def put_layer_metadata(
     metadata: LayerMetadataRequest,
     if_match: IfMatch = None,
 ) -> LayerMetadataInfo:
-    """What is left out is removed. Nothing that is published changes until `metadata.publish` is run."""
+    """A field that is left out is removed. The change is not published until `metadata.publish` is run."""
     edited = await edit_metadata(services.assets, asset_id, layer, request=metadata, caller=caller, if_match=if_match)
     return _tagged(response, edited)
 
@@ -126,7 +126,7 @@ async def change_layer_metadata(
 
 
 async def _insider_asset(services: ApiServices, caller: Caller, name: str) -> AssetInfo:
-    """What was edited but not published is for those who may see the asset before its publication."""
+    """Only callers who may see the asset before its publication see edits that are not published."""
     asset = await read_asset(services, caller, name)
     if not may_preview(caller) and asset.platform_id != own_platform_of(caller):
         raise no_such_asset(name)

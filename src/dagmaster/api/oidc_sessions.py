@@ -1,6 +1,6 @@
 """Sign in at an OIDC issuer: the browser goes there and comes back, and gets the same cookie as with a key.
 
-Both routes are opened by the browser itself, not by a script of a page. If something fails, it is led to the web UI
+Both routes are opened by the browser itself, not by a script of a page. After a failure, it is redirected to the web UI
 with the code of the error; the text of an error never comes from the address.
 """
 
@@ -56,7 +56,7 @@ async def start(
     except DagmasterError as error:
         return _failed(request, error)
     response = RedirectResponse(url, status_code=303, headers=_HEADERS)
-    # Lax: the issuer leads the browser back here, which is a request from another site.
+    # Lax: the issuer redirects the browser to here, which is a request from another site.
     cookie = cookies.cookie(cookies.SIGN_IN, flow.encoded(), request.scope, seconds=FLOW_SECONDS, same_site="lax")
     response.headers.append("Set-Cookie", cookie)
     return response
@@ -71,7 +71,7 @@ async def start(
     responses={**responses(404, 429), **_REDIRECTS},
 )
 async def callback(services: Services, request: Request) -> Response:
-    """The issuer leads the browser here."""
+    """The issuer redirects the browser to this route."""
     try:
         response = await _signed_in(services, request)
     except DagmasterError as error:

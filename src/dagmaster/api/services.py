@@ -69,7 +69,7 @@ class Ledgers:
 @dataclass
 class ApiServices:
     """`orchestrator` is the orchestrator of this process, if it has one. Health checks include it, and its workflows
-    are used, which may be read again. Without one, `own_library` is."""
+    are used, which it may reload. Without one, `own_library` is used."""
 
     settings: Settings
     dsn: str

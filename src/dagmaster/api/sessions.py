@@ -1,4 +1,4 @@
-"""Sessions of browsers: sign in with a key, see who one is, sign out.
+"""Sessions of browsers: sign in with a key, get the caller, sign out.
 
     POST key ──▶ session in the database, its text in a cookie
     request  ──▶ the session, and its key, as they are now

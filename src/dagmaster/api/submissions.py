@@ -1,4 +1,4 @@
-"""Submissions: a platform submits data, and asks how far it is."""
+"""Submissions: a platform submits data, and reads their status."""
 
 from typing import Annotated
 
@@ -36,7 +36,7 @@ _CREATED = ("new_asset", "new_version", "new_revision")
         },
         202: {
             "description": "An asset, a version or a revision was created, and is processed",
-            "headers": {"Location": {"description": "How far the submission is", "schema": {"type": "string"}}},
+            "headers": {"Location": {"description": "The status of the submission", "schema": {"type": "string"}}},
         },
         **responses(404, 409),
     },

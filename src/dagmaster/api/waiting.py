@@ -1,7 +1,7 @@
 """Why nodes wait: for each node that has not ended, what it waits for.
 
-`reasons` is pure: it gets the state of a node and of its surroundings and returns the reasons, the strongest first. A
-fan_out has the reasons of its children; the children can be listed one by one.
+`reasons` is pure: it gets the state of a node and of what it depends on, and returns the reasons, the strongest first.
+A fan_out has the reasons of its children; the children can be listed one by one.
 """
 
 from collections.abc import Mapping

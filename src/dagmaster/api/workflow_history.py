@@ -1,4 +1,4 @@
-"""What became of a workflow: its earlier definitions, its recent jobs, and how long they took."""
+"""The history of a workflow: its earlier definitions, its recent jobs, and how long they took."""
 
 from collections import defaultdict
 from datetime import datetime
@@ -43,7 +43,7 @@ _SEPARATOR = "~"
 async def list_definitions(
     services: Services, workflow_id: WorkflowId, after: Cursor = None, limit: Limit = 20
 ) -> Page[StoredDefinition]:
-    """Each content is one definition. The present one is only in the list if a job has had it."""
+    """Each content is one definition. The current one is in the list only if a job has used it."""
     rows = await services.reads.definitions(
         workflow_id, _current_hash(services, workflow_id), limit=limit + 1, after=_moment_and_hash(after)
     )

@@ -54,6 +54,6 @@ def _bad_metadata(problem: str) -> InvalidRequest:
     return InvalidRequest(
         f"Upload-Metadata cannot be read: {problem}",
         code="upload.bad-header",
-        hint="send `filename BASE64`, and if you like `platform_id`, `sha256` and `if_exists`, separated by commas",
+        hint="send `filename BASE64`, and optionally `platform_id`, `sha256` and `if_exists`, separated by commas",
         header="Upload-Metadata",
     )

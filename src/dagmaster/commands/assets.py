@@ -43,10 +43,10 @@ async def reindex_asset(context: CommandContext, request: ReindexCommand) -> Rei
 
 @command("assets.review_many", Permission.ASSETS_REVIEW)
 async def review_many(context: CommandContext, request: ReviewManyCommand) -> ReviewManyResult:
-    """Approve, reject or unpublish many versions, or clear many assets: each for itself.
+    """Approve, reject or unpublish many versions, or clear many assets, each separately.
 
     There is one result for each entry; an entry that is refused does not affect the others. Each change is in the
-    history of its asset. Entries that the time limit leaves over are `not_tried`."""
+    history of its asset. Entries that were not reached within the time limit are `not_tried`."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + _BEGUN_WITHIN_SECONDS
     results = [

@@ -1,4 +1,4 @@
-"""The installation: migrate its schema, and let all processes read their caches again."""
+"""The installation: migrate its schema, and make all processes reload their caches."""
 
 import asyncio
 
@@ -32,7 +32,7 @@ async def _migrated(context: CommandContext, request: MigrateCommand) -> Migrati
 
 @command("cache.invalidate", Permission.PLATFORM_OPERATE)
 async def invalidate(context: CommandContext, request: InvalidateCommand) -> InvalidateResult:
-    """Let all orchestrators read their workflows again.
+    """Make all orchestrators read their workflows again.
 
     The result lists the live ones, and whether they have done so. Jobs keep the definition that they were submitted
     with."""

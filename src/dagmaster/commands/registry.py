@@ -52,7 +52,7 @@ class CommandContext:
 
 @dataclass(frozen=True, slots=True)
 class DirectCommand:
-    """Besides `commands:run`, the caller needs `permission`."""
+    """The caller needs `commands:run` and `permission`."""
 
     name: str
     permission: Permission
@@ -108,7 +108,7 @@ async def run_command(
             return await command.run(context, request)
     except TimeoutError:
         raise Unavailable(
-            f"the command {command.name} was not done within {timeout_seconds:g} s",
+            f"the command {command.name} did not end within {timeout_seconds:g} s",
             code="command.timeout",
             hint="it is safe to repeat it; what takes longer is a workflow",
         ) from None

@@ -1,6 +1,6 @@
-"""The API of the old system, which stays callable while its clients move over.
+"""The API of the old system, which stays available while its clients migrate.
 
-names       old names of job types, and the workflows that they stand for
+names       old names of job types, and their workflows
 submission  pure: the body of an old submission as a submission of today
 shapes      pure: a job of today in the form of the old answers
 sharing     pure: which submissions run here, and which in the old system

@@ -1,7 +1,7 @@
 """Requests to the old system.
 
-Nothing of the caller's credentials is sent, redirects are not followed, and the time and the size of an answer are
-limited. A request is sent once: if no answer comes, nothing is done here instead, because the old system may have
+The credentials of the caller are not sent, redirects are not followed, and the time and the size of an answer are
+limited. A request is sent once: if no answer comes, it is not carried out here instead, because the old system may have
 carried it out.
 """
 
@@ -67,7 +67,7 @@ class OldSystem:
         """A request that changes something. It is logged with its caller."""
         if self._is_read_only:
             raise Conflict(
-                "this would have to be done by the old system, which is read-only",
+                "only the old system could do this, and it is read-only",
                 code="legacy.read-only",
                 hint="submit the job again: it then runs here",
             )
@@ -111,7 +111,7 @@ def _no_answer(method: str, what: str) -> DagmasterError:
 
 
 def _refuse(response: httpx2.Response) -> None:
-    """Refuse an answer that is none: a redirect, an error of the old system, or one of its key."""
+    """Refuse an answer that cannot be passed on: a redirect, an error of the old system, or one of its key."""
     status = response.status_code
     if status in _OUR_KEY_REFUSED:
         raise bad_answer("the old system refused the key of this platform", hint="correct LEGACY_KEY")

@@ -23,7 +23,7 @@ class OldProblems:
 
 
 class _Rewritten:
-    """Holds a problem back until it is complete. Other responses pass through."""
+    """Buffers a problem until it is complete. Other responses pass through."""
 
     def __init__(self, send: Send) -> None:
         self._send = send

@@ -145,7 +145,7 @@ async def _submit(
 async def _submit_raster(
     services: ApiServices, caller: Caller, submission: OldSubmission, workflow: Workflow
 ) -> SubmissionResult:
-    """A submission of the platform `legacy`. One that failed before is not repeated, unless that is asked for."""
+    """A submission of the platform `legacy`. One that failed before is not repeated, unless the request forces it."""
     request = asset_request(submission, workflow, default_container=services.storage.containers[Zone.BRONZE])
     checked = await check(services.assets, services.library, services.storage, request, caller)
     job_id = None if submission.force else await failed_before(services.assets, checked)

@@ -1,4 +1,4 @@
-"""An old submission as a submission of today. Pure.
+"""An old submission as a submission of this platform. Pure.
 
 The body of the old API contains the parameters of the job, `resume` and `force_reprocess`. A job that
 writes a raster dataset becomes a submission of the platform `legacy`: the rules of assets apply, and its result is

@@ -1,4 +1,4 @@
-"""Datasets of earlier releases become assets. Repeating it changes nothing, and it may die anywhere."""
+"""Datasets of earlier releases become assets. It can be repeated, and interrupted at any point."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -152,7 +152,7 @@ class LayerStore(AssetStore):
         return await self._transaction("publish_layer", act)
 
     async def invalidate_workflows(self, decision: Decision) -> int:
-        """Let all orchestrators read their workflows again. Returns the generation that they have then."""
+        """Make all orchestrators read their workflows again. Returns the generation that they have then."""
 
         async def act(connection: Connection) -> int:
             (row,) = await dicts(connection, "cache_invalidate", {"actor": decision.actor})

@@ -45,7 +45,7 @@ async def write_metadata(connection: Connection, asset_id: str, layer: str, meta
 
 
 async def put_layer(connection: Connection, info: LayerMetadataInfo, actor: str) -> bool:
-    """Publish what was edited of a layer. Whether the catalogue did not have it so before."""
+    """Publish the edited metadata of a layer. Returns whether the catalogue has changed."""
     metadata = edited(info)
     digest = digest_of(metadata)
     place = {"asset_id": info.asset_id, "layer": info.layer}
@@ -82,7 +82,7 @@ async def want_externally(connection: Connection, asset_id: str, layer: str, act
 
 
 async def withdraw_externally(connection: Connection, asset_id: str, layer: str, actor: str) -> bool:
-    """Whether it was published there, or shall have been."""
+    """Whether it is published there, or will be."""
     values = {"asset_id": asset_id, "layer": layer, "actor": actor}
     return bool(await dicts(connection, "layer_external_withdraw", values))
 

@@ -85,7 +85,7 @@ def _publication(row: Json) -> AssetPublication:
     return AssetPublication(
         asset_id=row["asset_id"],
         dataset_id=row["dataset_id"],
-        # What `latest` names is approved; which of its revisions is does not matter for what a caller may know of it.
+        # `latest` is an approved version; which of its revisions is approved does not matter here.
         latest=None if latest is None else Publication(*asset, latest, 1, is_deleted),
         version=version,
         processed_revision=row["processed_revision"],

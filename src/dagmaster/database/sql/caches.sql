@@ -15,7 +15,7 @@ UPDATE dagapp.orchestrators
  WHERE owner_id = %(owner_id)s;
 
 -- name: cache_invalidate
--- Let all orchestrators read their workflows again.
+-- Make all orchestrators read their workflows again.
 INSERT INTO dagapp.cache_generations AS c (cache, invalidated_by)
 VALUES ('workflows', %(actor)s)
     ON CONFLICT (cache) DO UPDATE
