@@ -19,7 +19,7 @@ from dagmaster.settings import Settings
 
 
 class HostedGateway:
-    """An ASGI app. `close` ends its services; a host that cannot call it loses only notes about the use of keys."""
+    """An ASGI app. `close` ends its services; a host that cannot call it only loses records of the use of keys."""
 
     def __init__(self, app: FastAPI) -> None:
         self._app = app
@@ -74,7 +74,7 @@ def hosted_gateway(settings: Settings) -> HostedGateway:
     """The gateway with the settings of the environment. It does not start if anyone could reach it without a key."""
     if not settings.may_expose_gateway:
         raise InvalidRequest(
-            "a hosted gateway is reachable from elsewhere, and authentication is disabled",
+            "other machines can reach a hosted gateway, and authentication is disabled",
             code="gateway.no-authentication",
             hint="set AUTH_ENABLED=true",
         )

@@ -1,4 +1,4 @@
-"""Partners: submit data, ask how far it is, decide. No response mentions jobs or nodes."""
+"""Partners: submit data, read its status, decide. No response mentions jobs or nodes."""
 
 from http import HTTPStatus
 from typing import Annotated, Any, Literal

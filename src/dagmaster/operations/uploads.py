@@ -82,7 +82,7 @@ class UploadOperations:
     async def append(
         self, upload_id: UUID, caller: Caller, *, offset: int, length: int | None, chunks: AsyncIterator[bytes]
     ) -> UploadInfo:
-        """Append the bytes of one request, at the offset that the caller believes in. `length` is how many it will
+        """Append the bytes of one request, at the offset that the caller expects. `length` is how many it will
         send, if it says so. What has arrived when the connection breaks is kept."""
         upload = await self._visible(upload_id, caller)
         if upload.finished_at is not None:

@@ -189,7 +189,7 @@ def _endpoints(document: Mapping[str, Any]) -> _Endpoints:
 
 
 def _expiry(claims: Mapping[str, Any]) -> float:
-    """Unix seconds; some time far away if the token says it never expires."""
+    """Unix seconds; a time far in the future if the token says that it never expires."""
     return min(float(claims["exp"]), time.time() + _LONGEST_SECONDS)
 
 

@@ -1,4 +1,4 @@
-"""Problem details of servers that speak JSON: for invalid requests, and for the OpenAPI description of their routes.
+"""Problem details of JSON servers: for invalid requests, and for the OpenAPI description of their routes.
 
 A problem never repeats values of the request.
 """
