@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from dagmaster.errors import Unavailable
 from dagmaster.observe import log
 from dagmaster.observe.redaction import redact, redact_value
+from dagmaster.settings import load
 
 pytestmark = pytest.mark.requirement("X3")
 
@@ -408,3 +409,28 @@ def test_hiding_is_cheap_where_nothing_is_to_be_hidden():
     seconds = min(timeit.repeat(lambda: [redact(text) for text in line], number=1000, repeat=5)) / 1000
 
     assert seconds < 0.000_1
+
+
+def test_a_secret_of_the_settings_is_hidden_wherever_it_stands():
+    given = {
+        "oidc_client_secret": "Wz3-canary-of-a-client",
+        "database_url": "postgresql://me:canary%21of%21a%21database@db/x?sslmode=require",
+        "janitor_webhook_url": "https://hooks.example/x?t=canary-of-a-webhook",
+        "gateway_key": "dgm_abc123_canaryofakeyofthegateway",
+        "api_key": "short-key",
+        "external_database_url": "host=db password='canary of another database' sslmode=require",
+    }
+
+    load(**given)
+
+    for text in (
+        "the issuer does not know Wz3-canary-of-a-client",
+        "login as me with canary!of!a!database failed; canary%21of%21a%21database",
+        "POST t=canary-of-a-webhook",
+        "unknown: canaryofakeyofthegateway",
+        "{'why': 'canary of another database'}",
+    ):
+        assert "canary" not in redact(text), text
+    # Words that are no secrets stay, also those which are parts of a secret setting.
+    readable = "short-key sslmode=require hooks.example dgm_abc123 db"
+    assert redact(readable) == readable

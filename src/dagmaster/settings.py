@@ -11,7 +11,7 @@ from ipaddress import ip_network
 from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Literal, Self, get_args, get_origin
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from annotated_types import Ge, Gt, Le
 from pydantic import Field, PositiveInt, ValidationError, field_validator, model_validator
@@ -20,7 +20,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from dagmaster.errors import InvalidRequest
 from dagmaster.listen import is_loopback
-from dagmaster.observe.redaction import redact
+from dagmaster.observe.redaction import protect, redact
 
 DEFAULT_QUEUES = ("dag-worker-tasks", "functionapp-tasks", "container-tasks")
 PREFIX = "DAGMASTER_"
@@ -29,6 +29,8 @@ SCOPES = ("viewer", "reviewer", "author", "operator", "worker", "gateway", "admi
 SERVERS = ("api", "gateway", "serving")
 _ROLE = re.compile(rf"[^=,]+=(?:{'|'.join(SCOPES)}|b2b:[a-z0-9][a-z0-9_-]*)")
 _SHARE = re.compile(r"(?:\*|[A-Za-z0-9][A-Za-z0-9_.-]{0,63})=(?:100(?:\.0{1,2})?|[0-9]{1,2}(?:\.[0-9]{1,2})?)")
+# Of a URL or of a text of key words and values.
+_PASSWORD = re.compile(r"://[^:/?#]*:([^@/?#]+)@|password *= *(?:'([^']+)'|([^ ']+))")
 _ROOT_HOME = Path("/var/lib/dagmaster")
 
 # At most a day: with a longer interval or timeout, a failure would hardly ever be noticed.
@@ -682,14 +684,34 @@ class Settings(BaseSettings):
 
 
 def load(**overrides: Any) -> Settings:
-    """Read the environment. The error names the variable of every invalid value, and the values that it accepts."""
+    """Read the environment. The error names the variable of every invalid value, and the values that it accepts. From
+    then on the secrets among the values are hidden in all texts of the process."""
     try:
-        return Settings(**overrides)
+        loaded = Settings(**overrides)
+        protect(secrets_of(loaded))
+        return loaded
     except ValidationError as error:
         problems = problems_of(error, overrides)
     raise InvalidRequest(
         "; ".join(problems), code="settings.invalid", hint="correct these environment variables", problems=problems
     )
+
+
+def secrets_of(settings: Settings) -> list[str]:
+    """The secret part of each setting that is left out of `repr`: the password of a database, the query of a webhook,
+    and of a key what follows its id."""
+    values = {name: getattr(settings, name) for name, field in Settings.model_fields.items() if not field.repr}
+    secrets = [_secret_in(name, value) for name, value in values.items() if isinstance(value, str)]
+    return [form for secret in secrets if secret for form in (secret, unquote(secret))]
+
+
+def _secret_in(name: str, value: str) -> str | None:
+    if name.endswith("database_url"):
+        match = _PASSWORD.search(value)
+        return next(filter(None, match.groups()), None) if match else None
+    if name.endswith("_url"):
+        return value.partition("?")[2]
+    return value.rpartition("_")[2] if value.startswith("dgm_") else value
 
 
 def problems_of(error: ValidationError, overrides: Mapping[str, Any]) -> list[str]:

@@ -4,17 +4,21 @@ A secret is recognised by its name (`password=…`, `"api_key": "…"`, `Authori
 (`://user:…@host`), or by its own form (a JWT, a PEM, or a key or session of dagmaster: `dgm_ID_…`, `dgs_ID_…`). Its
 value ends with its quotes or brackets, or at white space if it has none. In doubt, more is hidden. Each character is
 examined a bounded number of times, whatever the text.
+
+The secrets of this process's own settings are hidden wherever they stand: see `protect`.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import date
 from functools import lru_cache
 from pathlib import PurePath
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
+from urllib.parse import quote
 from uuid import UUID
 
 HIDDEN = "***"
+SHORTEST_PROTECTED: Final = 12  # a shorter one may be an ordinary word
 
 _KEYS = (
     "access",
@@ -93,8 +97,36 @@ _LOOK_BACK = 80
 _DEEPEST = 20
 
 
+class _ProtectedValues:
+    def __init__(self) -> None:
+        self._values: set[str] = set()
+        self._pattern: re.Pattern[str] | None = None
+
+    def add(self, secrets: Iterable[str]) -> None:
+        added = {secret for secret in secrets if len(secret) >= SHORTEST_PROTECTED} - self._values
+        if not added:
+            return
+        self._values |= added
+        forms = {form for secret in self._values for form in (secret, quote(secret, safe=""))}
+        longest_first = sorted(forms, key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, longest_first)))
+
+    def hidden_in(self, text: str) -> str:
+        return text if self._pattern is None else self._pattern.sub(HIDDEN, text)
+
+
+_protected = _ProtectedValues()
+
+
+def protect(secrets: Iterable[str]) -> None:
+    """From now on, hide these values in all texts of this process, also where nothing tells that they are secrets: a
+    library or another server may repeat them. Short ones are left out."""
+    _protected.add(secrets)
+
+
 def redact(text: str) -> str:
     """The text without passwords in URLs, signatures, tokens and keys."""
+    text = _protected.hidden_in(text)
     if "://" in text:
         text = _URLS.sub(_without_passwords, text)
     lowered = text.lower() if text.isascii() else _CAPITALS.sub(lambda match: match[0].lower(), text)
