@@ -3,7 +3,7 @@
 import pytest
 
 from dagmaster.database.notify.notifier import JOBS
-from tests.engine.harness import engine, workflow
+from tests.engine.harness import engine, until, workflow
 
 pytestmark = pytest.mark.requirement("Q4")
 
@@ -50,3 +50,26 @@ async def test_a_refused_submission_is_replayed_once_its_workflow_exists(databas
         assert (replayed, again) == (True, False)
         assert job["status"] == "completed"
         assert await running.rows("SELECT 1 FROM dagapp.dag_dead_letters") == []
+
+
+@pytest.mark.requirement("S3", "X3")
+async def test_a_message_with_a_signed_url_is_refused_and_kept_without_its_signature(database):
+    url = "https://acct.blob.core.windows.net/c/b.tif?sv=1&sig=canary"
+    async with engine(database, workers=0, unknown_handler_timeout_sec=0) as running:
+        for number, workflow_id in enumerate(("echo_test", "unknown")):
+            body = {"workflow_id": workflow_id, "inputs": {"message": url}}
+            await running.ledger.enqueue_message(f"m{number}", "dag-jobs", body)
+        running.notifier.notify(JOBS)
+        query = "SELECT * FROM dagapp.dag_dead_letters ORDER BY message_id"
+
+        async def both():
+            letters = await running.rows(query)
+            return letters if len(letters) == 2 else None
+
+        letters = await until(both)
+
+        assert [letter["reason"] for letter in letters] == ["InvalidSubmission", "WorkflowNotFound"]
+        assert "signature" in letters[0]["description"]
+        assert letters[0]["body"]["inputs"]["message"].endswith("?sv=1&sig=***")
+        assert "canary" not in str(letters)
+        assert await running.rows("SELECT 1 FROM dagapp.dag_jobs") == []

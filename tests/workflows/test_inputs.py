@@ -3,7 +3,7 @@
 import pytest
 
 from dagmaster.errors import InvalidRequest
-from dagmaster.workflows.inputs import check_inputs, refuse_reserved
+from dagmaster.workflows.inputs import check_inputs, refuse_reserved, refuse_signed_urls
 
 from .builders import a_workflow
 
@@ -123,3 +123,47 @@ def test_a_submission_without_reserved_inputs_is_accepted_and_null_sets_nothing(
     refuse_reserved(RESERVED, {"name": "y", "place": None, "unknown": 1})
 
     assert check_inputs(RESERVED, {"name": "y"}) == {"name": "y", "number": 0}
+
+
+SIGNED = [
+    "https://acct.blob.core.windows.net/c/b.tif?sv=2024&sig=abc",
+    "https://acct.blob.core.windows.net/c/b.tif?SIG=abc",
+    "https://b.s3.amazonaws.com/k?X-Amz-Date=1&X-Amz-Signature=abc",
+    "https://b.s3.amazonaws.com/k?x-amz-security-token=abc",
+    "https://storage.googleapis.com/b/k?X-Goog-Signature=abc",
+    "/vsicurl/https://acct.blob.core.windows.net/c/b.tif?sig=abc",
+    "/vsicurl?url=https%3A%2F%2Facct.blob.core.windows.net%2Fb.tif%3Fsv%3D1%26sig%3Dabc",
+    "/vsiaz/c/b.tif?sig=abc",
+    "see https://user:word@host/x.tif",
+    "https%253A%252F%252Fh%252Fb%253Fsig%253Dabc",
+    ["a", {"b": ["https://h/x?sig=abc"]}],
+    {"https://h/x?sig=abc": 1},
+]
+PLAIN = [
+    "https://host/x.tif?size=3",
+    "https://host/x.tif?design=abc&insig=1",
+    "https://user@host/x.tif",
+    "https://host:8443/a@b",
+    "what is ?sig=abc",
+    "bronze/x.tif",
+    "password=abc",
+    ["https://host/x"],
+    3,
+    None,
+]
+
+
+@pytest.mark.requirement("S3", "X3")
+@pytest.mark.parametrize("value", SIGNED)
+def test_a_url_that_gives_access_to_whoever_reads_it_is_refused_as_input(value):
+    with pytest.raises(InvalidRequest, match="would be stored with the job: 'b', 'z'") as refused:
+        refuse_signed_urls(RESERVED, {"z": value, "a": "x", "b": value})
+
+    assert (refused.value.code, refused.value.facts["fields"]) == ("inputs.signed-url", ["b", "z"])
+    assert "abc" not in str(refused.value)
+
+
+@pytest.mark.requirement("S3", "X3")
+@pytest.mark.parametrize("value", PLAIN)
+def test_other_urls_and_texts_are_accepted_as_inputs(value):
+    refuse_signed_urls(RESERVED, {"name": value})

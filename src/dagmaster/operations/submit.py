@@ -29,8 +29,9 @@ from dagmaster.jobs.model import DeadLetter, JobMessage, Submission, new_job_id
 from dagmaster.jobs.stages import stages_of
 from dagmaster.jobs.states import JobStatus
 from dagmaster.library.workflows import WorkflowLibrary
+from dagmaster.observe.redaction import redact_value
 from dagmaster.operations.rerun import resume as resume_job
-from dagmaster.workflows.inputs import check_inputs, refuse_reserved
+from dagmaster.workflows.inputs import check_inputs, has_signed_url, refuse_reserved, refuse_signed_urls
 from dagmaster.workflows.storable import encode
 
 
@@ -52,6 +53,7 @@ def prepare(
     workflow = library.get(submission.workflow_id)
     if not allow_reserved:
         refuse_reserved(workflow, submission.inputs)
+    refuse_signed_urls(workflow, submission.inputs)
     inputs = check_inputs(workflow, submission.inputs)
     size = len(encode(inputs, "the inputs"))
     limit = library.max_inputs_bytes
@@ -196,9 +198,16 @@ def _job_or_letter(library: WorkflowLibrary, message: JobMessage) -> NewJob | De
         submission = Submission.model_validate({**body, "message_id": message.message_id})
         return _with_key(prepare(library, submission))
     except ValidationError as error:
-        return dead_letter(
+        return _letter(
             message, "Malformed", "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
         )
     except DagmasterError as error:
         reason = "WorkflowNotFound" if error.code == "workflow.not-found" else "InvalidSubmission"
-        return dead_letter(message, reason, str(error))
+        return _letter(message, reason, str(error))
+
+
+def _letter(message: JobMessage, reason: str, description: str) -> DeadLetter:
+    """A dead letter is kept: URLs with a signature or a password in it lose them."""
+    if has_signed_url(message.body):
+        message = message.model_copy(update={"body": redact_value(message.body)})
+    return dead_letter(message, reason, description)

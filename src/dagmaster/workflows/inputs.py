@@ -1,11 +1,21 @@
 """The inputs of a job: what a submission gives, held against what the workflow declares."""
 
 import math
+import re
+from collections.abc import Iterator
 from typing import Any
 
 from dagmaster.errors import InvalidRequest
 from dagmaster.workflows.model import Input, InputType, Workflow
 from dagmaster.workflows.nearest import did_you_mean
+
+# A URL, perhaps inside of another one or of a path of GDAL, and what in it gives access to whoever reads it.
+_URL = re.compile(r"://|%(?:25)*3a%(?:25)*2f|^/vsi", re.IGNORECASE)
+_CREDENTIALS = re.compile(
+    r"(?:[?&;]|%(?:25)*(?:3f|26))(?:sig|x-amz-signature|x-amz-security-token|x-goog-signature)(?:=|%(?:25)*3d)"
+    r"|://[^\s/?#@:]*:[^\s/?#@]+@",
+    re.IGNORECASE,
+)
 
 
 def check_inputs(workflow: Workflow, submitted: dict[str, Any]) -> dict[str, Any]:
@@ -40,6 +50,39 @@ def refuse_reserved(workflow: Workflow, submitted: dict[str, Any]) -> None:
             fields=reserved,
             workflow_id=workflow.workflow_id,
         )
+
+
+def refuse_signed_urls(workflow: Workflow, submitted: dict[str, Any]) -> None:
+    """Raise InvalidRequest if an input has a URL with a signature or a password: inputs are stored and shown."""
+    if names := sorted(name for name, value in submitted.items() if has_signed_url(value)):
+        listed = ", ".join(f"'{name}'" for name in names)
+        raise InvalidRequest(
+            f"these inputs have a URL with a signature or a password, which would be stored with the job: {listed}",
+            code="inputs.signed-url",
+            hint="upload the file to the bronze zone, or let workers read its container by their own identity",
+            fields=names,
+            workflow_id=workflow.workflow_id,
+        )
+
+
+def has_signed_url(value: Any) -> bool:
+    """Whether a text in a value has a URL with a signature or a password."""
+    return any(map(_is_signed, _texts_in(value)))
+
+
+def _is_signed(text: str) -> bool:
+    return _URL.search(text) is not None and _CREDENTIALS.search(text) is not None
+
+
+def _texts_in(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for name, part in value.items():
+            yield from (str(name), *_texts_in(part))
+    elif isinstance(value, list):
+        for part in value:
+            yield from _texts_in(part)
 
 
 def _fault(workflow: Workflow, name: str, given: dict[str, Any]) -> str | None:
