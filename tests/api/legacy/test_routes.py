@@ -239,6 +239,7 @@ async def test_bad_requests_are_problems_with_the_fields_that_old_clients_read(k
         flag = await client.post("/api/jobs/submit/echo_test", json={"resume": "yes"})
         dots = await client.get("/api/jobs/status/..%2f..%2fadmin")
         number = await client.post(f"/api/jobs/retry-stage/{'0' * 64}/0")
+        floods = await client.post("/api/jobs/submit/process_fathom_stack", json={"region_code": "RWA"})
         plain = await client.post("/api/jobs/submit/raster_validate", content=b'{"blob_name": "floods.tif"}')
         other = await client.get("/api/v1/jobs/nothing")
 
@@ -248,6 +249,9 @@ async def test_bad_requests_are_problems_with_the_fields_that_old_clients_read(k
     assert flag.status_code == 400
     assert dots.status_code in (404, 422)
     assert number.status_code == 422
+    problem = refused_with(floods, 404, "workflow.not-found")
+    assert "'process_fathom_stack' stands for the workflow 'flood_stack'" in problem["message"]
+    assert "LEGACY_SHARES=process_fathom_stack=100" in problem["hint"]
     assert plain.json()["status"] == "queued"  # old clients send no content type
     assert "message" not in other.json()
 

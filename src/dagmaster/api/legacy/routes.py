@@ -35,6 +35,7 @@ from dagmaster.errors import InvalidRequest, NotFound
 from dagmaster.jobs.model import Job
 from dagmaster.jobs.states import JobStatus
 from dagmaster.jobs.view import JobView
+from dagmaster.library.workflows import WorkflowLibrary
 from dagmaster.operations.assets.repeated import failed_before
 from dagmaster.operations.assets.request import check
 from dagmaster.operations.assets.submit import submit_checked
@@ -106,9 +107,26 @@ async def submit_job(
     if old_system is not None and not services.settings.legacy_read_only and services.shares.is_forwarded(submission):
         require(caller, Permission.ASSETS_SUBMIT)
         return _passed_on(await old_system.change(f"/api/jobs/submit/{job_type}", _options(submission), by=caller.name))
-    workflow = services.library.get(submission.workflow_id)
+    workflow = _workflow_of(services.library, submission)
     result = await _submit(services, caller, submission, workflow)
     return await _submitted(services, result, job_type)
+
+
+def _workflow_of(library: WorkflowLibrary, submission: OldSubmission) -> Workflow:
+    """An old name may stand for a workflow that is not installed here, such as those of floods."""
+    try:
+        return library.get(submission.workflow_id)
+    except NotFound:
+        if submission.job_type == submission.workflow_id:
+            raise
+        raise NotFound(
+            f"the job type '{submission.job_type}' stands for the workflow '{submission.workflow_id}', which is not "
+            "installed here",
+            code="workflow.not-found",
+            hint="add the workflow to a folder of WORKFLOW_FOLDERS, or let the old system run it: "
+            f"LEGACY_URL=… LEGACY_SHARES={submission.job_type}=100",
+            workflow_id=submission.workflow_id,
+        ) from None
 
 
 async def _body_of(request: Request) -> dict[str, Any]:
