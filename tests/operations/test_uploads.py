@@ -60,6 +60,15 @@ def stored(folder: Path, name: str = "scene.tif") -> Path:
     return folder / "bronze/bronze/local" / name
 
 
+async def test_requests_that_begin_the_same_upload_at_the_same_moment_get_the_same_one(database, tmp_path):
+    """As a client that repeats a request, because it has not got the response of the first one yet."""
+    async with opened(database, tmp_path) as uploads, opened(database, tmp_path) as others:
+        for number in range(10):
+            same = request(f"{number}.tif")
+            begun = await asyncio.gather(*(each.begin(same, ADA) for each in (uploads, others, uploads, others)))
+            assert len({upload.upload_id for upload in begun}) == 1
+
+
 async def test_any_sequence_of_parts_losses_and_processes_gives_the_same_bytes(database, tmp_path):
     async with opened(database, tmp_path) as first, opened(database, tmp_path) as second:
         for seed in range(25):

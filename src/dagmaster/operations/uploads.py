@@ -77,6 +77,8 @@ class UploadOperations:
             )
             if begun := await self.store.begin(new, most=self.rules.most_open):
                 return await self._described(begun, caller)
+            if upload := await self._same(request, location, caller):  # a repeated request was faster
+                return await self._described(upload, caller)
         raise _name_taken(request.name)
 
     async def append(
