@@ -5,7 +5,8 @@ import asyncio
 import psycopg
 import pytest
 
-from dagmaster.database import queries
+from dagmaster.database import pipeline, prepared_reads, queries
+from dagmaster.database.pipeline import Call
 from dagmaster.database.prepared_reads import PreparedReads
 from dagmaster.errors import Unavailable
 
@@ -118,3 +119,80 @@ async def test_a_server_that_is_not_there_is_unavailable(reads, tmp_path):
 
     with pytest.raises(Unavailable):
         await missing.dicts("own_pid", {})
+
+
+def visit(number: int = 1) -> Call:
+    return Call("one_visit", {"number": number})
+
+
+@pytest.fixture
+def round_trips(monkeypatch) -> list[list[str]]:
+    """The names of the statements that were sent together."""
+    sent = []
+
+    async def execute_and_note(connection, steps):
+        sent.append([step.name for step in steps])
+        return await pipeline.execute(connection, steps)
+
+    monkeypatch.setattr(prepared_reads, "execute", execute_and_note)
+    return sent
+
+
+async def test_a_read_that_is_expected_comes_with_the_one_before(reads, database, round_trips):
+    with reads.expecting(visit()):
+        (row,) = await reads.dicts("own_pid", {})
+        expected = await reads.dicts("one_visit", {"number": 1})
+        execute(database, "UPDATE visits SET name = 'another'")
+        again = await reads.dicts("one_visit", {"number": 1})
+
+    assert row["pid"] > 0
+    assert expected == [{"number": 1, "name": "one"}]
+    assert again == [{"number": 1, "name": "another"}]  # what came with another read is used once
+    assert round_trips == [["own_pid", "one_visit"], ["one_visit"]]
+
+
+async def test_what_was_expected_and_not_asked_for_is_never_used(reads, database, round_trips):
+    with reads.expecting(visit()):
+        await reads.dicts("own_pid", {})
+        other = await reads.dicts("one_visit", {"number": 2})
+        later = asyncio.create_task(_after(reads, event := asyncio.Event()))
+        await asyncio.sleep(0)
+    execute(database, "UPDATE visits SET name = 'another'")
+    event.set()
+    with reads.expecting(visit()):
+        next_request = await reads.dicts("one_visit", {"number": 1})
+
+    assert other == []
+    assert await later == next_request == [{"number": 1, "name": "another"}]
+    assert await reads.dicts("one_visit", {"number": 1}) == next_request
+    assert round_trips[:2] == [["own_pid", "one_visit"], ["one_visit"]]
+
+
+async def _after(reads: PreparedReads, event: asyncio.Event):
+    """A task of the request that outlives it."""
+    await event.wait()
+    return await reads.dicts("one_visit", {"number": 1})
+
+
+async def test_requests_do_not_get_the_rows_of_each_other(reads, database):
+    execute(database, "INSERT INTO visits SELECT number, 'of ' || number FROM generate_series(2, 40) AS number")
+
+    async def request(number: int):
+        with reads.expecting(visit(number)):
+            await reads.dicts("own_pid", {})
+            await asyncio.sleep(0)
+            return await reads.dicts("one_visit", {"number": number})
+
+    found = await asyncio.gather(*(request(number) for number in range(2, 41)))
+
+    assert found == [[{"number": number, "name": f"of {number}"}] for number in range(2, 41)]
+
+
+async def test_an_expected_read_that_fails_fails_the_one_before_and_leaves_nothing(reads):
+    with reads.expecting(Call("one_visit", {"number": "x"})):
+        with pytest.raises(psycopg.Error):
+            await reads.dicts("own_pid", {})
+        with pytest.raises(psycopg.Error):
+            await reads.dicts("one_visit", {"number": "x"})
+
+    assert await reads.dicts("one_visit", {"number": 1}) == [{"number": 1, "name": "one"}]

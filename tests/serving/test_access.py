@@ -22,6 +22,7 @@ from starlette.testclient import TestClient
 from dagmaster.database.catalog.pgstac import deploy_catalog
 from dagmaster.database.schema.deploy import deploy
 from dagmaster.serving import stac
+from dagmaster.serving.access import ExpectedPublication, expected_publication
 from dagmaster.serving.app import create_app
 from dagmaster.serving.searches import encode
 from dagmaster.settings import load
@@ -665,3 +666,30 @@ def test_files_that_belong_to_no_revision_are_not_served(client, storage, path):
     for caller in CALLERS:
         answer = client.get(f"/files/silver/silver/{path}", headers=key(caller))
         assert (answer.status_code, answer.json()["code"]) == (404, "file.not-found")
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("/tiles/dem/info", ("dem", None, None)),
+        ("/tiles/dem/WebMercatorQuad/tilejson.json?version=latest&tilesize=512", ("dem", None, None)),
+        ("/tiles/dem/tiles/WebMercatorQuad/1/2/3.png?version=3&rev=4-abc", ("dem", 3, 4)),
+        ("/tiles/dem/info?rev=2", ("dem", None, 2)),
+        ("/files/silver/silver/cogs/dem/v3/r4/a/b.tif", ("dem", 3, 4)),
+        ("/files/external/public/stac/dem/v0/r1/item.json?version=9", ("dem", 0, 1)),
+        ("/tiles/dem", None),
+        ("/tiles/dem/info?version=-1", None),
+        ("/tiles/dem/info?version=99999999999", None),
+        ("/tiles/dem/info?rev=x", None),
+        ("/files/silver/silver/cogs/dem/v3/x", None),
+        ("/files/silver/silver/cogs/dem/v99999999999/r1/x.tif", None),
+        ("/stac/collections/dem", None),
+        ("/livez", None),
+    ],
+)
+def test_the_url_tells_which_version_the_decision_will_ask_for(url, expected):
+    path, _, query = url.partition("?")
+
+    told = expected_publication(path, query)
+
+    assert told == (ExpectedPublication(*expected) if expected else None)

@@ -2,19 +2,39 @@
 
 A pool's checkout and psycopg's cursors together take longer than such a statement. Here a few connections stay open,
 each with its statements prepared, and a call is one round trip. The statement runs each time: nothing is cached.
+
+A request with a key reads twice: the key, then what it asks for. The second read is often known from the beginning.
+Whoever knows it announces it, and it travels with the first one:
+
+    with reads.expecting(Call("publication_of_dataset", …)):
+        await reads.dicts("find_key", …)                  # both, in one round trip
+        await reads.dicts("publication_of_dataset", …)    # the rows that came with it, once
 """
 
 import asyncio
 import select
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 from dagmaster.database.connect import BY_KEY, Connection, connect
 from dagmaster.database.pipeline import Call, Rows, execute
 from dagmaster.errors import Unavailable
 
+Dicts = list[dict[str, Any]]
 _MAX_CONNECTIONS = 4
 _MAX_WAIT_SECONDS = 10.0
+
+
+@dataclass(slots=True)
+class _Expected:
+    """A call that a request will make, and its rows if they have come with another one."""
+
+    call: Call
+    rows: Dicts | None = None
+    is_open: bool = True
 
 
 class PreparedReads:
@@ -26,12 +46,38 @@ class PreparedReads:
         self._statement_timeout_seconds = statement_timeout_seconds
         self._idle: list[Connection] = []
         self._free = asyncio.Semaphore(_MAX_CONNECTIONS)
+        self._expected: ContextVar[_Expected | None] = ContextVar(f"expected-{role}", default=None)
 
-    async def dicts(self, name: str, values: Mapping[str, Any]) -> list[dict[str, Any]]:
+    @contextmanager
+    def expecting(self, call: Call) -> Iterator[None]:
+        """The request that is handled inside will make this call. If it reads something else before, both are read in
+        one round trip. The rows are used once, by the request that has read them."""
+        expected = _Expected(call)
+        token = self._expected.set(expected)
+        try:
+            yield
+        finally:
+            expected.is_open = False  # also for tasks that the request has started
+            self._expected.reset(token)
+
+    async def dicts(self, name: str, values: Mapping[str, Any]) -> Dicts:
         """The rows of a statement of `sql/`, as `session.dicts` returns them."""
+        call, expected = Call(name, values), self._expected.get()
+        if expected is not None and expected.is_open:
+            if call == expected.call:
+                expected.is_open = False
+                if expected.rows is not None:
+                    return expected.rows
+            elif expected.rows is None and name != expected.call.name:
+                rows, expected.rows = await self._read_all([call, expected.call])
+                return rows
+        return (await self._read_all([call]))[0]
+
+    async def _read_all(self, calls: Sequence[Call]) -> list[Dicts]:
         await self._acquire()
         try:
-            return [row._asdict() for row in await self._read(name, values)]
+            rows = await self._read(calls)
+            return [[row._asdict() for row in rows[call.name]] for call in calls]
         finally:
             self._free.release()
 
@@ -50,10 +96,10 @@ class PreparedReads:
             message = "no connection to the database was free in time"
             raise Unavailable(message, code="database.unavailable", hint="check that the server runs") from None
 
-    async def _read(self, name: str, values: Mapping[str, Any]) -> Rows:
+    async def _read(self, calls: Sequence[Call]) -> dict[str, Rows]:
         connection = await self._connection()
         try:
-            rows = (await execute(connection, [Call(name, values)]))[name]
+            rows = await execute(connection, calls)
         except BaseException:  # also a request that is cancelled: the rows are still on their way
             await connection.close()
             raise

@@ -10,7 +10,9 @@ may not read is answered as if it did not exist: the response depends only on wh
 import re
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from urllib.parse import parse_qsl
 
 from starlette.requests import Request
 
@@ -19,6 +21,7 @@ from dagmaster.access.decision import Publication, ReadAccess, link_access, read
 from dagmaster.access.links import PARAMETER, VersionLink, key_id_of, verified
 from dagmaster.database.assets.publications import AssetPublication, LayerTexts
 from dagmaster.database.catalog.datasets import CatalogReader
+from dagmaster.dataset_urls import FILES, TILES
 from dagmaster.errors import DagmasterError, NotAllowed, NotFound
 from dagmaster.web.authentication import caller_of
 
@@ -49,6 +52,34 @@ def revision_number(rev: str | None) -> int | None:
     return int(rev.partition("-")[0]) if rev else None
 
 
+_NAMED_REVISION = re.compile(
+    rf"{FILES}/[a-z]+/[^/]+/[a-z_]+/(?P<name>[^/]+)/v(?P<ordinal>\d{{1,9}})/r(?P<revision>\d{{1,9}})/", re.ASCII
+)
+_NAMED_DATASET = re.compile(rf"{TILES}/(?P<name>[^/]+)/")
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedPublication:
+    """What the decision on a request will ask for, as far as its URL tells."""
+
+    name: str
+    ordinal: int | None
+    revision: int | None
+
+
+def expected_publication(path: str, query: str) -> ExpectedPublication | None:
+    """None if it cannot be told. It need not be right: then the decision asks for something else."""
+    if named := _NAMED_REVISION.match(path):
+        return ExpectedPublication(named["name"], int(named["ordinal"]), int(named["revision"]))
+    if not (named := _NAMED_DATASET.match(path)):
+        return None
+    parameters = dict(parse_qsl(query)) if "version=" in query or "rev=" in query else {}
+    version, rev = parameters.get("version", LATEST), parameters.get("rev")
+    if not VERSION.fullmatch(version) or (rev is not None and not REVISION.fullmatch(rev)):
+        return None
+    return ExpectedPublication(named["name"], None if version == LATEST else int(version), revision_number(rev))
+
+
 class AccessDecisions:
     def __init__(self, catalog: CatalogReader, clock: Callable[[], float] = time.time) -> None:
         self._catalog = catalog
@@ -69,6 +100,13 @@ class AccessDecisions:
             if chosen is not None and reader.may_read(asset, asset.version, chosen):
                 return _readable(asset, asset.version, chosen)
         raise reader.refusal(asset, revision)
+
+    def expecting(self, path: str, query: str) -> AbstractContextManager[None]:
+        """Inside, what the decision on a request needs is read together with the key of the caller."""
+        expected = expected_publication(path, query)
+        if expected is None:
+            return nullcontext()
+        return self._catalog.expecting(expected.name, expected.ordinal, expected.revision)
 
     async def is_listed(self, request: Request, dataset_id: str) -> bool:
         """Whether the catalogue shows the collection of a dataset to the caller."""

@@ -142,6 +142,7 @@ def create_app(settings: Settings, dsn: str, *, storage: Storage | None = None) 
         public_url=settings.public_url,
         is_open_to_all=settings.may_expose_maps,
         authentication=authentication,
+        access=access,
         refuses_other_sites=everyone == LOCAL_ADMIN and not settings.auth_enabled,
     )
     return app

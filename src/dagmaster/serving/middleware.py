@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from dagmaster import listen
 from dagmaster.errors import InvalidRequest, NotAllowed
+from dagmaster.serving.access import AccessDecisions
 from dagmaster.serving.caching import BY_DEFAULT, CREDENTIALS, cache_headers, is_private, not_modified_if_any
 from dagmaster.serving.problems import PROBLEMS
 from dagmaster.web.authentication import Authentication
@@ -36,9 +37,11 @@ class MapMiddleware(RequestMiddleware):
         public_url: str | None,
         is_open_to_all: bool,
         authentication: Authentication,
+        access: AccessDecisions,
         refuses_other_sites: bool = True,
         metrics: RequestMetrics | None = None,
     ) -> None:
+        self._access = access
         self._public = urlsplit(public_url) if public_url else None
         public_host = self._public.hostname if self._public else None
         own_hosts = [own_host, public_host] if public_host else [own_host]
@@ -67,7 +70,11 @@ class MapMiddleware(RequestMiddleware):
         return self._public is not None and name == self._public.hostname and not listen.is_loopback(name)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await super().__call__(scope, receive, not_modified_if_any(scope, send))
+        if scope["type"] != "http":
+            await super().__call__(scope, receive, send)
+            return
+        with self._access.expecting(scope["path"], scope["query_string"].decode("latin-1")):
+            await super().__call__(scope, receive, not_modified_if_any(scope, send))
 
     def enter(self, scope: Scope) -> None:
         _set_public_url(scope, self._public)

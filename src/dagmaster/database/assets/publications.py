@@ -9,6 +9,7 @@ from typing import Any
 from dagmaster.access.decision import Publication
 from dagmaster.assets.states import Clearance, Exposure
 from dagmaster.database.connect import Connection
+from dagmaster.database.pipeline import Call
 from dagmaster.database.queries import query
 from dagmaster.database.session import dicts
 
@@ -61,12 +62,21 @@ class LinkKey:
 async def read_publication(
     read: ReadDicts, name: str, ordinal: int | None = None, revision: int | None = None
 ) -> AssetPublication | None:
-    """By the id of an asset or of its dataset: a dataset id never looks like the id of an asset."""
+    """By the id of an asset or of its dataset."""
+    call = publication_call(name, ordinal, revision)
+    if call is None:
+        return None
+    rows = await read(call.name, call.values)
+    return _publication(rows[0]) if rows else None
+
+
+def publication_call(name: str, ordinal: int | None, revision: int | None) -> Call | None:
+    """What reads a publication; None if nothing can have this name. A dataset id never looks like the id of an
+    asset."""
     if not _NAME.fullmatch(name):
         return None
     statement = "publication_of_asset" if _ASSET_ID.fullmatch(name) else "publication_of_dataset"
-    rows = await read(statement, {"name": name, "ordinal": ordinal, "revision": revision})
-    return _publication(rows[0]) if rows else None
+    return Call(statement, {"name": name, "ordinal": ordinal, "revision": revision})
 
 
 def _publication(row: Json) -> AssetPublication:

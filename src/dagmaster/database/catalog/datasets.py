@@ -1,7 +1,7 @@
 """What map servers read: who may read a version, the documents of a revision, and which collections are published."""
 
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,6 +53,12 @@ class CatalogReader:
     async def __aexit__(self, *_: object) -> None:
         await self._pool.close()
         await self.request_reads.close()
+
+    def expecting(self, name: str, ordinal: int | None, revision: int | None) -> AbstractContextManager[None]:
+        """The request that is handled inside will ask for this publication: it is read together with the key of its
+        caller."""
+        call = publications.publication_call(name, ordinal, revision)
+        return nullcontext() if call is None else self.request_reads.expecting(call)
 
     async def publication(
         self, name: str, ordinal: int | None = None, revision: int | None = None
