@@ -1,63 +1,107 @@
 """Recognisable secrets in every place that holds one: none of them appears anywhere else.
 
-Settings and routes are enumerated, so that those which are added later are covered. These columns hold secrets by
-design: `platform_secrets.secret` signs callbacks, `link_keys.secret` signs links; the URL of a callback is kept where
-it is called from. Keys and sessions are kept as hashes only.
+Searched: logs of all servers, answers of the orchestrator, the gateway and the map server, streams, received callbacks,
+a dump of the database, and every file of the storage. Settings and routes are enumerated, so that those which are added
+later are covered. These columns hold secrets by design: `platform_secrets.secret` signs callbacks,
+`signing_keys.secret` signs links; the URL of a callback is kept where it is called from. Keys and sessions are kept as
+hashes only.
 """
 
+import asyncio
+import json
 import os
 import re
 import subprocess
-from contextlib import AsyncExitStack
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import httpx2
+import numpy as np
 import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from dagmaster.errors import HandlerFailed
+from dagmaster.database.assets.external import PostgresExternalCopies
+from dagmaster.database.callbacks.store import PostgresCallbacks
+from dagmaster.errors import HandlerFailed, UnfitData
 from dagmaster.gateway.app import create_app
 from dagmaster.handlers.registry import Registration
 from dagmaster.local.embedded import find_binaries
 from dagmaster.observe import log
+from dagmaster.orchestrator.callbacks import CallbackSender
+from dagmaster.orchestrator.external import ExternalCopyChore
+from dagmaster.serving.app import create_app as create_map_app
 from dagmaster.settings import Settings
 from tests import hostile
 from tests.api.legacy.old_server import OLD_ID, old_server
 from tests.api.serving import app_of, ok, served
+from tests.callbacks.receivers import Received, receiver
 from tests.engine.harness import engine, fast_settings, workflow
 from tests.gateway.kit import bearer, gateway_dsn, key_of
 from tests.gateway.test_hostile_callers import served_gateway
 from tests.operations.kit import opened
+from tests.serving.data import write_cog
+from tests.web.issuer import AUDIENCE, CLIENT, issuer
 
-pytestmark = pytest.mark.requirement("X3")
+pytestmark = [pytest.mark.requirement("X3"), pytest.mark.timeout(300)]
 
 PASSWORD = "canary7password7of7the7database"
 SAS = "canary7signature7of7a7sas"
 TOKEN = "canary7token7in7a7log7line"
 CALLBACK = "canary7token7of7a7callback7url"
 OF_REQUEST = "canary7key7that7does7not7exist"
+SIGNED = f"https://acct.blob.core.windows.net/c/b.tif?sv=2024&sig={SAS}"
+NODES = ("leak", "refuse", "chain")
 LEAKY = workflow(
     """
     workflow_id: leaky
     nodes:
-      start: {type: start, next: leak}
-      leak: {handler: leak, retry: {max_attempts: 0}, next: end}
+      start: {type: start, next: [leak, refuse, chain]}
+      leak: {handler: leak, importance: optional, retry: {max_attempts: 0}, next: end}
+      refuse: {handler: refuse, importance: optional, retry: {max_attempts: 0}, next: end}
+      chain: {handler: chain, retry: {max_attempts: 0}, next: end}
       end: {type: end}
     """
 )
 # Where a canary may be found, by design.
 OF_CALLBACKS = {"dagapp.dag_jobs", "dagapp.asset_submissions", "dagapp.callback_events"}
 OF_SECRETS = {"dagapp.platform_secrets"}
+REFS = {"dataset_id": "floods", "resource_id": "r1", "version_id": "2024"}
 _ROWS = re.compile(r"^COPY (\S+) [^\n]*\n(.*?)^\\\.$", re.MULTILINE | re.DOTALL)
 
 
+# As handlers do whose libraries put the request into their messages.
+
+
 async def leak(ctx: Any) -> None:
-    """As a handler does whose library puts the request into its messages."""
     ctx.logger.info(f"opening with token={TOKEN}")
-    ctx.logger.warning("opening", password=TOKEN, url=f"https://acct.blob.core.windows.net/c/b?sv=1&sig={SAS}")
-    raise HandlerFailed(f"GET https://acct.blob.core.windows.net/c/b.tif?sv=2024&sig={SAS}: 403; password={TOKEN}")
+    ctx.logger.warning("opening", password=TOKEN, url=SIGNED)
+    await ctx.progress(0.5, f"reading {SIGNED}", source=SIGNED)
+    raise HandlerFailed(f"GET {SIGNED}: 403; password={TOKEN}")
+
+
+async def refuse(_ctx: Any) -> None:
+    request = {"url": f"https://s3.example/b?X-Amz-Signature={SAS}&X-Amz-Security-Token={TOKEN}"}
+    headers = {"Authorization": f"Basic {TOKEN}", "x-api-key": TOKEN, "Cookie": f"dagmaster_session=dgs_a_{TOKEN}"}
+    facts = f"AccountName=a;AccountKey={TOKEN};SharedAccessSignature=sv=1&sig={SAS}"
+    raise UnfitData(f"{request} {headers} {facts}", code="test.refused", hint=f"use {SIGNED}", url=SIGNED)
+
+
+async def chain(_ctx: Any) -> None:
+    try:
+        psycopg.connect(f"postgresql://u:{PASSWORD}@127.0.0.1:1/d?connect_timeout=1")
+    except psycopg.Error as error:
+        reason = json.dumps({"dsn": f"host=127.0.0.1 password='{PASSWORD}'", "body": json.dumps({"api_key": TOKEN})})
+        raise RuntimeError(f"postgresql://u:{PASSWORD}@h/d {reason} {_client_secret()}") from error
+
+
+def _client_secret() -> str:
+    """The secret of a setting, as a library repeats it: alone, without a name."""
+    return f"the issuer does not know {_canary('oidc_client_secret')}"
 
 
 def secret_settings(**given: str) -> dict[str, str]:
@@ -87,38 +131,82 @@ def secret_dsn(catalog_database, cluster):
         connection.execute(f"DROP ROLE IF EXISTS {role}")
 
 
-async def test_no_secret_appears_where_it_does_not_belong(secret_dsn, tmp_path, capfd):
-    keys = {scope: await key_of(secret_dsn, scope, scope) for scope in ("admin", "operator", "gateway")}
+@dataclass
+class Places:
+    """Texts by the place in which they were found."""
+
+    texts: dict[str, list[str]] = field(default_factory=dict)
+
+    def add(self, place: str, *texts: str) -> None:
+        self.texts.setdefault(place, []).extend(texts)
+
+    def with_any(self, canaries: dict[str, str]) -> set[tuple[str, str]]:
+        return {
+            (what, place)
+            for what, canary in canaries.items()
+            for place, texts in self.texts.items()
+            for text in texts
+            if canary in text
+        }
+
+
+async def test_no_secret_appears_where_it_does_not_belong(secret_dsn, tmp_path, capfd, monkeypatch):
+    monkeypatch.setenv("STORAGE_FOLDER", str(tmp_path))  # for processes of handlers
+    keys = {scope: await key_of(secret_dsn, scope, scope) for scope in ("admin", "operator", "gateway", "viewer")}
     keys["b2b"] = await key_of(secret_dsn, "hub", "b2b", platform="ddh")
     gateway_role = await gateway_dsn(secret_dsn)
-    answers: list[str] = []
+    places = Places()
     async with AsyncExitStack() as stack:
         old = stack.enter_context(old_server("500"))
+        local = stack.enter_context(issuer())
+        hook = await stack.enter_async_context(receiver())
         secrets = secret_settings(
             database_url=secret_dsn, gateway_database_url=gateway_role, gateway_key=keys["gateway"]
         )
-        others = {"auth_enabled": True, "legacy_url": old.url, "legacy_shares": "demo=100"}
-        running = await stack.enter_async_context(
-            engine(secret_dsn, handlers=[Registration("leak", "tests.gateway.test_canaries:leak")])
-        )
+        others = {
+            "auth_enabled": True,
+            "legacy_url": old.url,
+            "legacy_shares": "demo=100",
+            "storage_folder": tmp_path,
+            "oidc_issuer": local.url,
+            "oidc_audience": AUDIENCE,
+            "oidc_client_id": CLIENT,
+            "allow_private_webhooks": True,
+        }
+        handlers = [Registration(name, f"tests.gateway.test_canaries:{name}") for name in NODES]
+        running = await stack.enter_async_context(engine(secret_dsn, handlers=handlers, **secrets, **others))
         log.configure("debug", "json")
         running.add(LEAKY)
-        app = app_of(secret_dsn, running, storage_folder=tmp_path, **secrets, **others)
+        app = app_of(secret_dsn, running, **secrets, **others)
         orchestrator = await stack.enter_async_context(served(app))
         front_app = create_app(
             fast_settings(orchestrator_urls=orchestrator.url, gateway_burst=100_000, **secrets, **others), gateway_role
         )
         front = await stack.enter_async_context(served_gateway(front_app))
+        map_settings = fast_settings(**secrets, **others)
+        map_app = create_map_app(map_settings, secret_dsn)
+        maps = await stack.enter_async_context(served_gateway(map_app))
         kit = await stack.enter_async_context(opened(secret_dsn, tmp_path))
-        kit.put("ddh/floods.tif", b"pixels")
-        sent = await _use(running, front.url, orchestrator.url, keys)
-        asset, job, signing = (sent.pop(name) for name in ("asset_id", "job_id", "signing_secret"))
-        answers += sent.values()
-        known = {"asset_id": asset, "job_id": job, "request_id": "order-7", "node_id": "leak", "version_ordinal": "0"}
-        for url, description in ((front.url, front_app.openapi()), (orchestrator.url, app.openapi())):
-            answers += await _read_everything(url, description, keys["admin"], known | {"platform_id": "ddh"})
-    logs = "".join(capfd.readouterr())
-    dump = _dump(secret_dsn)
+        pixels = write_cog(tmp_path / "floods.tif", np.full((1, 64, 64), 7, np.uint8), (10.0, 50.0, 11.0, 51.0))
+        kit.put("ddh/floods.tif", pixels.read_bytes())
+        site = Site(running, front.url, orchestrator.url, maps.url, keys, hook.url.replace("a=1", f"token={CALLBACK}"))
+        known = await _use(site, places)
+        places.add("sign-in", *await _sign_in(orchestrator.url, local, secrets["oidc_client_secret"]))
+        sender = CallbackSender(map_settings, PostgresCallbacks(secret_dsn, "test-callbacks"))
+        while await sender.turn():  # callbacks of one request follow each other
+            await sender.settle()
+        await sender.close()
+        for place, url, description in (
+            ("the gateway", front.url, front_app.openapi()),
+            ("the orchestrator", orchestrator.url, app.openapi()),
+            ("the map server", maps.url, map_app.openapi()),
+        ):
+            places.add(place, *await _read_everything(url, description, keys["admin"], known.ids))
+        places.add("streams", await _read_streams(orchestrator.url, keys["admin"], known.ids["job_id"]))
+        places.add("callbacks", *_texts_of(hook.requests))
+    places.add("logs", "".join(capfd.readouterr()))
+    places.add("files", *_files_of(tmp_path))
+    tables = _by_table(_dump(secret_dsn))
 
     canaries = {
         "the database's password": PASSWORD,
@@ -127,22 +215,13 @@ async def test_no_secret_appears_where_it_does_not_belong(secret_dsn, tmp_path, 
         "a token in a message": TOKEN,
         "the token of a callback_url": CALLBACK,
         "a key that does not exist": OF_REQUEST,
-        "the secret of a platform": signing.removeprefix("whsec_"),
+        "the secret of a platform": known.signing_secret.removeprefix("whsec_"),
+        "the token of a signed link": known.link_token,
         **{f"the key {name}": key.rpartition("_")[2] for name, key in keys.items()},
         **{name: value for name, value in secrets.items() if value.startswith("canary7")},
         **{name: re.search("canary7[a-z7]+", value)[0] for name, value in secrets.items() if "hooks.example" in value},
     }
-    assert len(answers) > 60
-    assert '"level": "debug"' in logs or '"level":"debug"' in logs  # the logs were captured
-    assert "leak" in dump
-    leaks = {
-        (what, place)
-        for what, canary in canaries.items()
-        for place, text in (("logs", logs), *(("an answer", answer) for answer in answers))
-        if canary in text
-    }
-    assert leaks == set()
-    tables = _by_table(dump)
+    assert places.with_any(canaries) == set()
     allowed = {CALLBACK: OF_CALLBACKS, canaries["the secret of a platform"]: OF_SECRETS}
     stored = {
         (what, table)
@@ -154,55 +233,143 @@ async def test_no_secret_appears_where_it_does_not_belong(secret_dsn, tmp_path, 
     # The search finds what is there, and messages with secrets were written without them.
     assert CALLBACK in tables["dagapp.dag_jobs"]
     assert canaries["the secret of a platform"] in tables["dagapp.platform_secrets"]
+    assert "oidc_client_secret" in {name.lower() for name in canaries}
     assert "sig=***" in tables["dagapp.dag_node_states"]
-    assert "sig=***" in "".join(answers)
-    assert "token=***" in "".join(answers)  # a log line of the handler
+    (logs,) = places.texts["logs"]
+    assert '"level": "debug"' in logs or '"level":"debug"' in logs
+    read = "".join(places.texts["the orchestrator"])
+    assert "sig=***" in read
+    assert "token=***" in read  # a log line of the handler
+    assert "floods" in "".join(places.texts["the map server"])
+    assert '"rel":"data"' in "".join(places.texts["the map server"]).replace(" ", "")
+    assert "node_failed" in "".join(places.texts["streams"])
+    assert {"awaiting_review", "approved", "published"} <= {
+        json.loads(request.body)["status"] for request in hook.requests
+    }
+    assert any("Feature" in text for text in places.texts["files"])
 
 
-async def _use(running: Any, front: str, orchestrator: str, keys: dict[str, str]) -> dict[str, str]:
-    """Submissions that succeed and that fail; their answers, and the ids of what was created."""
-    sent = {}
+@dataclass(frozen=True)
+class Site:
+    """All servers, and the keys of their callers."""
+
+    running: Any
+    front: str
+    orchestrator: str
+    maps: str
+    keys: dict[str, str]
+    callback_url: str
+
+
+@dataclass(frozen=True)
+class Known:
+    """What exists after the servers were used."""
+
+    ids: dict[str, str]
+    signing_secret: str
+    link_token: str
+
+
+async def _use(site: Site, places: Places) -> Known:
+    """Submissions that succeed and that fail."""
+    front, orchestrator = site.front, site.orchestrator
     submission = {
         "platform_id": "ddh",
-        "platform_refs": {"dataset_id": "floods", "resource_id": "r1", "version_id": "2024"},
+        "platform_refs": REFS,
         "source": {"blob": "ddh/floods.tif"},
-        "callback_url": f"https://hub.example/done?token={CALLBACK}",
+        "callback_url": site.callback_url,
         "request_id": "order-7",
     }
-    sas = {"blob": f"https://acct.blob.core.windows.net/c/b.tif?sv=2024&sig={SAS}"}
+    hub, operator, admin = (bearer(site.keys[name]) for name in ("b2b", "operator", "admin"))
+    refused = {
+        "SAS of a partner": (
+            f"{front}/api/platform/submit",
+            {**submission, "source": {"blob": SIGNED}, "request_id": "b"},
+            hub,
+        ),
+        "SAS in parameters": (
+            f"{front}/api/platform/submit",
+            {**submission, "parameters": {"title": SIGNED}, "request_id": "c"},
+            hub,
+        ),
+        "SAS of an operator": (f"{orchestrator}/api/v1/submit", {**submission, "source": {"blob": SIGNED}}, operator),
+        "SAS of the old API": (f"{orchestrator}/api/jobs/submit/raster_ingest", {"blob_name": SIGNED}, admin),
+        "SAS of a job": (
+            f"{front}/api/gateway/submit",
+            {"workflow_id": "raster_ingest", "inputs": {"blob_path": SIGNED}},
+            operator,
+        ),
+        "SAS of any input": (
+            f"{orchestrator}/api/v1/jobs",
+            {"workflow_id": "echo_test", "inputs": {"message": f"/vsicurl/{SIGNED}"}},
+            operator,
+        ),
+        "forwarded": (f"{orchestrator}/api/jobs/submit/demo", {"x": 1}, operator),
+        "unknown key": (f"{front}/api/platform/submit", {}, bearer(f"dgm_abc_{OF_REQUEST}")),
+        "bad callback": (
+            f"{front}/api/gateway/submit",
+            {"workflow_id": "echo_test", "callback_url": f"https://u:{CALLBACK}@127.0.0.1/?token={CALLBACK}"},
+            operator,
+        ),
+    }
     async with httpx2.AsyncClient(timeout=30) as client:
-        hub, operator, admin = (bearer(keys[name]) for name in ("b2b", "operator", "admin"))
-        receipt = await client.post(f"{front}/api/platform/submit", json=submission, headers=hub)
-        assert receipt.status_code == 202, receipt.text
-        requests = {
-            "SAS of a partner": (f"{front}/api/platform/submit", {**submission, "source": sas, "request_id": "b"}, hub),
-            "SAS of an operator": (f"{orchestrator}/api/v1/submit", {**submission, "source": sas}, operator),
-            "SAS of the old API": (f"{orchestrator}/api/jobs/submit/raster_ingest", {"blob_name": sas["blob"]}, admin),
-            "forwarded": (f"{orchestrator}/api/jobs/submit/demo", {"x": 1}, operator),
-            "unknown key": (f"{front}/api/platform/submit", {}, bearer(f"dgm_abc_{OF_REQUEST}")),
-            "bad callback": (
-                f"{front}/api/gateway/submit",
-                {"workflow_id": "echo_test", "callback_url": f"https://127.0.0.1/?token={CALLBACK}"},
-                operator,
-            ),
-        }
-        for name, (url, body, headers) in requests.items():
+        receipt = await ok(client.post(f"{front}/api/platform/submit", json=submission, headers=hub), 202)
+        for name, (url, body, headers) in refused.items():
             answer = await client.post(url, json=body, headers=headers)
             assert answer.status_code >= 400, (name, answer.text)
-            sent[name] = answer.text
+            places.add("answers", answer.text)
         asked = await client.get(f"{orchestrator}/api/jobs/status/{OLD_ID}", headers=operator)
-        body = {"workflow_id": "leaky", "callback_url": f"https://hub.example/done?token={CALLBACK}"}
+        places.add("answers", json.dumps(receipt), asked.text)
+        body = {"workflow_id": "leaky", "callback_url": site.callback_url}
         job = await ok(client.post(f"{front}/api/gateway/submit", json=body, headers=operator), 202)
-        await running.wait(job["job_id"], until=("failed",))
+        await site.running.wait(job["job_id"], until=("failed",))
         secret = await ok(client.post(f"{orchestrator}/api/v1/platforms/ddh/rotate-secret", json={}, headers=admin))
-    sent["signing_secret"] = secret["secret"]
-    return {
-        **sent,
-        "receipt": receipt.text,
-        "old": asked.text,
-        "asset_id": receipt.json()["asset_id"],
+        version = f"{orchestrator}/api/v1/assets/{receipt['asset_id']}/versions/0"
+        async with asyncio.timeout(60):
+            while (await ok(client.get(version, headers=admin)))["processing_state"] != "completed":
+                await asyncio.sleep(0.05)
+        approval = {"clearance_level": "public"}
+        await ok(client.post(f"{version}/approve", json=approval, headers=admin))
+        link = await ok(client.post(f"{version}/links", json={}, headers=admin), 201)
+        copies = PostgresExternalCopies(site.running.dsn)
+        await ExternalCopyChore(Settings(), copies, site.running.library).turn()
+        await copies.close()
+        (export,) = await site.running.rows("SELECT job_id FROM dagapp.dag_jobs WHERE workflow_id = 'external_export'")
+        await site.running.wait(export["job_id"], until=("completed",))
+        token = re.search(r"[?&]token=([^&\"{]+)", json.dumps(link))[1]
+        for path in ("/tiles/floods/info", "/tiles/unknown/info", "/files/silver/silver/x.tif"):
+            answer = await client.get(f"{site.maps}{path}", params={"token": token, "sig": SAS})
+            places.add("answers", answer.text)
+    ids = {
+        "asset_id": receipt["asset_id"],
         "job_id": job["job_id"],
+        "request_id": "order-7",
+        "node_id": "leak",
+        "version_ordinal": "0",
+        "platform_id": "ddh",
+        "collection_id": receipt["dataset_id"],
+        "limit": "10",
     }
+    return Known(ids, secret["secret"], token)
+
+
+async def _sign_in(orchestrator: str, local: Any, client_secret: str) -> list[str]:
+    """An issuer that repeats the secret of its client in what it answers."""
+    texts = []
+    for status, answer in (
+        (400, {"error": f"unknown client_secret {client_secret}", "error_description": client_secret}),
+        (500, {"error": client_secret}),
+        (200, {"id_token": client_secret}),
+        (200, {"id_token": None, "access_token": client_secret}),
+    ):
+        local.answers["/token"] = (status, json.dumps(answer).encode())
+        async with httpx2.AsyncClient(base_url=orchestrator, timeout=30) as browser:
+            begun = await browser.get("/api/v1/session/oidc/start")
+            back = urlsplit((await browser.get(begun.headers["location"])).headers["location"])
+            finished = await browser.get(f"{back.path}?{back.query}")
+        assert finished.status_code in (401, 503), finished.text
+        texts += [finished.text + str(finished.headers), begun.text + str(begun.headers)]
+    return texts
 
 
 async def _read_everything(url: str, description: dict, key: str, known: dict[str, str]) -> list[str]:
@@ -215,8 +382,35 @@ async def _read_everything(url: str, description: dict, key: str, known: dict[st
                 continue
             answer = await client.get(path)
             assert answer.status_code < 500 or answer.status_code in (502, 503), (path, answer.text[:300])
-            answers.append(answer.text + str(answer.headers))
+            answers.append(answer.content.decode("latin-1") + str(answer.headers))
     return answers
+
+
+async def _read_streams(url: str, key: str, job_id: str) -> str:
+    """What streams of events send in a second."""
+    texts = []
+    async with httpx2.AsyncClient(base_url=url, headers=bearer(key), timeout=30) as client:
+        for path in (f"/api/v1/jobs/{job_id}/events/stream", "/api/v1/stream"):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(1), client.stream("GET", path) as stream:
+                    assert stream.status_code == 200, path
+                    async for text in stream.aiter_text():
+                        texts.append(text)  # noqa: PERF401 - it ends with a timeout
+    return "".join(texts)
+
+
+def _texts_of(requests: list[Received]) -> Iterator[str]:
+    """What a partner receives, besides the address that it has named itself."""
+    for request in requests:
+        path = request.line.split()[1]
+        assert path.endswith(CALLBACK)
+        yield f"{request.line.replace(path, '')} {request.headers} {request.body.decode()}"
+
+
+def _files_of(folder: Path) -> Iterator[str]:
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            yield f"{path} {path.read_bytes().decode('latin-1')}"
 
 
 def _dump(dsn: str) -> str:

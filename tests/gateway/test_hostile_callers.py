@@ -12,15 +12,19 @@ import statistics
 import time
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from urllib.parse import quote
 
 import httpx2
 import psycopg
 import pytest
 
+from dagmaster.database.callbacks.store import PostgresCallbacks
 from dagmaster.gateway.app import create_app
 from dagmaster.listen import bind
 from dagmaster.observe import log
+from dagmaster.orchestrator import webhook
+from dagmaster.orchestrator.callbacks import CallbackSender
 from dagmaster.settings import Settings
 from dagmaster.web.server import TimedProtocol, WebServer
 from tests import hostile
@@ -28,6 +32,7 @@ from tests.api.serving import app_of, ok, served
 from tests.engine.harness import engine
 from tests.gateway.kit import bearer, gateway_dsn, key_of
 from tests.operations.kit import Kit, opened
+from tests.test_callback_urls import ALWAYS_REFUSED, NEEDS_THE_SETTING, PRIVATE
 
 pytestmark = pytest.mark.requirement("X2")
 
@@ -105,6 +110,8 @@ def submission(**changed):
 
 
 CALLBACK_URLS = [
+    *dict.fromkeys([*ALWAYS_REFUSED, *PRIVATE, *NEEDS_THE_SETTING]),
+    *(url.replace("http://", "https://", 1) for url in PRIVATE if url.startswith("http://")),
     "http://hub.example/done",
     "https://127.0.0.1/",
     "https://2130706433/",
@@ -172,9 +179,17 @@ async def test_addresses_and_names_that_lead_elsewhere_are_refused_and_nothing_i
             answers["partner", url] = await place.gateway.post("/api/platform/submit", json=body, headers=hub)
             job = {"workflow_id": "hello_world", "callback_url": url}
             answers["operator", url] = await place.gateway.post("/api/gateway/submit", json=job)
+            answers["dry run", url] = await place.gateway.post(
+                "/api/platform/submit", json=body | {"dry_run": True}, headers=hub
+            )
             answers["old API", url] = await place.orchestrator.post(
                 "/api/jobs/submit/raster_ingest", json={"blob_name": "ddh/floods.tif", "callback_url": url}
             )
+        jobs = [{"workflow_id": "hello_world", "callback_url": url} for url in CALLBACK_URLS]
+        batches = [
+            await ok(place.gateway.post("/api/gateway/submit/batch", json={"submissions": part}))
+            for part in (jobs[:60], jobs[60:])
+        ]
         for blob in BLOBS:
             for source in ({"blob": blob}, {"blobs": ["ddh/floods.tif", blob]}):
                 body = submission(source=source)
@@ -182,6 +197,13 @@ async def test_addresses_and_names_that_lead_elsewhere_are_refused_and_nothing_i
                     "/api/platform/submit", json=body, headers=hub
                 )
                 answers["admin", str(source)] = await place.orchestrator.post("/api/v1/submit", json=body)
+            upload = {"name": blob, "size_bytes": 3}
+            begun = await place.gateway.post("/api/platform/uploads", json=upload, headers=hub)
+            if begun.status_code == 201:  # it is a name like others, below that of the platform
+                assert begun.json()["source"]["blob"] == f"ddh/{blob}"
+                assert not {"", ".", ".."} & set(blob.split("/"))
+            else:
+                answers["upload", blob] = begun
             old = {"blob_name": blob}
             answers["old API", blob] = await place.orchestrator.post("/api/jobs/submit/raster_ingest", json=old)
         for container in CONTAINERS:
@@ -191,12 +213,63 @@ async def test_addresses_and_names_that_lead_elsewhere_are_refused_and_nothing_i
 
     wrong = {case: (answer.status_code, answer.text[:200]) for case, answer in answers.items() if _is_wrong(answer)}
     assert wrong == {}
+    entries = [entry for batch in batches for entry in batch["results"]]
+    assert {entry["status"] for entry in entries} <= {400, 422}
+    assert len(entries) == len(CALLBACK_URLS)
     assert before == after
 
 
 def _is_wrong(answer) -> bool:
     is_problem = answer.headers["content-type"] == "application/problem+json"
     return answer.status_code not in (400, 403, 404, 422) or not is_problem or "root:" in answer.text
+
+
+@pytest.mark.requirement("E24")
+async def test_a_name_that_leads_to_another_address_later_is_not_called(kit: Kit, tmp_path, monkeypatch):
+    """The name is public when a partner submits it. When it is called, its resolver answers with private addresses, or
+    the receiver redirects there."""
+    hub = bearer(await key_of(kit.dsn, "hub", "b2b", platform="ddh"))
+    hosts = {
+        "rebound.example": ["127.0.0.1"],
+        "mixed.example": ["93.184.216.34", "169.254.169.254"],
+        "mapped.example": ["::ffff:10.0.0.1"],
+        "metadata.example": ["fd00:ec2::254"],
+        "again.example": ["192.168.1.1"],
+    }
+    connected = []
+
+    async def connect(*where, **_options):
+        connected.append(where)
+        raise OSError("refused")
+
+    async def resolve(host, _port):
+        return hosts[host]
+
+    monkeypatch.setattr(asyncio, "open_connection", connect)
+    async with site(kit, tmp_path) as place:
+        for number, host in enumerate(hosts):
+            kit.put(f"ddh/{number}.tif", b"pixels")
+            body = submission(
+                callback_url=f"https://{host}/done",
+                request_id=host,
+                platform_refs={**REFS, "dataset_id": f"d{number}"},
+                source={"blob": f"ddh/{number}.tif"},
+            )
+            await ok(place.gateway.post("/api/platform/submit", json=body, headers=hub), 202)
+    for row in await kit.rows("SELECT job_id FROM dagapp.dag_jobs"):
+        await kit.end_job(row["job_id"], "failed")
+    sender = CallbackSender(
+        Settings(), PostgresCallbacks(kit.dsn, "test-callbacks"), send=partial(webhook.send, resolve=resolve)
+    )
+    await sender.turn()
+    await sender.settle()
+    await sender.close()
+    events = await kit.rows("SELECT request_id, state FROM dagapp.callback_events ORDER BY request_id")
+    deliveries = await kit.rows("SELECT error FROM dagapp.callback_deliveries")
+
+    assert connected == []
+    assert {event["request_id"]: event["state"] for event in events} == dict.fromkeys(sorted(hosts), "failed")
+    assert len(deliveries) == len(hosts)
 
 
 async def test_the_proxy_reaches_nothing_but_its_target(kit: Kit, tmp_path):
@@ -318,7 +391,7 @@ async def test_a_template_in_an_input_stays_a_text_through_a_whole_job(database)
 
 
 async def test_ids_of_others_look_like_ids_that_do_not_exist(kit: Kit, tmp_path):
-    """In every operation of the gateway that a partner may call: the same answer, and in about the same time."""
+    """In every operation that a partner may call: the same answer, and in about the same time."""
     hub, other = [
         bearer(await key_of(kit.dsn, name, "b2b", platform=platform))
         for name, platform in (("hub", "ddh"), ("other", "geonode"))
@@ -340,17 +413,19 @@ async def test_ids_of_others_look_like_ids_that_do_not_exist(kit: Kit, tmp_path)
             "job_id": "0198b2c4-7c1e-7a10-8f00-2f6f6e1c9a01",
         }
         differences = {}
-        for operation in hostile.operations(place.descriptions["gateway"], "GET", "POST", "PUT", "PATCH", "DELETE"):
-            shown = []
-            for known in (foreign, unknown):
-                body = hostile.body_of(place.descriptions["gateway"], operation)
-                if isinstance(body, dict) and "request_id" in body:
-                    body |= {"request_id": known["request_id"], "clearance_level": None, "reason": "x"}
-                url = hostile.url_of(operation, known)
-                answer = await place.gateway.request(operation.method, url, json=body, headers=other)
-                shown.append((answer.status_code, _without_ids(answer, known)))
-            if shown[0] != shown[1]:
-                differences[operation.name] = shown
+        for name, client in place.clients():
+            description = place.descriptions[name]
+            for operation in _attacked(description, "GET", "POST", "PUT", "PATCH", "DELETE"):
+                shown = []
+                for known in (foreign, unknown):
+                    body = hostile.body_of(description, operation)
+                    if isinstance(body, dict) and "request_id" in body:
+                        body |= {"request_id": known["request_id"], "clearance_level": None, "reason": "x"}
+                    url = hostile.url_of(operation, known)
+                    answer = await client.request(operation.method, url, json=body, headers=other)
+                    shown.append((answer.status_code, _without_ids(answer, known)))
+                if shown[0] != shown[1]:
+                    differences[name, operation.name] = shown
         seconds = {
             kind: await _median_seconds(place.gateway, f"/api/platform/status/{known['request_id']}", other)
             for kind, known in (("foreign", foreign), ("unknown", unknown))
@@ -358,6 +433,48 @@ async def test_ids_of_others_look_like_ids_that_do_not_exist(kit: Kit, tmp_path)
 
     assert differences == {}
     assert max(seconds.values()) < 3 * min(seconds.values()) + 0.02, seconds
+
+
+async def test_a_foreign_asset_is_unknown_by_each_of_its_names(kit: Kit, tmp_path):
+    hub = bearer(await key_of(kit.dsn, "hub", "b2b", platform="ddh"))
+    strangers = {
+        "another platform": bearer(await key_of(kit.dsn, "other", "b2b", platform="geonode")),
+        "viewer": bearer(await key_of(kit.dsn, "viewer", "viewer")),
+    }
+    async with site(kit, tmp_path) as place:
+        receipt = await ok(place.gateway.post("/api/platform/submit", json=submission(), headers=hub), 202)
+        names = {"asset": receipt["asset_id"], "dataset": receipt["dataset_id"]}
+        answers = {
+            (who, what, url): await client.get(f"{url}/{name}", headers=key)
+            for who, key in strangers.items()
+            for what, name in names.items()
+            for client, url in ((place.gateway, "/api/assets"), (place.orchestrator, "/api/v1/assets"))
+        }
+
+    for (_who, what, _url), answer in answers.items():
+        (other,) = (name for kind, name in names.items() if kind != what)
+        assert answer.status_code == 404, answer.text
+        assert other not in answer.text
+
+
+async def test_headers_that_are_not_ascii_are_passed_on(kit: Kit, tmp_path):
+    hub = bearer(await key_of(kit.dsn, "hub", "b2b", platform="ddh"))
+    async with site(kit, tmp_path) as place:
+        answers = {
+            (name, value): await place.gateway.post(
+                "/api/platform/submit", json=submission(dry_run=True), headers={**hub, name: value}
+            )
+            for name in ("X-Request-ID", "If-Match", "Accept")
+            for value in ("\xe9".encode(), b"a\x80", b"\xff")
+        }
+        for value in (b"\xff", "\u0663".encode()):
+            answers["Upload-Offset", value] = await place.gateway.patch(
+                f"/api/platform/uploads/{'0' * 32}", content=b"x", headers={**hub, "Upload-Offset": value}
+            )
+
+    codes = {case: (answer.status_code, answer.json().get("code")) for case, answer in answers.items()}
+    assert {code for (name, _), code in codes.items() if name != "Upload-Offset"} == {(200, None)}
+    assert {code for (name, _), code in codes.items() if name == "Upload-Offset"} == {(415, "upload.media-type")}
 
 
 def _without_ids(answer, known) -> str:

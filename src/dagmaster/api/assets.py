@@ -153,7 +153,7 @@ async def get_version(
 
 async def read_asset(services: ApiServices, caller: Caller, name: str) -> AssetInfo:
     """The asset as the caller may see it."""
-    return visible_part(caller, with_urls(await services.assets.asset(name), Addresses.of(services.settings)))
+    return visible_part(caller, with_urls(await services.assets.asset(name), Addresses.of(services.settings)), name)
 
 
 def with_urls(asset: AssetInfo, addresses: Addresses) -> AssetInfo:

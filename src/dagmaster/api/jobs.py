@@ -143,7 +143,7 @@ async def _library_for(services: ApiServices, submission: JobRequest) -> Workflo
             f"`workflow_id` is {submission.workflow_id}, but the definition has {workflow.workflow_id}",
             code="workflow.other-id",
         )
-    return WorkflowLibrary({workflow.workflow_id: workflow}, max_inputs_bytes=services.library.max_inputs_bytes)
+    return replace(services.library, workflows={workflow.workflow_id: workflow})
 
 
 @router.get("", operation_id="list_jobs", summary="List jobs, newest first", responses=responses(), dependencies=_READS)

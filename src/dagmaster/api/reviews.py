@@ -55,7 +55,7 @@ def _changed(services: ApiServices, response: Response, asset: AssetInfo, caller
     """The asset after the change; with a caller that may be a partner, what it may see of it."""
     response.headers["ETag"] = etag_of(asset)
     asset = with_urls(asset, Addresses.of(services.settings))
-    return asset if caller is None else visible_part(caller, asset)
+    return asset if caller is None else visible_part(caller, asset, asset.asset_id)
 
 
 @router.post(

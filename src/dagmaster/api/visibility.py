@@ -60,8 +60,9 @@ def visible_result(caller: Caller, result: AssetSubmissionResult) -> AssetSubmis
     return result.model_copy(update={"job_id": None, "superseded_job_id": None})
 
 
-def visible_part(caller: Caller, asset: AssetInfo) -> AssetInfo:
-    """The asset as a caller may see it; if it may not, as if there were none."""
+def visible_part(caller: Caller, asset: AssetInfo, name: str) -> AssetInfo:
+    """The asset as a caller may see it; if it may not, as if nothing had the name that it has asked for: the other
+    names of the asset would tell that it exists."""
     if may_preview(caller):
         return asset
     if asset.platform_id == own_platform_of(caller):
@@ -69,7 +70,7 @@ def visible_part(caller: Caller, asset: AssetInfo) -> AssetInfo:
         return asset.model_copy(update={"versions": versions, **dict.fromkeys(_PEOPLE)})
     versions = [_served_part(version) for version in asset.versions if _is_readable(caller, asset, version)]
     if not versions:
-        raise no_such_asset(asset.dataset_id)
+        raise no_such_asset(name)
     shown = {"versions": versions, "version_count": len(versions), "to_review": 0, **dict.fromkeys(_PEOPLE)}
     return asset.model_copy(update=shown)
 

@@ -15,7 +15,7 @@ from dagmaster.client.models.gateway import (
     OrchestratorState,
 )
 from dagmaster.errors import InvalidRequest
-from dagmaster.gateway.forward import ForwardedRequest, passed_back
+from dagmaster.gateway.forward import ForwardedRequest, headers_of, passed_back
 from dagmaster.gateway.operations import health_of
 from dagmaster.gateway.services import Services
 from dagmaster.observe.redaction import redact_named
@@ -29,7 +29,8 @@ proxy = APIRouter(prefix="/api/proxy", tags=["administration"], dependencies=_OP
 
 Most = Annotated[int, Query(ge=1, le=MOST_ITEMS, description="Maximum number of items to return")]
 _ACTIVE = ("pending", "running")
-_METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
+_METHODS = ["GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE"]
+_REPEATABLE = ("GET", "HEAD", "OPTIONS")
 _HIDDEN = "***"
 
 
@@ -66,7 +67,7 @@ async def recent_events(services: Services, limit: Most = 50) -> list[GatewayEve
 @router.get("/workflows", operation_id="admin_workflows", summary="List workflows", responses=responses(429, 504))
 async def workflows(services: Services, request: Request) -> Response:
     forwarded = ForwardedRequest(
-        "GET", f"{PREFIX}/workflows", dict(request.headers), request.url.query, is_repeatable=True
+        "GET", f"{PREFIX}/workflows", headers_of(request), request.url.query, is_repeatable=True
     )
     return passed_back(await services.forwarder.send(forwarded))
 
@@ -87,10 +88,10 @@ async def _proxied(
     forwarded = ForwardedRequest(
         request.method,
         f"/{_checked(path)}",
-        dict(request.headers),
+        headers_of(request),
         request.url.query,
         await request.body(),
-        is_repeatable=request.method == "GET",
+        is_repeatable=request.method in _REPEATABLE,
     )
     return passed_back(await forwarder.send(forwarded))
 

@@ -14,7 +14,8 @@ from dagmaster.client.models.gateway import GatewayAsset, PartnerStatus
 from dagmaster.client.models.layers import LayerInfo, LayerMetadataInfo
 from dagmaster.client.models.pages import Page
 from dagmaster.errors import NotFound
-from dagmaster.gateway.forward import ForwardedRequest, passed_back
+from dagmaster.gateway.forward import ForwardedRequest, headers_of, passed_back
+from dagmaster.gateway.platform import partner_problem
 from dagmaster.gateway.services import GatewayServices, Services, platform_of
 from dagmaster.web.authentication import needs
 from dagmaster.web.pages import Cursor, Limit, joined, moment_and_id, page_of
@@ -112,7 +113,9 @@ async def _change_layer_metadata(
 ) -> Response:
     """The body is that of the same request to the orchestrator. `If-Match` is honoured."""
     asset = await _asset(services, caller, asset_id)
-    return await _forward(services, request, f"/assets/{asset.asset_id}/layers/{quote(layer, safe='')}/metadata")
+    return await _forward(
+        services, caller, request, f"/assets/{asset.asset_id}/layers/{quote(layer, safe='')}/metadata"
+    )
 
 
 for _method, _summary in (("PUT", "Replace the metadata of a layer"), ("PATCH", "Change the metadata of a layer")):
@@ -136,7 +139,7 @@ async def delete_version(
     services: Services, caller: Remover, request: Request, asset_id: AssetName, version_ordinal: Ordinal
 ) -> Response:
     asset = await _asset(services, caller, asset_id)
-    return await _forward(services, request, f"/assets/{asset.asset_id}/versions/{version_ordinal}")
+    return await _forward(services, caller, request, f"/assets/{asset.asset_id}/versions/{version_ordinal}")
 
 
 @router.delete(
@@ -147,7 +150,7 @@ async def delete_version(
 )
 async def delete_asset(services: Services, caller: Remover, request: Request, asset_id: AssetName) -> Response:
     asset = await _asset(services, caller, asset_id)
-    return await _forward(services, request, f"/assets/{asset.asset_id}")
+    return await _forward(services, caller, request, f"/assets/{asset.asset_id}")
 
 
 @router.post(
@@ -167,7 +170,7 @@ async def change_version(
 ) -> Response:
     """The body is that of the same request to the orchestrator."""
     asset = await _asset(services, caller, asset_id)
-    return await _forward(services, request, f"/assets/{asset.asset_id}/versions/{version_ordinal}/{action}")
+    return await _forward(services, caller, request, f"/assets/{asset.asset_id}/versions/{version_ordinal}/{action}")
 
 
 @router.post(
@@ -185,7 +188,7 @@ async def change_asset(
 ) -> Response:
     """The body is that of the same request to the orchestrator."""
     asset = await _asset(services, caller, asset_id)
-    return await _forward(services, request, f"/assets/{quote(asset.asset_id, safe='')}/{action}")
+    return await _forward(services, caller, request, f"/assets/{quote(asset.asset_id, safe='')}/{action}")
 
 
 @layers.get("", operation_id="gateway_layers", summary="List published layers", responses=responses(429))
@@ -212,8 +215,11 @@ def _require_insider(caller: Caller) -> None:
         raise NotFound("there is no such asset", code="asset.not-found", hint="the map server lists what is published")
 
 
-async def _forward(services: GatewayServices, request: Request, path: str) -> Response:
+async def _forward(services: GatewayServices, caller: Caller, request: Request, path: str) -> Response:
     forwarded = ForwardedRequest(
-        request.method, f"{PREFIX}{path}", dict(request.headers), request.url.query, await request.body()
+        request.method, f"{PREFIX}{path}", headers_of(request), request.url.query, await request.body()
     )
-    return passed_back(await services.forwarder.send(forwarded))
+    response = await services.forwarder.send(forwarded)
+    if not response.is_success and platform_of(caller) is not None:
+        return partner_problem(response, request)
+    return passed_back(response)

@@ -15,12 +15,15 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import httpx2
+import orjson
+from starlette.requests import Request
 from starlette.responses import Response
 
 from dagmaster import __version__
 from dagmaster.client.models.gateway import OrchestratorState
 from dagmaster.errors import InvalidRequest, Unavailable
 from dagmaster.web.backends import CONNECT_SECONDS, Backend, Backends
+from dagmaster.web.problems import request_id_of
 
 RESPONSE_SECONDS: Final = 30.0
 LARGEST_RESPONSE_BYTES: Final = 32 * 1024 * 1024
@@ -77,6 +80,9 @@ class Forwarder:
                 return await self._send_to(backend, request, body)
             except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
                 backend.note_failure(error)  # nothing was sent
+            except httpx2.DecodingError as error:
+                backend.note_failure(error)
+                raise bad_response() from None
             except (httpx2.TransportError, TimeoutError) as error:
                 backend.note_failure(error)
                 was_sent = True
@@ -98,9 +104,13 @@ class Forwarder:
         self, backend: Backend, request: ForwardedRequest, body: AsyncIterator[bytes] | None
     ) -> httpx2.Response:
         query = f"?{request.query}" if request.query else ""
-        headers = {name: value for name, value in request.headers.items() if name.lower() in _PASSED_ON}
-        if body is not None and "content-length" in request.headers:
-            headers["content-length"] = request.headers["content-length"]
+        passed_on = _PASSED_ON if body is None else (*_PASSED_ON, "content-length")
+        # As the bytes that the caller has sent, which need not be ASCII.
+        headers = {
+            name.encode(): value.encode("latin-1")
+            for name, value in request.headers.items()
+            if name.lower() in passed_on
+        }
         body_seconds = 0.0 if body is None else BODY_SECONDS
         async with (
             asyncio.timeout(body_seconds + self._response_seconds + CONNECT_SECONDS),
@@ -127,6 +137,26 @@ async def _complete(stream: httpx2.Response) -> httpx2.Response:
         chunks.append(chunk)
     headers = [(name, value) for name, value in stream.headers.multi_items() if name.lower() != "content-encoding"]
     return httpx2.Response(stream.status_code, headers=headers, content=b"".join(chunks), request=stream.request)
+
+
+def headers_of(request: Request) -> dict[str, str]:
+    """The headers of a request, with the id that it has here: the orchestrator logs it too."""
+    return {**request.headers, "x-request-id": request_id_of(request) or ""}
+
+
+def json_of(response: httpx2.Response) -> Any:
+    try:
+        return orjson.loads(response.content)
+    except orjson.JSONDecodeError:
+        raise bad_response() from None
+
+
+def bad_response() -> Unavailable:
+    return Unavailable(
+        "the address of an orchestrator responds with something else",
+        code="gateway.bad-response",
+        hint="ask for the status before you repeat the request; operators: check ORCHESTRATOR_URLS",
+    )
 
 
 def encoded(content: Any) -> bytes:

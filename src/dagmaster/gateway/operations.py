@@ -3,7 +3,6 @@
 import asyncio
 from typing import Annotated
 
-import orjson
 from fastapi import APIRouter, Body, Request, Response
 
 from dagmaster import __version__
@@ -11,7 +10,7 @@ from dagmaster.access.permissions import Permission
 from dagmaster.client.limits import PREFIX
 from dagmaster.client.models.gateway import BatchResult, BatchResults, BatchSubmission, GatewayHealth
 from dagmaster.errors import DagmasterError
-from dagmaster.gateway.forward import ForwardedRequest, encoded, passed_back
+from dagmaster.gateway.forward import ForwardedRequest, encoded, headers_of, json_of, passed_back
 from dagmaster.gateway.services import GatewayServices, Services
 from dagmaster.web.authentication import requires
 from dagmaster.web.problems import status_of
@@ -80,7 +79,7 @@ def _forwarded(request: Request, submission: dict[str, object]) -> ForwardedRequ
     return ForwardedRequest(
         "POST",
         f"{PREFIX}/jobs",
-        {**dict(request.headers), "content-type": "application/json"},
+        {**headers_of(request), "content-type": "application/json"},
         query=request.url.query,
         body=encoded(submission),
         is_repeatable=bool(submission.get("idempotency_key")),
@@ -90,8 +89,6 @@ def _forwarded(request: Request, submission: dict[str, object]) -> ForwardedRequ
 async def _result(services: GatewayServices, forwarded: ForwardedRequest) -> BatchResult:
     try:
         response = await services.forwarder.send(forwarded)
-        return BatchResult(status=response.status_code, result=orjson.loads(response.content))
+        return BatchResult(status=response.status_code, result=json_of(response))
     except DagmasterError as error:
         return BatchResult(status=status_of(error), result={"code": error.code, "detail": error.message})
-    except orjson.JSONDecodeError:
-        return BatchResult(status=502, result={"code": "gateway.bad-response", "detail": "the response is not JSON"})

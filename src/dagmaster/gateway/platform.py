@@ -13,7 +13,7 @@ from dagmaster.access.permissions import Permission
 from dagmaster.client.limits import PREFIX
 from dagmaster.client.models.gateway import PartnerDecision, PartnerReceipt, PartnerStatus, PartnerSubmission
 from dagmaster.errors import NotFound
-from dagmaster.gateway.forward import ForwardedRequest, encoded, passed_back
+from dagmaster.gateway.forward import ForwardedRequest, encoded, headers_of, json_of, passed_back
 from dagmaster.gateway.services import GatewayServices, Services, platform_of
 from dagmaster.web.authentication import needs
 from dagmaster.web.problems import MEDIA_TYPE
@@ -48,14 +48,14 @@ async def submit(services: Services, caller: Submitter, request: Request, submis
     forwarded = ForwardedRequest(
         "POST",
         f"{PREFIX}/submit",
-        {**dict(request.headers), "content-type": "application/json"},
+        {**headers_of(request), "content-type": "application/json"},
         body=encoded(body),
         is_repeatable=not submission.force,
     )
     response = await services.forwarder.send(forwarded)
     if not response.is_success:
         return partner_problem(response, request)
-    receipt = _receipt(request_id, orjson.loads(response.content))
+    receipt = _receipt(request_id, json_of(response))
     headers = {} if receipt.status_url is None else {"Location": receipt.status_url}
     return _json(receipt.model_dump(mode="json"), response.status_code, headers)
 
@@ -96,7 +96,7 @@ async def decide(
     forwarded = ForwardedRequest(
         "POST",
         f"{PREFIX}/assets/{about.asset_id}/versions/{about.version_ordinal}/{action}",
-        {**dict(request.headers), "content-type": "application/json"},
+        {**headers_of(request), "content-type": "application/json"},
         body=encoded({name: value for name, value in body.items() if value is not None}),
     )
     response = await services.forwarder.send(forwarded)
@@ -133,7 +133,7 @@ def partner_problem(response: httpx2.Response, request: Request) -> Response:
     """A problem of an orchestrator, without what partners must not see."""
     if response.headers.get("content-type", "").partition(";")[0] != MEDIA_TYPE:
         return passed_back(response)
-    problem = orjson.loads(response.content)
+    problem = json_of(response)
     facts = problem.get("facts") or {}
     problem["instance"] = request.url.path
     problem["facts"] = {name: value for name, value in facts.items() if "job" not in name and "node" not in name}

@@ -14,12 +14,11 @@ from dagmaster.access.permissions import Permission
 from dagmaster.client.limits import PREFIX
 from dagmaster.client.models.pages import Page
 from dagmaster.client.models.uploads import CHUNK_TYPE, LONGEST_NAME, SourceObject, UploadInfo, UploadRequest
-from dagmaster.gateway.forward import ForwardedRequest, passed_back
+from dagmaster.gateway.forward import ForwardedRequest, headers_of, passed_back
 from dagmaster.gateway.platform import partner_problem
 from dagmaster.gateway.services import GatewayServices, Services
 from dagmaster.web.authentication import needs
 from dagmaster.web.pages import Cursor, Limit
-from dagmaster.web.problems import request_id_of
 from dagmaster.web.uploads import body_of
 from dagmaster.web.validation import responses
 
@@ -171,9 +170,7 @@ async def list_sources(
 ) -> Response:
     """A platform sees its own objects, whose names begin with its id and a slash."""
     del prefix, after, limit  # they are passed on with the query
-    forwarded = ForwardedRequest(
-        "GET", f"{PREFIX}/sources", dict(request.headers), request.url.query, is_repeatable=True
-    )
+    forwarded = ForwardedRequest("GET", f"{PREFIX}/sources", headers_of(request), request.url.query, is_repeatable=True)
     return _answered(await services.forwarder.send(forwarded), request)
 
 
@@ -189,7 +186,7 @@ async def _forwarded(
     forwarded = ForwardedRequest(
         request.method,
         f"{PREFIX}/uploads{below}",
-        {**request.headers, "x-request-id": request_id_of(request) or ""},
+        headers_of(request),
         request.url.query,
         body,
         is_repeatable=is_repeatable,

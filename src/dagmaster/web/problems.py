@@ -67,6 +67,7 @@ STATUSES_BY_CODE: Mapping[str, HTTPStatus] = {
     "gateway.too-many-requests": HTTPStatus.TOO_MANY_REQUESTS,
     "gateway.no-response": HTTPStatus.GATEWAY_TIMEOUT,
     "gateway.response-too-large": HTTPStatus.BAD_GATEWAY,
+    "gateway.bad-response": HTTPStatus.BAD_GATEWAY,
     "legacy.no-response": HTTPStatus.GATEWAY_TIMEOUT,
     "legacy.bad-response": HTTPStatus.BAD_GATEWAY,
     "serving.too-many-requests": HTTPStatus.TOO_MANY_REQUESTS,
