@@ -29,10 +29,12 @@ from dagmaster.settings import Settings
 from dagmaster.web.server import TimedProtocol, WebServer
 from tests import hostile
 from tests.api.serving import app_of, ok, served
+from tests.callbacks.receivers import receiver
 from tests.engine.harness import engine
 from tests.gateway.kit import bearer, gateway_dsn, key_of
 from tests.operations.kit import Kit, opened
 from tests.test_callback_urls import ALWAYS_REFUSED, NEEDS_THE_SETTING, PRIVATE
+from tests.web.problems import check
 
 pytestmark = pytest.mark.requirement("X2")
 
@@ -290,6 +292,33 @@ async def test_the_proxy_reaches_nothing_but_its_target(kit: Kit, tmp_path):
     }
     assert wrong == {}
     assert "evil" not in "".join(answer.headers.get("location", "") for answer in answers.values())
+
+
+async def test_an_address_that_is_not_that_of_an_orchestrator_is_reported(kit: Kit):
+    hub = bearer(await key_of(kit.dsn, "hub", "b2b", platform="ddh"))
+    admin = bearer(await key_of(kit.dsn, "an admin", "admin"))
+    page = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 6\r\n\r\n<html>"
+    lie = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 6\r\n\r\n<html>"
+    problem = b"HTTP/1.1 409 No\r\nContent-Type: application/problem+json\r\nContent-Length: 1\r\n\r\n{"
+    for response in (page, lie, problem):
+        async with receiver(response) as other, AsyncExitStack() as stack:
+            settings = Settings(auth_enabled=True, orchestrator_urls=f"http://127.0.0.1:{other.port}")
+            front = await stack.enter_async_context(served_gateway(create_app(settings, await gateway_dsn(kit.dsn))))
+            client = await stack.enter_async_context(httpx2.AsyncClient(base_url=front.url, timeout=30))
+            one = await client.post("/api/platform/submit", json=submission(), headers=hub)
+            many = await client.post("/api/gateway/submit/batch", json={"submissions": [{}]}, headers=admin)
+
+        check(one, 502, "gateway.bad-response")
+        assert [entry["status"] for entry in many.json()["results"]] == [502]
+
+
+async def test_the_proxy_passes_on_any_method(kit: Kit, tmp_path):
+    async with site(kit, tmp_path) as place:
+        uploads = await place.gateway.options("/api/proxy/orchestrator/api/v1/uploads")
+        head = await place.gateway.head(f"/api/proxy/orchestrator/api/v1/uploads/{'0' * 32}")
+
+    assert (uploads.status_code, uploads.headers["tus-version"]) == (204, "1.0.0")
+    assert (head.status_code, head.content) == (404, b"")
 
 
 async def test_malformed_bodies_are_refused_by_every_operation(kit: Kit, tmp_path):
