@@ -20,11 +20,13 @@ class Scope(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Caller:
     """`name` is recorded as the actor of what the caller changes; two callers never have the same one, and it has at
-    most 64 characters. `platform_id` is set for the scope b2b only."""
+    most 64 characters. `platform_id` is set for the scope b2b only. `queues` limits the tasks that a worker may claim;
+    None is no limit."""
 
     name: str
     scopes: frozenset[Scope] = frozenset()
     platform_id: str | None = None
+    queues: frozenset[str] | None = None
 
     def has(self, *scopes: Scope) -> bool:
         return not self.scopes.isdisjoint(scopes)

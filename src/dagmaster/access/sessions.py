@@ -44,6 +44,7 @@ class StoredSession:
     platform_id: str | None
     expires_at: datetime
     is_valid: bool
+    queues: list[str] | None = None  # those of the key
 
 
 def new_session() -> SessionText:

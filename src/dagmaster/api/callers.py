@@ -21,6 +21,7 @@ async def get_caller(services: Services, caller: Annotated[Caller, Depends(needs
         name=caller.name,
         scopes=sorted(caller.scopes),
         platform_id=caller.platform_id,
+        queues=None if caller.queues is None else sorted(caller.queues),
         permissions=[permission for permission in Permission if may(caller, permission)],
         is_authentication_enabled=services.settings.auth_enabled,
     )

@@ -397,7 +397,7 @@ class AssetEvent(Record):
 
 class ApiKey(Record):
     """A key of a caller. The secret is not stored: `secret_hash` is its SHA-256. After a rotation the previous secret
-    is accepted until `previous_until`."""
+    is accepted until `previous_until`. With `queues`, a worker with this key claims tasks of these queues only."""
 
     table: ClassVar[Table] = Table(
         "api_keys",
@@ -421,6 +421,7 @@ class ApiKey(Record):
     last_used_at: datetime | None = None
     created_at: datetime
     created_by: Actor | None = None
+    queues: list[str] | None = None
 
 
 class WebSession(Record):

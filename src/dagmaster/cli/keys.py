@@ -37,6 +37,13 @@ def keys() -> None:
     shell_complete=complete_platforms,
     help="The platform whose key this is; only with the scope b2b",
 )
+@click.option(
+    "--queue",
+    "queues",
+    metavar="QUEUE",
+    multiple=True,
+    help="A worker with this key claims tasks of this queue only; may be repeated; only with the scope worker",
+)
 @_expires
 @click.option(
     "--admin",
@@ -51,6 +58,7 @@ def create_key(
     name: str,
     scopes: tuple[str, ...] | None,
     platform: str | None,
+    queues: tuple[str, ...],
     expires_days: float | None,
     admin: bool,
 ) -> None:
@@ -59,13 +67,15 @@ def create_key(
     NAME is recorded as the actor of everything that the key changes.
     """
     if admin:
-        if scopes or platform:
-            raise InvalidRequest("--admin has the scope admin: --scope and --platform do not apply", code="usage")
+        if scopes or platform or queues:
+            message = "--admin has the scope admin: --scope, --platform and --queue do not apply"
+            raise InvalidRequest(message, code="usage")
         _print_created(state, _create_in_database(state, name, expires_days))
         return
     if not scopes:
         raise InvalidRequest("give at least one --scope", code="usage", hint=f"scopes are {', '.join(Scope)}")
-    request = {"name": name, "scopes": list(scopes), "platform_id": platform, "expires_in_days": expires_days}
+    request: dict[str, Any] = {"name": name, "scopes": list(scopes), "platform_id": platform}
+    request |= {"expires_in_days": expires_days} | ({"queues": list(queues)} if queues else {})
     _print_created(state, state.client.create_key(request))
 
 
@@ -151,7 +161,10 @@ def _print_keys(state: State, page: list[dict[str, Any]]) -> None:
     from dagmaster.client.models.base import read_all
 
     def scopes(key: KeyInfo) -> str:
-        return ", ".join(key.scopes) + (f" of {key.platform_id}" if key.platform_id else "")
+        limits = (f" of {key.platform_id}" if key.platform_id else "") + (
+            f" on {one_line(', '.join(key.queues))}" if key.queues else ""
+        )
+        return ", ".join(key.scopes) + limits
 
     def end(key: KeyInfo) -> str:
         return "revoked" if key.revoked_at else at(key.expires_at) if key.expires_at else "–"

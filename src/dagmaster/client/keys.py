@@ -24,14 +24,17 @@ class AsyncKeys(PagedClient):
         scopes: Sequence[str],
         *,
         platform_id: str | None = None,
+        queues: Sequence[str] | None = None,
         expires_in_days: float | None = None,
     ) -> CreatedKey:
-        """Create a key. `key` of the result is shown once: the platform stores a hash."""
+        """Create a key. `key` of the result is shown once: the platform stores a hash. With `queues`, a worker with the
+        key claims tasks of these queues only."""
         request = {
             "name": name,
             "scopes": list(scopes),
             "platform_id": platform_id,
             "expires_in_days": expires_in_days,
+            **({"queues": list(queues)} if queues is not None else {}),
         }
         return parse(CreatedKey, await self.json.create_key(request))
 

@@ -32,6 +32,7 @@ class Registration:
     queue: str | None = None
     timeout_seconds: float | None = None
     memory_mb: int | None = None
+    needs_database: bool = False  # workers without database access do not offer it
 
     def resolve(self) -> Callable[..., Any]:
         module, _, attribute = self.target.partition(":")
@@ -77,7 +78,12 @@ class Registry(Mapping[str, Registration]):
 
 
 def register_handler(
-    name: str, *, queue: str | None = None, timeout_seconds: float | None = None, memory_mb: int | None = None
+    name: str,
+    *,
+    queue: str | None = None,
+    timeout_seconds: float | None = None,
+    memory_mb: int | None = None,
+    needs_database: bool = False,
 ) -> Callable[[F], F]:
     """Mark a function as a handler. Marked functions are registered if an entry point `handlers` names their module."""
 
@@ -85,7 +91,7 @@ def register_handler(
         target = f"{function.__module__}:{function.__qualname__}"
         is_async = inspect.iscoroutinefunction(function)
         function.__dagmaster_handler__ = Registration(  # type: ignore[attr-defined]
-            name, target, is_async, queue, timeout_seconds, memory_mb
+            name, target, is_async, queue, timeout_seconds, memory_mb, needs_database
         )
         return function
 

@@ -8,17 +8,20 @@ def _example(name: str, *, is_async: bool = True, function: str | None = None) -
 
 
 def _stac(function: str) -> Registration:
-    return Registration(f"raster.stac_{function}", f"dagmaster.handlers.stac:{function}")
+    return Registration(f"raster.stac_{function}", f"dagmaster.handlers.stac:{function}", needs_database=True)
 
 
 def _raster(module: str, function: str) -> Registration:
-    """In a child process: GDAL may crash, hang, or use up all memory."""
-    return Registration(f"raster.{function}", f"dagmaster.handlers.raster.{module}:{function}", is_async=False)
+    """In a child process: GDAL may crash, hang, or use up all memory. Those that write a revision first read from the
+    database whether their job may."""
+    target = f"dagmaster.handlers.raster.{module}:{function}"
+    return Registration(f"raster.{function}", target, is_async=False, needs_database=module != "files")
 
 
 def _export(module: str, function: str, *, is_async: bool = False) -> Registration:
     """Copying may block for long, so it has a child process of its own."""
-    return Registration(f"export.{function}", f"dagmaster.handlers.export.{module}:{function}", is_async=is_async)
+    target = f"dagmaster.handlers.export.{module}:{function}"
+    return Registration(f"export.{function}", target, is_async=is_async, needs_database=True)
 
 
 REGISTRATIONS = (

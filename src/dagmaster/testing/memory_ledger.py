@@ -1203,8 +1203,8 @@ class MemoryLedger:
         known = db.results.get(key)
         if known is not None and known.accepted and known.worker_id == worker_id:
             return True  # handed in before, and the answer was lost
-        is_live = task is not None and db.tasks[key].status in (TaskStatus.QUEUED, TaskStatus.RUNNING)
-        if task is not None and not is_live and key not in db.results:
+        has_ended = task is not None and db.tasks[key].status not in (TaskStatus.QUEUED, TaskStatus.RUNNING)
+        if task is not None and has_ended and task.worker_id == worker_id and key not in db.results:
             db.results[key] = TaskResult(
                 job_id=report.job_id,
                 node_id=report.node_id,

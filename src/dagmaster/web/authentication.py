@@ -128,7 +128,7 @@ class CredentialAuthentication:
             return await self._identity_by_session(scope, headers)
         if text.startswith(PREFIX):
             stored = await self.key(text)
-            return Identity(Caller(stored.name, known_scopes(stored.scopes), stored.platform_id))
+            return Identity(Caller(stored.name, known_scopes(stored.scopes), stored.platform_id, _queues_of(stored)))
         if self._tokens is None:
             raise NotAuthenticated("this is not a key", code="auth.invalid-key", hint="keys begin with dgm_")
         return Identity(await self._tokens.caller(text))
@@ -161,7 +161,7 @@ class CredentialAuthentication:
             _require_own_page(text, headers)
         if stored.key_id:
             self._keys.note_use(stored.key_id)
-        caller = Caller(stored.name, known_scopes(stored.scopes), stored.platform_id)
+        caller = Caller(stored.name, known_scopes(stored.scopes), stored.platform_id, _queues_of(stored))
         return Identity(caller, ActiveSession(text, stored))
 
     @asynccontextmanager
@@ -202,6 +202,10 @@ def _is_secret_of(key: KeyText, stored: StoredKey) -> bool:
     is_current = key.has_hash(stored.secret_hash)
     is_previous = key.has_hash(stored.previous_hash or "")
     return is_current or is_previous
+
+
+def _queues_of(stored: StoredKey | StoredSession) -> frozenset[str] | None:
+    return None if stored.queues is None else frozenset(stored.queues)
 
 
 def _require_own_page(text: SessionText, headers: Headers) -> None:

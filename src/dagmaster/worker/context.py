@@ -13,7 +13,6 @@ from uuid import UUID
 
 import orjson
 
-from dagmaster.database.connect import Database
 from dagmaster.database.ledger.protocol import PayloadLedger, Running
 from dagmaster.errors import Fenced, InvalidRequest, Unavailable
 from dagmaster.handlers import checkpoints
@@ -29,11 +28,13 @@ from dagmaster.worker import reported
 
 if TYPE_CHECKING:
     from dagmaster.addresses import Addresses
+    from dagmaster.database.connect import Database
     from dagmaster.handlers.export.exporter import Exporter
     from dagmaster.storage.zones import Storage
 
 MAX_LOG_LINES = 100
 MAX_LOG_LINE = 500
+NO_DATABASE = "worker.no-database"
 LIVE_LOG_LINES = 20  # sent while an attempt still runs
 
 OnSignal = Callable[[str], None]
@@ -69,7 +70,7 @@ class TaskContext:
         self,
         task: TaskMessage,
         ledger: PayloadLedger,
-        database: Database | None = None,
+        database: "Database | None" = None,
         resources: Resources | None = None,
     ) -> None:
         self.task = task
@@ -107,9 +108,14 @@ class TaskContext:
         return TaskLogger(self.log)
 
     @property
-    def database(self) -> Database:
+    def database(self) -> "Database":
         if self._database is None:
-            raise Unavailable("this worker offers its handlers no database", code="worker.no-database")
+            raise Unavailable(
+                "this worker has no database for its handlers",
+                code=NO_DATABASE,
+                hint="register the handler with needs_database=True: workers without database access do not claim its "
+                "tasks then",
+            )
         return self._database
 
     @property

@@ -22,15 +22,13 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID, uuid4
 
 from dagmaster import __version__, faults
-from dagmaster.database.connect import Database
 from dagmaster.database.ledger.protocol import (
     Demand,
     Exchange,
-    Ledger,
     PayloadLedger,
     Report,
     Running,
@@ -50,10 +48,13 @@ from dagmaster.observe.rates import RateMeter
 from dagmaster.settings import Settings
 from dagmaster.transports.transport import Delivery, Transport
 from dagmaster.worker import heartbeat
-from dagmaster.worker.context import TaskContext
+from dagmaster.worker.context import NO_DATABASE, TaskContext
 from dagmaster.worker.outcome import describe
 from dagmaster.worker.process_pool import Pool
 from dagmaster.worker.run import Runner
+
+if TYPE_CHECKING:
+    from dagmaster.database.connect import Database
 
 MAX_CLAIM = 200
 MAX_REPORTS = 500
@@ -73,6 +74,7 @@ LONGEST_MARGIN_SECONDS = 2.0
 CANCEL_GRACE_SECONDS = 5.0  # between asking a handler to stop and killing it
 
 _OUTAGES = (Unavailable, OSError)  # TimeoutError is one
+_UNSUITABLE = frozenset({UNLOADABLE, NO_DATABASE})  # codes of errors that this worker's next attempt would have too
 
 _log = log.get("worker")
 
@@ -115,20 +117,22 @@ class Worker:
 
     A ledger serves one call at a time. To keep calls from waiting for each other there may be three: `ledger` for
     claims and reports, `lease_ledger` for leases and heartbeats, `handler_ledger` for checkpoints, payloads and results
-    of handlers. `database` is the open connection pool that handlers may use.
+    of handlers; without that one, `ledger` must be a PayloadLedger too. `database` is the open connection pool that
+    handlers may use. `payloads_of` returns the ledger of one task's handler, where each task has its own.
     """
 
     def __init__(
         self,
         settings: Settings,
-        ledger: Ledger,
+        ledger: WorkerLedger,
         transport: Transport,
         notifier: Notifier,
         registry: Registry,
         *,
         lease_ledger: WorkerLedger | None = None,
         handler_ledger: PayloadLedger | None = None,
-        database: Database | None = None,
+        database: "Database | None" = None,
+        payloads_of: Callable[[TaskMessage], PayloadLedger] | None = None,
         name: str | None = None,
         worker_id: UUID | None = None,
         pool: Pool | None = None,
@@ -146,7 +150,8 @@ class Worker:
         self._settings = settings
         self._resources = Resources(settings)
         self._ledger = ledger
-        self._handler_ledger = handler_ledger or ledger
+        payloads = handler_ledger or cast(PayloadLedger, ledger)
+        self._payloads_of = payloads_of or (lambda _task: payloads)
         self._database = database
         self._transport = transport
         self._notifier = notifier
@@ -512,7 +517,7 @@ class Worker:
         loop.call_later(SHOW_RUNNING_SECONDS, self._show_running, batch)
 
     def _start_one(self, task: TaskMessage, loop: asyncio.AbstractEventLoop) -> HeldTask:
-        context = TaskContext(task, self._handler_ledger, self._database, self._resources)
+        context = TaskContext(task, self._payloads_of(task), self._database, self._resources)
         held = HeldTask(context, task.handler not in self._heavy_names)
         self._held[held.task_id] = held
         self._light_running += held.is_light
@@ -560,13 +565,14 @@ class Worker:
         else:
             report, size_bytes = job.result()
             self._finish(report, size_bytes)
-            if report.error and report.error["code"] == UNLOADABLE:
+            if report.error and report.error["code"] in _UNSUITABLE:
                 self._withdraw(held.context.task.handler, report.error)
 
     def _withdraw(self, handler: str, error: Mapping[str, Any]) -> None:
-        """Stop claiming tasks of a handler that cannot be loaded here; another worker may be able to."""
+        """Stop claiming tasks of a handler that cannot be loaded here, or that needs a database which this worker does
+        not have; another worker may be able to run it."""
         _log.error(
-            "a handler could not be loaded; this worker no longer offers it",
+            "a handler cannot run here; this worker no longer offers it",
             handler=handler,
             error=error.get("message"),
             hint=error.get("hint"),

@@ -309,8 +309,12 @@ class SubmissionStatus(ApiModel):
     updated_at: datetime
 
 
+QueueName = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[!-~]+$")]
+
+
 class KeyInfo(ApiModel):
-    """After a rotation, the previous secret is accepted until `previous_until`. `last_used_at` is exact to a minute."""
+    """After a rotation, the previous secret is accepted until `previous_until`. `last_used_at` is exact to a minute. A
+    worker with a key that has `queues` claims tasks of these queues only."""
 
     key_id: str
     name: str
@@ -322,14 +326,17 @@ class KeyInfo(ApiModel):
     last_used_at: datetime | None = None
     created_at: datetime
     created_by: str | None = None
+    queues: list[str] | None = None
 
 
 class KeyRequest(RequestModel):
-    """`name` is recorded as the actor of what the key changes; two keys never have the same one."""
+    """`name` is recorded as the actor of what the key changes; two keys never have the same one. `queues` is for the
+    scope worker only: a worker with the key claims tasks of these queues only."""
 
     name: Annotated[str, Field(min_length=1, max_length=64)]
     scopes: Annotated[list[str], Field(min_length=1, max_length=8)]
     platform_id: PlatformName | None = None
+    queues: Annotated[list[QueueName], Field(min_length=1, max_length=32)] | None = None
     expires_in_days: Annotated[float, Field(gt=0, le=3650)] | None = None
 
 
@@ -359,6 +366,7 @@ class CallerInfo(ApiModel):
     name: str
     scopes: list[str]
     platform_id: str | None = None
+    queues: list[str] | None = None
     permissions: list[str]
     is_authentication_enabled: bool
 

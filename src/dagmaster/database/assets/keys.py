@@ -37,6 +37,7 @@ class NewKey:
     secret_hash: str
     platform_id: str | None = None
     expires_in_seconds: float | None = None
+    queues: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +171,7 @@ async def _create(connection: Connection, key: NewKey, change: KeyChange) -> Key
         "name": key.name,
         "scopes": list(key.scopes),
         "platform_id": key.platform_id,
+        "queues": None if key.queues is None else list(key.queues),
         "secret_hash": key.secret_hash,
         "expires_in_seconds": key.expires_in_seconds,
     }

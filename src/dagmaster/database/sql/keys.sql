@@ -1,11 +1,11 @@
 -- API keys: found with each request, changed by administrators. Secrets are stored as hashes only.
 
 -- part: key_columns
-key_id, name, scopes, platform_id, expires_at, previous_until, revoked_at, last_used_at, created_at, created_by
+key_id, name, scopes, platform_id, queues, expires_at, previous_until, revoked_at, last_used_at, created_at, created_by
 
 -- name: find_key
 -- The key of a request, with the hashes that are accepted now.
-SELECT key_id, name, scopes, platform_id, secret_hash,
+SELECT key_id, name, scopes, platform_id, queues, secret_hash,
        CASE WHEN previous_until > dagapp.clock() THEN previous_hash END AS previous_hash,
        coalesce(expires_at <= dagapp.clock(), false) AS is_expired,
        revoked_at IS NOT NULL AS is_revoked
@@ -34,15 +34,16 @@ SELECT EXISTS (SELECT FROM dagapp.api_keys) AS has_keys;
 -- A new key, and the event that records who created it. None if a key has or had the name: it is the actor of what that key
 -- has changed. `lock_keys` comes first.
 WITH created AS (
-    INSERT INTO dagapp.api_keys (key_id, name, scopes, platform_id, secret_hash, expires_at, created_by)
-    SELECT %(key_id)s, %(name)s, %(scopes)s::text[], %(platform_id)s, %(secret_hash)s,
+    INSERT INTO dagapp.api_keys (key_id, name, scopes, platform_id, queues, secret_hash, expires_at, created_by)
+    SELECT %(key_id)s, %(name)s, %(scopes)s::text[], %(platform_id)s, %(queues)s::text[], %(secret_hash)s,
            dagapp.clock() + make_interval(secs => %(expires_in_seconds)s::float8), %(actor)s
      WHERE NOT EXISTS (SELECT FROM dagapp.api_keys WHERE name = %(name)s)
     RETURNING *
 ), event AS (
     INSERT INTO dagapp.asset_events (platform_id, action, actor, reason, detail, request_id)
     SELECT platform_id, 'key_created', %(actor)s, %(reason)s,
-           jsonb_build_object('key_id', key_id, 'name', name, 'scopes', scopes, 'expires_at', expires_at), %(request_id)s
+           jsonb_build_object('key_id', key_id, 'name', name, 'scopes', scopes, 'queues', queues, 'expires_at', expires_at),
+           %(request_id)s
       FROM created
 )
 SELECT

@@ -6,6 +6,7 @@ SELECT s.session_id, s.secret_hash, s.key_id,
        coalesce(k.name, s.name) AS name,
        coalesce(k.scopes, s.scopes) AS scopes,
        CASE WHEN s.key_id IS NULL THEN s.platform_id ELSE k.platform_id END AS platform_id,
+       k.queues,
        least(s.expires_at, k.expires_at) AS expires_at,
        s.ended_at IS NULL
            AND least(s.expires_at, k.expires_at) > dagapp.clock()

@@ -218,8 +218,8 @@ VALUES (%(queue)s, %(max_running)s, coalesce(%(is_paused)s::boolean, false))
        updated_at = dagapp.clock();
 
 -- name: record_late_reports
--- Store reports that came too late, for diagnosis, and return them. A report that this worker has sent before, and whose answer
--- was lost, is not late: it was accepted then.
+-- Store reports that came too late, for diagnosis, and return them; of a task that this worker has never held, nothing is
+-- stored. A report that this worker has sent before, and whose answer was lost, is not late: it was accepted then.
 WITH report AS MATERIALIZED (
     SELECT r.*
       FROM jsonb_to_recordset(%(reports)s::jsonb)
@@ -241,7 +241,7 @@ WITH report AS MATERIALIZED (
       FROM late l
       JOIN dagapp.dag_tasks t
         ON t.job_id = l.job_id AND t.node_id = l.node_id AND t.attempt = l.attempt
-       AND t.status NOT IN ('queued', 'running')  -- another worker may still report that one
+       AND t.status NOT IN ('queued', 'running') AND t.worker_id = %(worker_id)s
      ORDER BY l.job_id, l.node_id, l.attempt
        FOR KEY SHARE OF t  -- retention deletes a task first and then its results, so none is left behind
         ON CONFLICT DO NOTHING

@@ -34,6 +34,12 @@ def _checked(request: KeyRequest, text: KeyText) -> NewKey:
             code="key.platform",
             hint="give `platform_id` with the scope b2b only",
         )
+    if request.queues is not None and scopes != (Scope.WORKER,):
+        raise InvalidRequest(
+            "only a key whose one scope is worker can be limited to queues",
+            code="key.queues",
+            hint="give `queues` with the scope worker alone",
+        )
     name = request.name
     is_plain = name.isprintable() and name == name.strip() == redact(name) and ":" not in name
     if name in RESERVED_NAMES or not is_plain:
@@ -50,6 +56,7 @@ def _checked(request: KeyRequest, text: KeyText) -> NewKey:
         text.hash,
         platform_id=request.platform_id,
         expires_in_seconds=seconds_in(request.expires_in_days),
+        queues=None if request.queues is None else tuple(dict.fromkeys(request.queues)),
     )
 
 
