@@ -50,6 +50,8 @@ _SHORTER = (
         "an output that a worker has stored is deleted before the worker reports it",
     ),
 )
+# Other settings that can contradict each other; without them, none does.
+_CONFLICTING = ("oidc_issuer", "oidc_client_id", "oidc_scope", "dag_callback_url")
 
 
 class Settings(BaseSettings):
@@ -179,6 +181,17 @@ class Settings(BaseSettings):
         "dag-worker-tasks", description="Queue of tasks whose workflow and handler name no queue"
     )
     known_queues: Names = Field(DEFAULT_QUEUES, description="Queues that a workflow may use")
+    dag_callback_url: str | None = Field(
+        None,
+        max_length=512,
+        description="https://… of the API of a platform. `dagmaster worker` then reaches the platform over HTTPS only, "
+        "with DAGMASTER_KEY, and needs no database",
+    )
+    dag_callback_insecure: bool = Field(
+        False,
+        description="Allow DAG_CALLBACK_URL with http at non-loopback addresses: whoever can read the network can read "
+        "the key and all data of tasks",
+    )
     worker_type: str = Field("general", description="A label that is shown with the worker; it has no other effect")
     worker_slots: PositiveInt = Field(
         100, le=10_000, description="Async handlers that one worker runs at the same time"
@@ -541,7 +554,7 @@ class Settings(BaseSettings):
         urls = [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
         return tuple(cls._begins_links(url) for url in urls) if isinstance(urls, list) else urls
 
-    @field_validator("public_url", "callback_result_url", "legacy_url", "external_url", "adf_url")
+    @field_validator("public_url", "callback_result_url", "legacy_url", "external_url", "adf_url", "dag_callback_url")
     @classmethod
     def _begins_links(cls, value: str | None) -> str | None:
         if value is None:
@@ -554,10 +567,8 @@ class Settings(BaseSettings):
     @field_validator("oidc_issuer", "oidc_jwks_url", "adf_url")
     @classmethod
     def _protected_address(cls, value: str | None) -> str | None:
-        if value is not None:
-            parts = urlsplit(cls._web_address(value) or "")
-            if parts.scheme != "https" and not is_loopback(parts.hostname or ""):
-                raise ValueError("not an https URL")
+        if value is not None and not _is_protected(cls._web_address(value) or ""):
+            raise ValueError("not an https URL")
         return value
 
     @field_validator("oidc_roles")
@@ -618,6 +629,8 @@ class Settings(BaseSettings):
             conflicts.append("OIDC_ISSUER requires OIDC_AUDIENCE, or tokens for other services would be accepted")
         if self.oidc_client_id and not self.oidc_issuer:
             conflicts.append("OIDC_CLIENT_ID requires OIDC_ISSUER, at which people sign in")
+        if self.dag_callback_url and not (self.dag_callback_insecure or _is_protected(self.dag_callback_url)):
+            conflicts.append("DAG_CALLBACK_URL must begin with https://, unless DAG_CALLBACK_INSECURE=true")
         if "openid" not in self.oidc_scope.split():
             conflicts.append("OIDC_SCOPE must include openid, or the issuer sends no ID token")
         if conflicts:
@@ -683,6 +696,12 @@ class Settings(BaseSettings):
         return f"postgresql://{user}{secret}@{_in_a_url(self.postgres_host)}:{self.postgres_port}/{database}"
 
 
+def _is_protected(url: str) -> bool:
+    """Whether others cannot read what is sent to a URL."""
+    parts = urlsplit(url)
+    return parts.scheme == "https" or is_loopback(parts.hostname or "")
+
+
 def load(**overrides: Any) -> Settings:
     """Read the environment. The error names the variable of every invalid value, and the values that it accepts. From
     then on the secrets among the values are hidden in all texts of the process."""
@@ -738,7 +757,7 @@ def repaired(**overrides: Any) -> Settings:
         return Settings(**overrides)
     except ValidationError as error:
         bad = [str(mistake["loc"][0]) for mistake in error.errors() if mistake["loc"]]
-    bad = bad or [name for pair in _SHORTER for name in pair[:2]]
+    bad = bad or [*_CONFLICTING, *(name for pair in _SHORTER for name in pair[:2])]
     return repaired(**{**overrides, **{name: variables()[name.upper()].default for name in bad}})
 
 

@@ -97,10 +97,23 @@ def test_the_probes_of_workers_are_for_anyone_who_reaches_them():
     assert set(PROBE_PERMISSION.values()) == {Permission.ANYONE}
 
 
-def test_a_worker_key_reports_tasks_and_nothing_else():
-    assert ALLOWED[Scope.WORKER] == {Permission.TASKS_REPORT}
+def test_a_worker_key_executes_and_reports_tasks_and_nothing_else():
+    assert ALLOWED[Scope.WORKER] == {Permission.TASKS_REPORT, Permission.TASKS_EXECUTE}
     paths = {route.path for route in routes(API) if permission_of(route) is Permission.TASKS_REPORT}
+    executing = {route.path for route in routes(API) if permission_of(route) is Permission.TASKS_EXECUTE}
     assert paths == {"/api/v1/callbacks/task-result"}
+    assert executing == {
+        "/api/v1/worker/start",
+        "/api/v1/worker/{worker_id}",
+        *(
+            f"/api/v1/worker/{{worker_id}}/{call}"
+            for call in ("exchange", "heartbeat", "renew", "report", "running", "stops", "wait")
+        ),
+        *(
+            f"/api/v1/worker/{{worker_id}}/tasks/{{task_id}}/{part}"
+            for part in ("checkpoints", "output", "params", "results")
+        ),
+    }
 
 
 def test_anonymous_callers_and_callers_without_scopes_may_only_do_what_anyone_may():

@@ -1,7 +1,10 @@
-"""One suite for both ledgers: what `database/ledger` promises, on PostgreSQL and in memory alike.
+"""One suite for all ledgers: what `database/ledger` promises, on PostgreSQL, in memory and over HTTP alike.
 
 `Bench` holds a ledger with a clock that the test sets. On PostgreSQL the clock is the session's `dagapp.fake_now`, set
 on the ledger's own connection; everything that a test compares is read by the same small set of queries.
+
+Over HTTP, what workers call goes through the API, with a key of a worker (`every_worker_ledger`); submitters and
+orchestrators use the database.
 """
 
 import asyncio
@@ -19,14 +22,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from psycopg.rows import dict_row
 from psycopg.types.json import set_json_loads
+from tests.worker.over_http import a_key, connection_with, services_of, worker_api
 from tests.workflows.builders import a_workflow
 
+from dagmaster.access import worker_ids
 from dagmaster.database.ledger.postgres import PostgresLedger
 from dagmaster.database.ledger.protocol import (
     SMALL_BYTES,
     Claim,
     DeferralReview,
     Demand,
+    Exchange,
     Ledger,
     LoadedJob,
     MessageScope,
@@ -40,7 +46,7 @@ from dagmaster.database.ledger.protocol import (
 )
 from dagmaster.database.maintenance.history import verify
 from dagmaster.database.notify.notifier import JOBS, RESULTS, tasks_topic
-from dagmaster.errors import Conflict, DagmasterError, NotFound
+from dagmaster.errors import Conflict, DagmasterError, Fenced, NotFound
 from dagmaster.jobs.changes import Changes, JobTransition, NewTask, NodeChange
 from dagmaster.jobs.fan import ChildResult, SumOutOfRange, aggregate
 from dagmaster.jobs.model import DeadLetter, JobMessage, TaskMessage, WorkerRecord, new_job_id
@@ -62,10 +68,14 @@ from dagmaster.jobs.updates import (
     Withdrawn,
 )
 from dagmaster.testing.memory_ledger import MemoryDatabase, MemoryLedger, RefusedByGuard
+from dagmaster.worker.http.ledger import HttpLedger, HttpPayloads
+from dagmaster.worker.http.requests import WorkerRequests
 from dagmaster.workflows.model import Aggregation, Work, Workflow
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
-WORKER, OTHER_WORKER = UUID(int=101), UUID(int=102)
+KEY_NAME = "conformance"
+# Ids that belong to the key with which workers call the API.
+WORKER, OTHER_WORKER = (worker_ids._id_of(bytes([number] * 8), KEY_NAME) for number in (1, 2))
 LEASE = 60.0
 QUEUE = "dag-worker-tasks"
 SERVED = Demand((QUEUE,), ("echo",), 100)
@@ -167,15 +177,106 @@ class PostgresBench:
             await connection.execute("DELETE FROM dagapp.orchestrators WHERE owner_id = %s", [owner_id])
 
 
+class OverHttp(PostgresLedger):
+    """What a worker and its handlers call goes to the API, everything else to the database. What nobody may read over
+    HTTP (payloads and checkpoints of tasks that the worker does not hold) is read by the orchestrator here."""
+
+    def __init__(self, dsn: str, requests: WorkerRequests) -> None:
+        super().__init__(dsn, "test")
+        self._requests = requests
+        self._worker = HttpLedger(requests)
+        self._held: dict[str, tuple[UUID, TaskMessage]] = {}  # all that were ever claimed, by task
+
+    async def _over_http(self, path: str, worker_id: UUID, *arguments: Any) -> Exchange:
+        answer = await self._worker._exchange(path, worker_id, *arguments)
+        self._held |= {task.task_id: (worker_id, task) for task in answer.claimed}
+        return answer
+
+    async def exchange(self, worker_id, reports, demand, *, lease_seconds):
+        return await self._over_http("/exchange", worker_id, reports, demand, lease_seconds)
+
+    async def report(self, worker_id, reports, demand, *, lease_seconds):
+        return await self._over_http("/report", worker_id, reports, demand, lease_seconds)
+
+    async def beat_worker(self, worker):
+        await self._worker.beat_worker(worker)
+
+    async def renew(self, worker_id, held, *, lease_seconds):
+        return await self._worker.renew(worker_id, held, lease_seconds=lease_seconds)
+
+    async def take_stops(self, worker_id):
+        return await self._worker.take_stops(worker_id)
+
+    async def retire_worker(self, worker_id):
+        await self._worker.retire_worker(worker_id)
+
+    def _payloads(self, job_id: UUID, **facts: Any) -> HttpPayloads | None:
+        """Of the last task of this job that a worker has claimed."""
+        for worker_id, task in reversed(self._held.values()):
+            if task.job_id == job_id and all(getattr(task, name) == value for name, value in facts.items()):
+                return HttpPayloads(self._requests, worker_id, task.task_id, 1.0)
+        return None
+
+    async def store_payload(self, job_id, encoded):
+        over_http = self._payloads(job_id)
+        return await (over_http or super()).store_payload(job_id, encoded)
+
+    async def load_payload(self, job_id, reference):
+        over_http = self._payloads(job_id, params_ref=reference)
+        return await (over_http or super()).load_payload(job_id, reference)
+
+    async def save_checkpoint(self, running, name, data, artifacts=()):
+        over_http = self._payloads(running.job_id, node_id=running.node_id, attempt=running.attempt)
+        assert over_http
+        return await over_http.save_checkpoint(running, name, data, artifacts)
+
+    async def load_checkpoints(self, job_id, node_id):
+        over_http = self._payloads(job_id, node_id=node_id)
+        try:
+            return await (over_http or super()).load_checkpoints(job_id, node_id)
+        except Fenced:
+            return await super().load_checkpoints(job_id, node_id)
+
+
+class HttpBench(PostgresBench):
+    def __init__(self, dsn: str, app: Any, key: str) -> None:
+        self.dsn = dsn
+        self.services = services_of(app)
+        self.connection = connection_with(app, key)
+        self.ledger = OverHttp(dsn, WorkerRequests(self.connection))
+
+    async def set_clock(self, seconds: float) -> None:
+        now = (START + timedelta(seconds=seconds)).isoformat()
+        pools = (self.services.work, self.services.leases, self.services.payloads)
+        for ledger in (self.ledger, *(ledger for pool in pools for ledger in pool._all)):
+            async with ledger._connected() as connection:
+                await connection.execute("SELECT set_config('dagapp.fake_now', %s, false)", [now])
+
+
 @pytest.fixture(params=["memory", "postgres"])
-async def bench(request) -> AsyncIterator[Bench]:
+async def bench(request, monkeypatch) -> AsyncIterator[Bench]:
     if request.param == "memory":
         yield MemoryBench()
         return
-    bench = PostgresBench(request.getfixturevalue("database"))
+    database = request.getfixturevalue("database")
+    if request.param == "http":
+        monkeypatch.setattr("dagmaster.api.services.WORKER_LEDGERS", 1)
+        monkeypatch.setattr("dagmaster.api.services.LEASE_LEDGERS", 1)
+        key = await a_key(database, KEY_NAME)
+        async with worker_api(database, task_lease_sec=LEASE) as app:
+            bench = HttpBench(database, app, key)
+            await bench.set_clock(0)
+            yield bench
+            await bench.connection.close()
+            await bench.ledger.close()
+        return
+    bench = PostgresBench(database)
     await bench.set_clock(0)
     yield bench
     await bench.ledger.close()
+
+
+every_worker_ledger = pytest.mark.parametrize("bench", ["memory", "postgres", "http"], indirect=True)
 
 
 # --- builders --------------------------------------------------------------------------------------------------------
@@ -813,6 +914,7 @@ async def test_a_dispatched_node_has_its_task(bench):
     assert (await only(bench, "dag_jobs"))["status"] == "running"
 
 
+@every_worker_ledger
 @pytest.mark.requirement("E7")
 async def test_a_result_is_handled_exactly_once(bench):
     driver = await owned(bench, a_job(1))
@@ -840,6 +942,7 @@ async def test_a_result_is_handled_exactly_once(bench):
     assert (job["status"], job["result_data"], job["owner_id"]) == ("completed", {"work": {"x": 1}}, None)
 
 
+@every_worker_ledger
 @pytest.mark.requirement("E7")
 async def test_a_worker_that_lost_the_answer_hands_in_again_and_nothing_changes(bench):
     await owned(bench, a_job(1))
@@ -853,6 +956,7 @@ async def test_a_worker_that_lost_the_answer_hands_in_again_and_nothing_changes(
     assert await everything(bench) == before
 
 
+@every_worker_ledger
 @pytest.mark.requirement("E7")
 async def test_a_report_of_another_worker_does_not_stand_in_the_way_of_the_holders(bench):
     await owned(bench, a_job(1))
@@ -868,6 +972,7 @@ async def test_a_report_of_another_worker_does_not_stand_in_the_way_of_the_holde
     assert (row["accepted"], row["processed"], row["output"]) == (True, False, 1)
 
 
+@every_worker_ledger
 @pytest.mark.requirement("E7")
 async def test_a_report_of_an_unknown_task_is_late_and_leaves_no_trace(bench):
     exchange = await hand_in(bench, Report(UUID(int=9), "nowhere", 1, TaskStatus.SUCCEEDED))
@@ -876,6 +981,7 @@ async def test_a_report_of_an_unknown_task_is_late_and_leaves_no_trace(bench):
     assert await bench.rows("dag_task_results") == []
 
 
+@every_worker_ledger
 @pytest.mark.requirement("E7")
 async def test_late_and_good_reports_come_in_one_call(bench):
     await owned(bench, tiles(3))
@@ -889,6 +995,7 @@ async def test_late_and_good_reports_come_in_one_call(bench):
     assert statuses == {"tiles__0": "succeeded", "tiles__1": "running", "tiles__2": "succeeded"}
 
 
+@every_worker_ledger
 @pytest.mark.requirement("E7")
 @pytest.mark.parametrize(
     ("status", "error", "kind"),
@@ -911,6 +1018,7 @@ async def test_failed_and_returned_tasks_come_with_their_nodes_counters(bench, s
         assert news.error == error
 
 
+@every_worker_ledger
 @pytest.mark.requirement("E12")
 async def test_a_failed_attempt_stays_visible_and_its_node_waits(bench):
     driver = await owned(bench, a_job(1))
@@ -945,6 +1053,7 @@ async def test_a_large_output_of_a_node_is_not_carried_along(bench):
 # --- claiming tasks --------------------------------------------------------------------------------------------------
 
 
+@every_worker_ledger
 @pytest.mark.requirement("E19")
 async def test_tasks_are_taken_by_priority_then_order(bench):
     await bench.ledger.create_jobs([a_job(n, priority=p) for n, p in enumerate([0, 9, 9])])
@@ -976,6 +1085,7 @@ def numbers(tasks: Iterable[TaskMessage]) -> set[int]:
     return {known[task.job_id] for task in tasks}
 
 
+@every_worker_ledger
 @pytest.mark.requirement("E19")
 async def test_priority_goes_before_the_handler(bench):
     await queued(bench, ("echo", 1), ("echo", 9), ("sleep", 5), ("fail", 5), ("sleep", 0))
@@ -1000,6 +1110,7 @@ async def test_a_batch_takes_handlers_in_the_order_of_their_oldest(bench):
     assert [numbers(await take(bench, demand)) for _ in range(2)] == [{0, 2, 1}, {3, 4}]
 
 
+@every_worker_ledger
 @pytest.mark.requirement("E19")
 @pytest.mark.parametrize(
     ("demand", "taken"),
@@ -1022,6 +1133,7 @@ async def test_all_kinds_of_a_limited_queue_share_its_room(bench, demand, taken)
     )
 
 
+@every_worker_ledger
 async def test_a_worker_takes_only_what_it_asked_for(bench):
     await owned(bench, tiles(5))
 
@@ -1036,6 +1148,7 @@ async def test_a_worker_takes_only_what_it_asked_for(bench):
     assert len({task.task_id for task in (*light, *heavy, *rest)}) == 5
 
 
+@every_worker_ledger
 async def test_a_report_claims_no_tasks(bench):
     await owned(bench, tiles(5))
     first, second, third = await take(bench, replace(SERVED, light=3))
@@ -1049,6 +1162,7 @@ async def test_a_report_claims_no_tasks(bench):
     assert (late.claimed, late.accepted, late.late) == ((), 0, (third.task_id,))
 
 
+@every_worker_ledger
 @pytest.mark.requirement("E19")
 async def test_a_limit_is_known_from_the_first_claim_on_and_forgotten_when_it_is_lifted(bench):
     await owned(bench, tiles(4))
@@ -1063,6 +1177,7 @@ async def test_a_limit_is_known_from_the_first_claim_on_and_forgotten_when_it_is
     assert [len(first), len(limited), len(none_left), len(lifted)] == [1, 1, 0, 2]
 
 
+@every_worker_ledger
 @pytest.mark.requirement("E19")
 async def test_a_new_limit_is_noticed_also_where_other_queues_always_have_work(bench):
     await bench.ledger.set_queue("container-tasks", max_running=1)
@@ -1074,6 +1189,7 @@ async def test_a_new_limit_is_noticed_also_where_other_queues_always_have_work(b
     assert [task.queue for task in (*first, *second)] == [QUEUE, "container-tasks"]
 
 
+@every_worker_ledger
 @pytest.mark.requirement("E19")
 async def test_a_report_makes_room_in_a_limited_queue_and_takes_it(bench):
     await owned(bench, tiles(3))
@@ -1085,6 +1201,7 @@ async def test_a_report_makes_room_in_a_limited_queue_and_takes_it(bench):
     assert (len(reported.claimed), reported.accepted) == (1, 1)
 
 
+@every_worker_ledger
 async def test_a_claimed_task_says_all_that_its_worker_needs(bench):
     await owned(bench, a_job(1, a_workflow(ONE.replace("echo,", "echo, params: {a: [1, null]}, timeout_seconds: 7,"))))
 
@@ -1106,6 +1223,7 @@ async def test_a_claimed_task_says_all_that_its_worker_needs(bench):
     assert row["lease_until"] == START + timedelta(seconds=LEASE)
 
 
+@every_worker_ledger
 @pytest.mark.requirement("E11")
 async def test_a_claimed_task_says_how_many_workers_vanished_with_it(bench):
     driver = await owned(bench, a_job(1))
@@ -1124,6 +1242,7 @@ async def test_a_claimed_task_says_how_many_workers_vanished_with_it(bench):
 # --- leases, time, waits ---------------------------------------------------------------------------------------------
 
 
+@every_worker_ledger
 @pytest.mark.requirement("E11")
 async def test_a_lease_is_renewed_by_its_holder_only(bench):
     await owned(bench, a_job(1))
@@ -1142,11 +1261,12 @@ async def test_a_lease_is_renewed_by_its_holder_only(bench):
     assert (row["lease_until"], row["progress"]) == (START + timedelta(seconds=100), {"fraction": 0.5})
 
 
+@every_worker_ledger
 @pytest.mark.requirement("H1")
 async def test_the_last_log_lines_are_kept_with_the_lease_until_a_report_has_them(bench):
     driver = await owned(bench, tiles(3))
     reported, silent, lost = await take(bench)
-    lines = [{"number": 1, "text": "a line"}]
+    lines = [{"number": 1, "at": START.isoformat(), "level": "info", "text": "a line"}]
     renewals = [Running(task.job_id, task.node_id, task.attempt, log=lines) for task in (reported, silent, lost)]
 
     await bench.ledger.renew(WORKER, renewals, lease_seconds=LEASE)
@@ -1177,6 +1297,7 @@ async def test_of_a_queue_only_what_is_named_changes(bench):
     ]
 
 
+@every_worker_ledger
 @pytest.mark.requirement("E11")
 async def test_a_lapsed_lease_loses_the_task_and_its_report_comes_too_late(bench):
     driver = await owned(bench, a_job(1))
@@ -1203,6 +1324,7 @@ async def test_a_lapsed_lease_loses_the_task_and_its_report_comes_too_late(bench
     assert (node["status"], node["attempt"], node["retry_count"], node["loss_count"]) == ("dispatched", 2, 0, 1)
 
 
+@every_worker_ledger
 @pytest.mark.requirement("E11")
 async def test_a_task_is_lost_only_when_a_scan_sees_its_lapsed_lease(bench):
     driver = await owned(bench, a_job(1))
@@ -1216,6 +1338,7 @@ async def test_a_task_is_lost_only_when_a_scan_sees_its_lapsed_lease(bench):
     assert [type(item) for item in elsewhere] == [Started]
 
 
+@every_worker_ledger
 @pytest.mark.requirement("E10")
 async def test_a_task_past_its_time_fails_even_if_its_lease_is_kept(bench):
     driver = await owned(bench, a_job(1, a_workflow(ONE.replace("echo,", "echo, timeout_seconds: 100,"))))
@@ -1278,6 +1401,7 @@ async def test_a_node_whose_wait_has_ended_is_reported_as_pending_work(bench):
     assert (await only(bench, "dag_node_states", node_id="work"))["not_before"] is None
 
 
+@every_worker_ledger
 async def test_a_task_that_has_run_for_a_while_is_shown_as_running(bench):
     driver = await owned(bench, a_job(1))
     queued = await bench.ledger.sweep_jobs(driver.owner_id)
@@ -1312,6 +1436,7 @@ async def test_a_failing_job_takes_back_what_is_queued_and_what_waits(bench):
     assert statuses == {retried.node_id: "failed", running.node_id: "running"} | dict.fromkeys(queued, "cancelled")
 
 
+@every_worker_ledger
 @pytest.mark.requirement("E14")
 async def test_workers_are_asked_once_to_stop_what_runs(bench):
     driver = await owned(bench, tiles(2))
@@ -1319,7 +1444,7 @@ async def test_workers_are_asked_once_to_stop_what_runs(bench):
 
     news = await driver.turn("withdraw stop_running")
     stops, again = await bench.ledger.take_stops(WORKER), await bench.ledger.take_stops(WORKER)
-    others = await bench.ledger.take_stops(uuid4())
+    others = await bench.ledger.take_stops(OTHER_WORKER)
 
     assert [(item.node_id, type(item)) for item in news] == [("tiles__1", Withdrawn)]
     assert (stops, again, others) == ({task.task_id}, frozenset(), frozenset())
@@ -1328,6 +1453,7 @@ async def test_workers_are_asked_once_to_stop_what_runs(bench):
     assert running["stop_seen_at"] is not None
 
 
+@every_worker_ledger
 @pytest.mark.requirement("E14")
 async def test_a_task_that_was_stopped_comes_back_as_given_back(bench):
     driver = await owned(bench, tiles(1))
@@ -1800,6 +1926,7 @@ async def stored(bench: Bench, task: TaskMessage, content: bytes) -> Report:
     return report_of(task, output_ref=await bench.ledger.store_payload(task.job_id, content))
 
 
+@every_worker_ledger
 @pytest.mark.requirement("E18")
 async def test_an_output_by_reference_is_the_nodes_and_in_use_from_then_on(bench):
     driver = await owned(bench, a_job(1))
@@ -1836,6 +1963,7 @@ async def test_an_output_that_is_too_large_for_a_template_is_refused_with_size_a
     assert refusal.value.message.endswith(f"has {LOADABLE_BYTES + 2} bytes; a template may load {LOADABLE_BYTES}")
 
 
+@every_worker_ledger
 @pytest.mark.requirement("E18")
 async def test_a_report_that_refers_to_nothing_is_refused_and_its_task_still_runs(bench):
     await owned(bench, a_job(1))
@@ -1849,6 +1977,7 @@ async def test_a_report_that_refers_to_nothing_is_refused_and_its_task_still_run
     assert await bench.rows("dag_task_results") == []
 
 
+@every_worker_ledger
 @pytest.mark.requirement("E18")
 async def test_what_a_late_report_refers_to_is_kept_with_it(bench):
     driver = await owned(bench, a_job(1))
@@ -1865,6 +1994,7 @@ async def test_what_a_late_report_refers_to_is_kept_with_it(bench):
     assert [row["is_kept"] for row in await bench.rows("dag_payloads")] == [True]
 
 
+@every_worker_ledger
 @pytest.mark.requirement("E18")
 async def test_the_payload_of_a_report_for_a_deleted_task_stays_without_owner(bench):
     await owned(bench, a_job(1))
@@ -1936,6 +2066,7 @@ LARGE_PARAMS = """
 """
 
 
+@every_worker_ledger
 @pytest.mark.requirement("E18")
 async def test_large_params_go_by_reference_also_to_the_next_attempt(bench):
     workflow = a_workflow(LARGE_PARAMS, head="inputs: {text: {type: string}}\n")
@@ -2042,6 +2173,7 @@ async def test_a_failed_fan_out_keeps_its_error_while_its_children_end(bench):
 # --- checkpoints -----------------------------------------------------------------------------------------------------
 
 
+@every_worker_ledger
 @pytest.mark.requirement("E22")
 async def test_a_checkpoint_is_kept_over_attempts_and_saved_only_while_held(bench):
     driver = await owned(bench, a_job(1))
@@ -2068,6 +2200,7 @@ async def test_a_checkpoint_is_kept_over_attempts_and_saved_only_while_held(benc
     assert await bench.ledger.load_checkpoints(retry.job_id, "end") == []
 
 
+@every_worker_ledger
 @pytest.mark.requirement("E22")
 async def test_the_last_checkpoint_is_the_last_attempts_whatever_the_clock_says(bench):
     driver = await owned(bench, a_job(1))
@@ -2151,6 +2284,7 @@ async def test_what_the_tables_do_not_allow_is_refused_and_nothing_is_written(be
     assert await everything(bench) == before
 
 
+@every_worker_ledger
 async def test_a_worker_is_listed_with_its_last_heartbeat_until_it_retires(bench):
     info = WorkerInfo(WORKER, "host", 1, "1.0", "general", (QUEUE,), ("echo",), {"running": 1})
 

@@ -20,6 +20,7 @@ class Permission(StrEnum):
     QUEUES_OPERATE = "queues:operate"  # limits, dead letters
     PLATFORM_READ = "platform:read"  # instances, queues, statistics, metrics
     TASKS_REPORT = "tasks:report"  # results of workers without a database
+    TASKS_EXECUTE = "tasks:execute"  # claim tasks, renew their leases, read and report what belongs to them
     ASSETS_READ = "assets:read"  # which versions exist, and their history
     ASSETS_SUBMIT = "assets:submit"
     ASSETS_REVIEW = "assets:review"  # approve, reject, clear, expose, unpublish
@@ -53,7 +54,7 @@ ALLOWED: Mapping[Scope, frozenset[Permission]] = {
         _P.ASSETS_DELETE,
         _P.PLATFORM_OPERATE,
     },
-    Scope.WORKER: frozenset({_P.TASKS_REPORT}),
+    Scope.WORKER: frozenset({_P.TASKS_REPORT, _P.TASKS_EXECUTE}),
     Scope.GATEWAY: frozenset({_P.KEYS_REPORT}),
     Scope.ADMIN: frozenset(Permission),
 }

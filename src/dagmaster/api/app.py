@@ -6,7 +6,7 @@ create_app(settings, dsn, library, handlers)
   ├── /api/jobs /api/dbadmin: the old API
   ├── /tiles /stac /files …: forwarded to the map server
   └── /api/v1: jobs workflows submit status assets layers platforms commands callbacks bootstrap dead-letters janitor
-               orchestrators workers queues stats stream caller keys session uploads sources health
+               orchestrators workers worker queues stats stream caller keys session uploads sources health
 """
 
 from collections.abc import AsyncIterator, Mapping
@@ -55,6 +55,7 @@ from dagmaster.api import (
     system,
     uploads,
     waiting,
+    worker,
     workflow_history,
     workflows,
 )
@@ -84,6 +85,7 @@ _TAGS = [
         "name": "callbacks",
         "description": "Callbacks to submitters, and reports of workers that have no database access",
     },
+    {"name": "workers", "description": "Workers without database access: claim tasks, renew leases, report"},
     {"name": "queues", "description": "Show, limit and pause queues"},
     {"name": "dead letters", "description": "Messages that were rejected"},
     {"name": "operations", "description": "Running instances, the janitor, and statistics of the platform"},
@@ -181,6 +183,7 @@ def _versioned() -> APIRouter:
         dead_letters,
         janitor,
         instances,
+        worker,
         queues,
         stats,
         system,

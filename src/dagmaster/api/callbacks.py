@@ -2,23 +2,26 @@
 
 import re
 from dataclasses import replace
+from typing import Annotated
 from uuid import UUID
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends
 
+from dagmaster.access.caller import Caller
 from dagmaster.access.permissions import Permission
 from dagmaster.api.problems import responses
 from dagmaster.api.services import Services
+from dagmaster.api.worker_requests import require_own
 from dagmaster.client.models.callbacks import ReportReceipt, TaskReport
 from dagmaster.database.ledger.protocol import Demand, PayloadLedger, Report
 from dagmaster.errors import InvalidRequest
 from dagmaster.jobs.payload import INLINE_BYTES
 from dagmaster.jobs.states import TaskStatus
 from dagmaster.observe.redaction import redact
-from dagmaster.web.authentication import requires
+from dagmaster.web.authentication import needs
 from dagmaster.workflows.storable import encode
 
-router = APIRouter(prefix="/callbacks", tags=["callbacks"], dependencies=[requires(Permission.TASKS_REPORT)])
+router = APIRouter(prefix="/callbacks", tags=["callbacks"])
 
 _TASK_ID = re.compile(r"([0-9a-fA-F-]{36})_(.{1,100})_([1-9][0-9]{0,8})")
 _NO_DEMAND = Demand(queues=())
@@ -27,8 +30,13 @@ _NO_DEMAND = Demand(queues=())
 @router.post(
     "/task-result", operation_id="report_task_result", summary="Report the result of a task", responses=responses()
 )
-async def report_task_result(services: Services, report: TaskReport) -> ReportReceipt:
-    """A report counts once. If it is repeated, the response is the same."""
+async def report_task_result(
+    services: Services, caller: Annotated[Caller, Depends(needs(Permission.TASKS_REPORT))], report: TaskReport
+) -> ReportReceipt:
+    """A report counts once. If it is repeated, the response is the same. A key that is limited to queues reports only
+    for workers that it has started."""
+    if caller.queues is not None:
+        require_own(report.worker_id, caller)
     result = _result_of(report)
     # The report of a worker that has not claimed the task is not stored: it would block the report of the one that has.
     if not await services.reads.may_report(report.worker_id, result.job_id, result.node_id, result.attempt):

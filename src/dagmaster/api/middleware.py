@@ -1,9 +1,14 @@
 """Middleware of the API."""
 
+from starlette.types import Scope
+
 from dagmaster import listen
-from dagmaster.api import uploads
+from dagmaster.api import uploads, worker_requests
 from dagmaster.api.problems import PROBLEMS
+from dagmaster.client.limits import PREFIX
 from dagmaster.dataset_urls import is_of_maps
+from dagmaster.errors import InvalidRequest
+from dagmaster.jobs.payload import LOADABLE_BYTES
 from dagmaster.web.middleware import RequestMiddleware
 from dagmaster.web.page_headers import is_of_ui
 
@@ -20,3 +25,12 @@ class ApiMiddleware(RequestMiddleware):
 
     def shows_images_elsewhere(self, path: str) -> bool:
         return is_of_maps(path)
+
+    def _most_bytes(self, scope: Scope) -> int:
+        """Outputs that workers send are larger than other bodies."""
+        path = scope["path"]
+        is_output = scope["method"] == "PUT" and path.startswith(f"{PREFIX}/worker/") and path.endswith("/output")
+        return LOADABLE_BYTES if is_output else super()._most_bytes(scope)
+
+    def _too_large(self, most_bytes: int) -> InvalidRequest:
+        return worker_requests.too_large_payload() if most_bytes == LOADABLE_BYTES else super()._too_large(most_bytes)

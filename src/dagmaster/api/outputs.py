@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
+from uuid import UUID
 
 from fastapi import APIRouter, Header, Path
 from starlette.responses import Response, StreamingResponse
@@ -11,8 +12,10 @@ from dagmaster.api.jobs import JobId, NodeName
 from dagmaster.api.problems import responses
 from dagmaster.api.services import Services
 from dagmaster.database.reads import outputs
+from dagmaster.database.reads.api import ApiReads
 from dagmaster.database.reads.outputs import Download
 from dagmaster.errors import DagmasterError
+from dagmaster.jobs.payload import Reference
 from dagmaster.web.authentication import requires
 
 router = APIRouter(prefix="/jobs", tags=["jobs"], dependencies=[requires(Permission.JOBS_READ)])
@@ -59,6 +62,11 @@ async def get_payload(services: Services, job_id: JobId, sha256: Hash, if_none_m
     await services.reads.brief(job_id)
     reference = await services.reads.payload_reference(job_id, sha256)
     return await _respond(outputs.stored(services.reads, job_id, reference), if_none_match)
+
+
+async def stored_response(reads: ApiReads, job_id: UUID, reference: Reference) -> Response:
+    """The content of a reference."""
+    return await _respond(outputs.stored(reads, job_id, reference), None)
 
 
 async def _respond(download: Download, if_none_match: str | None) -> Response:

@@ -20,4 +20,5 @@ class ApiServer(WebServer):
         services: ApiServices = self._app.state.services
         if self.is_started:
             await services.follower.close()
+            await services.task_watch.close()
         self.finish()

@@ -1,6 +1,7 @@
 """The services that routes use: the app creates them when it starts, and closes them when it stops."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from dagmaster.api.event_follower import EventFollower
 from dagmaster.api.legacy.forward import OldSystem
 from dagmaster.api.legacy.sharing import Shares
 from dagmaster.api.maps import MapForwarder
+from dagmaster.api.task_watch import TaskWatch
 from dagmaster.database.assets.keys import KeyStore
 from dagmaster.database.assets.layer_store import LayerStore
 from dagmaster.database.assets.uploads import UploadStore
@@ -27,6 +29,7 @@ from dagmaster.operations.uploads import UploadOperations, UploadRules
 from dagmaster.orchestrator.loop import Orchestrator
 from dagmaster.settings import Settings
 from dagmaster.storage.zones import Storage, open_storage
+from dagmaster.transports.postgres import topics_of
 from dagmaster.web.authentication import (
     LOCAL_ADMIN,
     Authentication,
@@ -40,6 +43,8 @@ if TYPE_CHECKING:
     from dagmaster.web.oidc import OidcSignIn
 
 LEDGERS = 3
+WORKER_LEDGERS = 4  # for exchanges of workers without database access, and as many for what belongs to their tasks
+LEASE_LEDGERS = 2  # for their leases and heartbeats, which must not wait for an exchange
 # Failed attempts to sign in, for each address. A key cannot be guessed; this keeps the load small.
 SIGN_INS_PER_SECOND, SIGN_INS_AT_ONCE = 0.2, 10
 
@@ -47,8 +52,8 @@ SIGN_INS_PER_SECOND, SIGN_INS_AT_ONCE = 0.2, 10
 class Ledgers:
     """A small pool of ledgers. Each has one connection, opened at its first use, and serves one request at a time."""
 
-    def __init__(self, dsn: str, notifier: PostgresNotifier) -> None:
-        self._all = [PostgresLedger(dsn, "api-ledger", notifier) for _ in range(LEDGERS)]
+    def __init__(self, dsn: str, notifier: PostgresNotifier, role: str = "api-ledger", size: int = LEDGERS) -> None:
+        self._all = [PostgresLedger(dsn, role, notifier) for _ in range(size)]
         self._free: asyncio.LifoQueue[PostgresLedger] = asyncio.LifoQueue()
         for ledger in self._all:
             self._free.put_nowait(ledger)
@@ -79,6 +84,11 @@ class ApiServices:
     heartbeat_seconds: float = 15.0
     reads: ApiReads = field(init=False)
     ledgers: Ledgers = field(init=False)
+    work: Ledgers = field(init=False)
+    leases: Ledgers = field(init=False)
+    payloads: Ledgers = field(init=False)
+    task_watch: TaskWatch = field(init=False)
+    sending_outputs: Counter[str] = field(init=False, default_factory=Counter)  # by caller
     assets: LayerStore = field(init=False)
     upload_store: UploadStore = field(init=False)
     notifier: PostgresNotifier = field(init=False)
@@ -111,6 +121,10 @@ class ApiServices:
         """Open the services for the block. This works without a database too: then each request reports the outage."""
         self.notifier = PostgresNotifier(self.dsn, [JOBS, RESULTS])
         self.reads, self.ledgers = ApiReads(self.dsn), Ledgers(self.dsn, self.notifier)
+        self.work = Ledgers(self.dsn, self.notifier, "api-work", WORKER_LEDGERS)
+        self.leases = Ledgers(self.dsn, self.notifier, "api-lease", LEASE_LEDGERS)
+        self.payloads = Ledgers(self.dsn, self.notifier, "api-payload", WORKER_LEDGERS)
+        self.task_watch = self._task_watch()
         self.assets = LayerStore(self.dsn, notifier=self.notifier)
         self.upload_store = UploadStore(self.dsn, role="uploads", size=4)
         self.follower = EventFollower(self.reads, self.notifier)
@@ -125,10 +139,12 @@ class ApiServices:
             async with self.keys, authentication_running(self.authentication), self.maps.running():
                 yield
         finally:
+            await self.task_watch.close()
             await self.changes.close()
             await self.follower.close()
             await self.notifier.close()
-            await self.ledgers.close()
+            for ledgers in (self.ledgers, self.work, self.leases, self.payloads):
+                await ledgers.close()
             await self.assets.close()
             await self.upload_store.close()
             await self.reads.close()
@@ -144,6 +160,16 @@ class ApiServices:
             timeout_seconds=self.settings.legacy_timeout_sec,
             is_read_only=self.settings.legacy_read_only,
         )
+
+    def _task_watch(self) -> TaskWatch:
+        topics = topics_of(self.settings.known_queues)
+
+        def open_notifier() -> PostgresNotifier:
+            notifier = PostgresNotifier(self.dsn, topics)
+            notifier.start()
+            return notifier
+
+        return TaskWatch(self.reads, topics, open_notifier, self.settings.worker_poll_interval)
 
     @property
     def library(self) -> WorkflowLibrary:

@@ -39,9 +39,18 @@ def orchestrator(
 @click.option("--hold", type=int, hidden=True)
 @pass_state
 def worker(state: State, queues: str | None, slots: int | None, processes: int | None, hold: int | None) -> None:
-    """Run one worker: it runs the handlers of tasks."""
+    """Run one worker: it runs the handlers of tasks.
+
+    With DAG_CALLBACK_URL it reaches the platform over HTTPS only, with DAGMASTER_KEY, and needs no database.
+    """
     names = tuple(part.strip() for part in (queues or "").split(",") if part.strip())
-    settings = _settings(state, worker_queue=names or None, worker_slots=slots, worker_processes=processes)
+    chosen = {"worker_queue": names or None, "worker_slots": slots, "worker_processes": processes}
+    if state.settings.dag_callback_url and hold is None:  # `up` starts its workers for its own database
+        from dagmaster.roles.remote_worker import run_remote_worker
+
+        asyncio.run(run_remote_worker(_without_database(state, **chosen)))
+        return
+    settings = _settings(state, **chosen)
     from dagmaster.roles.lifecycle import run_role
     from dagmaster.roles.worker import worker_role
 
@@ -79,8 +88,12 @@ def gateway(state: State, host: str | None, port: int | None, fd: int | None) ->
 
 def _settings(state: State, **chosen: Any) -> "Settings":
     """The settings of a role, with those chosen on the command line. Its logs follow LOG_LEVEL."""
+    _ = state.dsn  # first: finding the database configures logging the way other commands want it
+    return _without_database(state, **chosen)
+
+
+def _without_database(state: State, **chosen: Any) -> "Settings":
     from dagmaster.observe import log
 
-    _ = state.dsn  # first: finding the database configures logging the way other commands want it
     log.configure("debug" if state.verbose else state.settings.log_level, state.settings.log_format)
     return state.settings.model_copy(update={name: value for name, value in chosen.items() if value is not None})

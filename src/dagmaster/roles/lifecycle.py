@@ -52,10 +52,10 @@ async def run_role(name: str, settings: Settings, dsn: str, wire: Wiring, hold: 
     if hold is None:  # `up` has just deployed the schema
         await _require_schema(dsn, name)
         await _compare_schema(dsn, name)
-    _arm_crash_point(settings)
+    arm_crash_point(settings)
     async with wire(settings, dsn, None if hold is None else partial(_wait_for_release, hold, dsn, name)) as role:
         await run_until_stopped(role)
-    await _end_leftover_tasks(name)
+    await end_leftover_tasks(name)
 
 
 async def _compare_schema(dsn: str, name: str) -> None:
@@ -89,7 +89,7 @@ def _needed_schema() -> str:
     return resources.files("dagmaster.database.schema").joinpath("fingerprint.txt").read_text().strip()
 
 
-async def _end_leftover_tasks(name: str) -> None:
+async def end_leftover_tasks(name: str) -> None:
     """End the process if a task ignores its cancellation: asyncio.run would wait for it forever."""
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
     for task in tasks:
@@ -124,7 +124,7 @@ async def run_until_stopped(role: Role) -> None:
     await role.run()
 
 
-def _arm_crash_point(settings: Settings) -> None:
+def arm_crash_point(settings: Settings) -> None:
     try:
         faults.arm(settings.crash_point)
     except ValueError as error:

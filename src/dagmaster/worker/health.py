@@ -23,7 +23,9 @@ _OUTCOMES = ("succeeded", "failed", "returned")
 class WorkerHealth:
     """The subject of a worker's probes."""
 
-    def __init__(self, worker: "Worker", settings: Settings) -> None:
+    def __init__(self, worker: "Worker", settings: Settings, peer: str = "database") -> None:
+        """`peer` is what the worker claims from: the database, or the platform."""
+        self._peer = peer
         self._worker = worker
         self._settings = settings
         self._started_at = datetime.now(UTC)
@@ -33,16 +35,16 @@ class WorkerHealth:
         return []
 
     def ready(self) -> list[Check]:
-        return [self._database(), self._claiming()]
+        return [self._ledger(), self._claiming()]
 
-    def _database(self) -> Check:
-        """Renewals are due even without work, so a healthy worker gets an answer from the database at this interval."""
+    def _ledger(self) -> Check:
+        """Renewals are due even without work, so a healthy worker gets an answer from its ledger at this interval."""
         worker = self._worker
         ages = [age for age in map(age_of, (worker.exchanged_at, worker.renewed_at)) if age is not None]
         if not ages:
-            return Check("database", False, "has not answered yet")
+            return Check(self._peer, False, "has not answered yet")
         is_recent = min(ages) < 2 * self._settings.lease_renew_sec
-        return Check("database", is_recent, f"answered {min(ages):.1f} s ago")
+        return Check(self._peer, is_recent, f"answered {min(ages):.1f} s ago")
 
     def _claiming(self) -> Check:
         if self._worker.is_stopping:

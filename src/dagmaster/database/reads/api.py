@@ -11,6 +11,7 @@ from dagmaster.database.reads.installation import InstallationReads
 from dagmaster.database.reads.legacy import LegacyReads
 from dagmaster.database.reads.nodes import NodeReads
 from dagmaster.database.reads.queues import QueueReads
+from dagmaster.database.reads.remote_workers import RemoteWorkerReads
 from dagmaster.database.reads.workflows import WorkflowReads
 
 POOL_SIZE = 6
@@ -27,6 +28,7 @@ class ApiReads(
     QueueReads,
     CallbackReads,
     LegacyReads,
+    RemoteWorkerReads,
     InstallationReads,
 ):
     """`open` it before the first read. The server need not be available then."""

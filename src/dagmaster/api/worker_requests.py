@@ -1,0 +1,270 @@
+"""Requests of workers in the terms of the ledger, and answers in those of the API. No I/O.
+
+What a worker sends is checked again: it may not be dagmaster's own worker. Texts lose secrets and are shortened as by
+the worker itself, and values that PostgreSQL cannot store are refused here, because one of them would fail the whole
+statement.
+"""
+
+import math
+import re
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+from uuid import UUID
+
+import orjson
+
+from dagmaster.access.caller import Caller
+from dagmaster.access.worker_ids import is_worker_of
+from dagmaster.client.models.worker import (
+    AttemptReport,
+    CheckpointRequest,
+    ClaimedTask,
+    HeldAttempt,
+    SentLogLine,
+    TaskDemand,
+    WorkerHeartbeat,
+)
+from dagmaster.database.ledger.protocol import Demand, Exchange, Report, Running, WorkerInfo
+from dagmaster.errors import InvalidRequest, NotAllowed, NotFound
+from dagmaster.jobs.model import TaskMessage
+from dagmaster.jobs.payload import INLINE_BYTES, LOADABLE_BYTES
+from dagmaster.jobs.states import TaskStatus
+from dagmaster.worker import reported
+from dagmaster.worker.outcome import MAX_MESSAGE, MAX_NAME, MAX_TRACEBACK
+from dagmaster.workflows.storable import encode
+
+MAX_FACTS_BYTES = 65_536  # of an error, or of metrics
+MAX_LINE = 500
+_RATES = frozenset({"started_per_minute", "finished_per_minute"})
+_CLAIMED_FIELDS = tuple(ClaimedTask.model_fields)
+_TASK_ID = re.compile(r"([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})_(.{1,200})_([1-9][0-9]{0,8})", re.DOTALL)
+
+
+def require_own(worker_id: UUID, caller: Caller) -> None:
+    """Refuse a caller that acts as a worker of another one."""
+    if not is_worker_of(worker_id, caller.name):
+        raise NotAllowed(
+            f"this key has no worker {worker_id}",
+            code="worker.not-yours",
+            hint="a worker gets its id when it starts, and uses it with the same key",
+        )
+
+
+def require_queues(queues: Collection[str], caller: Caller) -> None:
+    """Refuse a worker that asks for tasks of queues that its key does not allow."""
+    foreign = [] if caller.queues is None else sorted(set(queues) - caller.queues)
+    if foreign:
+        allowed = ", ".join(sorted(caller.queues or ()))
+        raise NotAllowed(
+            "this key does not allow tasks of queues that the worker asks for",
+            code="worker.queue-not-allowed",
+            hint=f"serve only the queues of the key: {allowed}",
+            queues=sorted(caller.queues or ()),
+        )
+
+
+def attempt_of(task_id: str) -> tuple[UUID, str, int]:
+    """The job, the node and the number of a task's attempt."""
+    match = _TASK_ID.fullmatch(task_id)
+    if match is None:
+        raise InvalidRequest("this is not the id of a task", code="task.bad-id")
+    return UUID(match[1]), _text(match[2], "the node"), int(match[3])
+
+
+def not_held(worker_id: UUID) -> NotFound:
+    """Also for a task that does not exist: a worker learns nothing about tasks of others."""
+    return NotFound(
+        "this worker does not hold this task",
+        code="worker.not-held",
+        hint="the lease has expired, or another worker holds the task",
+        worker_id=str(worker_id),
+    )
+
+
+def demand_of(sent: TaskDemand) -> Demand:
+    return Demand(
+        tuple(_texts(sent.queues, "a queue")),
+        tuple(_texts(sent.light_handlers, "a handler")),
+        sent.light,
+        tuple(_texts(sent.heavy_handlers, "a handler")),
+        sent.heavy,
+    )
+
+
+def reports_of(sent: Iterable[AttemptReport]) -> list[Report]:
+    return [_report(each) for each in sent]
+
+
+def _report(sent: AttemptReport) -> Report:
+    status = TaskStatus(sent.status)
+    if (status is TaskStatus.FAILED) != (sent.error is not None):
+        raise InvalidRequest(
+            "an attempt that failed has an `error`, and no other attempt has one", code="task.no-error"
+        )
+    if sent.output_ref is not None and (sent.output is not None or status is not TaskStatus.SUCCEEDED):
+        raise InvalidRequest("`output_ref` replaces the output of an attempt that succeeded", code="task.two-outputs")
+    _require_finite(sent.output, "the output")
+    if len(encode(sent.output, "the output")) > INLINE_BYTES:
+        raise InvalidRequest(
+            f"an output of more than {INLINE_BYTES} bytes is sent before the report",
+            code="output.too-large",
+            hint="send it to …/output, and name it with `output_ref`",
+            limit_bytes=INLINE_BYTES,
+        )
+    return Report(
+        sent.job_id,
+        _text(sent.node_id, "the node"),
+        sent.attempt,
+        status,
+        sent.output,
+        _error(sent.error.model_dump(mode="json", exclude_unset=True)) if sent.error else None,
+        _metrics(sent.metrics, sent.log),
+        sent.output_ref.model_dump() if sent.output_ref else None,
+    )
+
+
+def _error(sent: Mapping[str, Any]) -> dict[str, Any]:
+    """As `worker.outcome.describe` returns it: texts are limited and have no secrets."""
+    limits = {"message": MAX_MESSAGE, "hint": MAX_MESSAGE, "traceback": MAX_TRACEBACK}
+    facts = {
+        _text(name, "an error"): reported.text(value, limits.get(name, MAX_NAME), keep_end=name == "traceback")
+        if isinstance(value, str)
+        else value
+        for name, value in sent.items()
+    }
+    return _limited(facts, "the error")
+
+
+def _metrics(sent: Mapping[str, Any] | None, lines: Iterable[SentLogLine] | None) -> dict[str, Any] | None:
+    metrics = {name: value for name, value in (sent or {}).items() if name != "log"}
+    _limited(metrics, "the metrics")
+    if lines is not None:
+        metrics["log"] = lines_of(lines)
+    return metrics if metrics or sent is not None else None
+
+
+def lines_of(lines: Iterable[SentLogLine]) -> list[dict[str, Any]]:
+    return [
+        {
+            "number": line.number,
+            "at": line.at.isoformat(),
+            "level": line.level,
+            "text": reported.text(line.text, MAX_LINE),
+        }
+        for line in lines
+    ]
+
+
+def running_of(sent: HeldAttempt) -> Running:
+    progress = None
+    if sent.progress is not None:
+        counts = {name: value for name, value in sent.progress.items() if name not in ("fraction", "message")}
+        progress = reported.progress(sent.progress.get("fraction"), sent.progress.get("message"), counts)
+    lines = None if sent.log is None else lines_of(sent.log)
+    return Running(sent.job_id, _text(sent.node_id, "the node"), sent.attempt, progress, lines)
+
+
+def info_of(worker_id: UUID, sent: WorkerHeartbeat) -> WorkerInfo:
+    """Rates count only for queues that the worker serves."""
+    stats = {
+        _text(name, "a name"): {queue: rate for queue, rate in value.items() if queue in sent.queues}
+        if isinstance(value, dict)
+        else _text(value, "a value")
+        if isinstance(value, str)
+        else value
+        for name, value in sent.stats.items()
+        if isinstance(value, dict) == (name in _RATES)
+    }
+    return WorkerInfo(
+        worker_id,
+        reported.text(sent.host, MAX_NAME),
+        sent.pid,
+        _text(sent.software_version, "the version"),
+        reported.text(sent.worker_type, MAX_NAME),
+        tuple(_texts(sent.queues, "a queue")),
+        tuple(_texts(sent.handlers, "a handler")),
+        stats,
+    )
+
+
+def checked_checkpoint(sent: CheckpointRequest) -> str:
+    """The name of a checkpoint, if it can be stored."""
+    for value, what in ((sent.data, "the data"), (sent.artifacts, "the artifacts")):
+        _require_finite(value, what)
+        encode(value, what)
+    return _text(sent.name, "the name")
+
+
+def window_of(results_of: Any, offset: int, limit: int) -> tuple[str, range]:
+    """The fan_out that a task refers to, and which of its children it may read now: no others than those."""
+    if not isinstance(results_of, dict) or not isinstance(results_of.get("node_id"), str):
+        raise InvalidRequest("the task has no `results_of` to read results from", code="params.no-results-of")
+    first, count = results_of.get("offset") or 0, results_of.get("limit")
+    end = offset + limit if count is None else min(offset + limit, first + count)
+    return results_of["node_id"], range(max(offset, first), end)
+
+
+def checked_payload(content: bytes) -> None:
+    """Refuse an output that readers could not load. It is read by templates, handlers and people, as JSON."""
+    if len(content) > LOADABLE_BYTES:
+        raise too_large_payload()
+    try:
+        value = orjson.loads(content)
+    except orjson.JSONDecodeError as error:
+        raise InvalidRequest(f"the output is not JSON: {error}", code="output.not-json") from None
+    encode(value, "the output")
+
+
+def too_large_payload() -> InvalidRequest:
+    return InvalidRequest(
+        f"an output may have at most {LOADABLE_BYTES} bytes",
+        code="output.too-large",
+        hint="put large data into storage and return a reference",
+        limit_bytes=LOADABLE_BYTES,
+    )
+
+
+def answer_of(exchange: Exchange) -> bytes:
+    """The ExchangeAnswer as JSON: these answers are frequent and large."""
+    return orjson.dumps(
+        {
+            "claimed": [_claimed(task) for task in exchange.claimed],
+            "accepted": exchange.accepted,
+            "late": exchange.late,
+        }
+    )
+
+
+def _claimed(task: TaskMessage) -> dict[str, Any]:
+    return {name: getattr(task, name) for name in _CLAIMED_FIELDS}
+
+
+def _limited(facts: dict[str, Any], what: str) -> dict[str, Any]:
+    _require_finite(facts, what)
+    if len(encode(facts, what)) > MAX_FACTS_BYTES:
+        raise InvalidRequest(f"{what} may have at most {MAX_FACTS_BYTES} bytes", code="task.too-large")
+    return facts
+
+
+def _require_finite(value: Any, what: str) -> None:
+    """NaN and infinity are not JSON; the parser of the web framework accepts them all the same."""
+    stack = [value]
+    while stack:
+        part = stack.pop()
+        if isinstance(part, float) and not math.isfinite(part):
+            raise InvalidRequest(f"{what} contain a number that is not finite", code="value.not-json")
+        if isinstance(part, dict):
+            stack.extend(part.values())
+        elif isinstance(part, list):
+            stack.extend(part)
+
+
+def _texts(values: Iterable[str], what: str) -> list[str]:
+    return [_text(value, what) for value in values]
+
+
+def _text(value: str, what: str) -> str:
+    """A text that PostgreSQL can store."""
+    if "\x00" in value or not value.isprintable():
+        raise InvalidRequest(f"{what} has characters that no name has", code="value.not-text")
+    return value

@@ -1,0 +1,240 @@
+"""What a worker without database access sends to the platform, and the answers.
+
+Requests come from other networks: every list, text and number has a limit. The limits are those of dagmaster's own
+worker, so that it never meets them.
+"""
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+from pydantic import AwareDatetime, ConfigDict, Field, JsonValue
+
+from dagmaster.client.models.base import ApiModel, RequestModel
+from dagmaster.jobs.states import Blame
+
+PROTOCOL = 1  # of the requests in this module; raised when an older worker could no longer work
+OLDEST_PROTOCOL = 1
+MOST_REPORTS = 500
+MOST_CLAIMED = 200  # of each kind
+MOST_HELD = 12_000
+MOST_RESULTS = 1000
+LONGEST_WAIT_SECONDS = 30.0
+MOST_QUEUES = 100
+MOST_HANDLERS = 2000
+
+_LARGEST = 2**31 - 1
+Name = Annotated[str, Field(min_length=1, max_length=200)]
+Queues = Annotated[list[Name], Field(min_length=1, max_length=MOST_QUEUES)]
+Handlers = Annotated[list[Name], Field(max_length=MOST_HANDLERS)]
+Count = Annotated[int, Field(ge=0, le=MOST_CLAIMED)]
+LeaseSeconds = Annotated[
+    float, Field(gt=0, le=86_400, description="A longer lease than that of the platform is shortened to it")
+]
+Number = Annotated[int, Field(ge=-(2**53), le=2**53)]
+FiniteNumber = Annotated[float, Field(ge=-1e15, le=1e15, allow_inf_nan=False)]
+Hash = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+
+
+class WorkerStart(RequestModel):
+    """A worker that starts. `protocol` is the version of the requests that it sends."""
+
+    host: Name
+    software_version: Annotated[str, Field(max_length=64)]
+    protocol: Annotated[int, Field(ge=0, le=_LARGEST)]
+
+
+class StartedWorker(ApiModel):
+    """`worker_id` is used in all further requests; it belongs to the caller. `queues` are those that the key allows,
+    null for all. Leases last for `lease_seconds` at most."""
+
+    worker_id: UUID
+    caller: str
+    queues: list[str] | None
+    lease_seconds: float
+    software_version: str
+    protocol: int
+
+
+class WorkerHeartbeat(RequestModel):
+    """What `dagmaster workers ls` shows of the worker."""
+
+    host: Name
+    pid: Annotated[int, Field(ge=0, le=_LARGEST)]
+    software_version: Annotated[str, Field(max_length=64)]
+    worker_type: Annotated[str, Field(max_length=64)]
+    queues: Queues
+    handlers: Handlers
+    stats: Annotated[
+        dict[
+            Annotated[str, Field(max_length=64)],
+            Number | FiniteNumber | Annotated[str, Field(max_length=200)] | dict[Name, FiniteNumber],
+        ],
+        Field(max_length=64),
+    ] = {}
+
+
+class WorkerReceipt(ApiModel):
+    worker_id: UUID
+
+
+class AttemptKey(RequestModel):
+    """One attempt of a node."""
+
+    job_id: UUID
+    node_id: Name
+    attempt: Annotated[int, Field(ge=1, le=_LARGEST)]
+
+
+class OutputReference(RequestModel):
+    """An output that was sent before."""
+
+    sha256: Hash
+    bytes: Annotated[int, Field(ge=0, le=2**40)]
+
+
+class SentLogLine(RequestModel):
+    """A line that an attempt logged, with the time of its worker's clock."""
+
+    number: Annotated[int, Field(ge=1, le=_LARGEST)]
+    at: AwareDatetime
+    level: Literal["debug", "info", "warning", "error", "critical"]
+    text: Annotated[str, Field(max_length=4000)]
+
+
+class AttemptError(RequestModel):
+    """Why an attempt failed, and who has to act. Other fields are stored, too."""
+
+    model_config = ConfigDict(extra="allow")
+
+    message: Annotated[str, Field(max_length=10_000)]
+    blame: Blame
+    code: Annotated[str, Field(max_length=200)] = "handler.failed"
+
+
+class AttemptReport(AttemptKey):
+    """How an attempt ended. An output of more than 256 KB is sent before, and named by `output_ref`."""
+
+    status: Literal["succeeded", "failed", "returned", "cancelled"]
+    output: JsonValue = None
+    error: AttemptError | None = Field(None, description="Required if the attempt failed")
+    metrics: dict[Annotated[str, Field(max_length=200)], JsonValue] | None = None
+    log: Annotated[list[SentLogLine], Field(max_length=200)] | None = None
+    output_ref: OutputReference | None = None
+
+
+class TaskDemand(RequestModel):
+    """How many tasks the worker takes: `light` handlers share its event loop, `heavy` ones have a process each."""
+
+    queues: Annotated[list[Name], Field(max_length=MOST_QUEUES)] = []
+    light_handlers: Handlers = []
+    light: Count = 0
+    heavy_handlers: Handlers = []
+    heavy: Count = 0
+
+
+class ExchangeRequest(RequestModel):
+    reports: Annotated[list[AttemptReport], Field(max_length=MOST_REPORTS)] = []
+    demand: TaskDemand
+    lease_seconds: LeaseSeconds
+
+
+class ClaimedTask(ApiModel):
+    """A task that the worker holds now. Params of more than 256 KB are loaded apart, and named by `params_ref`."""
+
+    task_id: str
+    job_id: UUID
+    node_id: str
+    attempt: int
+    handler: str
+    params: dict[str, Any]
+    queue: str
+    timeout_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    retry_count: int
+    losses: int = 0
+    params_ref: dict[str, Any] | None = None
+
+
+class ExchangeAnswer(ApiModel):
+    """`late` has the ids of tasks that the worker no longer held when it reported: the report does not count."""
+
+    claimed: list[ClaimedTask]
+    accepted: int
+    late: list[str]
+
+
+class HeldAttempt(AttemptKey):
+    """A task that the worker holds, with its progress and its last log lines if there are new ones."""
+
+    progress: dict[Annotated[str, Field(max_length=200)], JsonValue] | None = None
+    log: Annotated[list[SentLogLine], Field(max_length=100)] | None = None
+
+
+class RenewRequest(RequestModel):
+    held: Annotated[list[HeldAttempt], Field(max_length=MOST_HELD)]
+    lease_seconds: LeaseSeconds
+
+
+class TaskIds(ApiModel):
+    task_ids: list[str]
+
+
+class WaitRequest(RequestModel):
+    """Wait for a task of one of these queues that one of these handlers can run."""
+
+    queues: Queues
+    handlers: Handlers
+    seconds: Annotated[float, Field(ge=0, le=LONGEST_WAIT_SECONDS)]
+
+
+class QueuesWithTasks(ApiModel):
+    """Empty if there was no task in time."""
+
+    queues: list[str]
+
+
+class StoredOutput(ApiModel):
+    sha256: str
+    bytes: int
+
+
+class CheckpointRequest(RequestModel):
+    name: Name
+    data: JsonValue = None
+    artifacts: Annotated[list[dict[Name, JsonValue]], Field(max_length=1000)] = []
+
+
+class CheckpointReceipt(ApiModel):
+    """`is_saved` is false if the worker no longer holds the task."""
+
+    is_saved: bool
+
+
+class NodeCheckpoint(ApiModel):
+    job_id: UUID
+    node_id: str
+    name: str
+    attempt: int
+    data: JsonValue = None
+    saved_at: datetime
+    artifacts: list[dict[str, Any]] | None = None
+
+
+class SavedCheckpoints(ApiModel):
+    """Oldest first."""
+
+    checkpoints: list[NodeCheckpoint]
+
+
+class ResultOfChild(ApiModel):
+    index: int
+    node_id: str
+    status: str
+    output: JsonValue = None
+    error_message: str | None = None
+
+
+class ResultsOfChildren(ApiModel):
+    """In the order of the index. Empty at the end."""
+
+    results: list[ResultOfChild]

@@ -1,0 +1,247 @@
+"""The WorkerLedger and the PayloadLedger over HTTP: the API calls the ledger in the database.
+
+    HttpLedger ──▶ POST …/exchange, …/report, …/renew, …/stops, PUT …/heartbeat    the worker's loop
+    HttpPayloads ──▶ …/tasks/{task_id}/params, output, results, checkpoints         the handler of one task
+
+Answers are not trusted: a task that was not asked for, or a payload that is not what its reference names, is refused.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+from urllib.parse import quote
+from uuid import UUID
+
+import orjson
+
+from dagmaster.client.limits import MAX_BODY_BYTES
+from dagmaster.client.models.base import unexpected
+from dagmaster.client.models.worker import (
+    MOST_CLAIMED,
+    MOST_REPORTS,
+    MOST_RESULTS,
+    CheckpointReceipt,
+    ClaimedTask,
+    ExchangeAnswer,
+    ResultsOfChildren,
+    SavedCheckpoints,
+    StoredOutput,
+    TaskIds,
+    WorkerReceipt,
+)
+from dagmaster.database.ledger.protocol import Demand, Exchange, Report, Running, WorkerInfo
+from dagmaster.errors import InvalidRequest, Unavailable
+from dagmaster.jobs import payload
+from dagmaster.jobs.fan import ChildResult
+from dagmaster.jobs.model import Checkpoint, TaskMessage, task_id
+from dagmaster.jobs.payload import LOADABLE_BYTES, Encoded, Reference
+from dagmaster.worker.http.requests import WorkerRequests
+
+T = TypeVar("T")
+OnExchange = Callable[[Demand, Sequence[TaskMessage]], None]
+_ROOM_BYTES = 200_000  # of a request, for everything that is not a report
+_HELD_BYTES = MAX_BODY_BYTES // 2  # of one renewal
+_MOST_INCOMPLETE = 5  # downloads that end early, before a payload counts as damaged
+_PAUSE_SECONDS = (0.1, 2.0)
+
+
+class HttpLedger:
+    """The WorkerLedger. `on_exchange` is called after each exchange, with what was asked for and what was claimed."""
+
+    def __init__(self, requests: WorkerRequests, on_exchange: OnExchange | None = None) -> None:
+        self._requests = requests
+        self._on_exchange = on_exchange
+
+    async def beat_worker(self, worker: WorkerInfo) -> None:
+        body = {
+            "host": worker.host,
+            "pid": worker.pid,
+            "software_version": worker.software_version,
+            "worker_type": worker.worker_type,
+            "queues": worker.queues,
+            "handlers": worker.handlers,
+            "stats": worker.stats,
+        }
+        await self._requests.send("PUT", worker.worker_id, "/heartbeat", WorkerReceipt, body=body)
+
+    async def exchange(
+        self, worker_id: UUID, reports: Sequence[Report], demand: Demand, *, lease_seconds: float
+    ) -> Exchange:
+        return await self._exchange("/exchange", worker_id, reports, demand, lease_seconds)
+
+    async def report(
+        self, worker_id: UUID, reports: Sequence[Report], demand: Demand, *, lease_seconds: float
+    ) -> Exchange:
+        return await self._exchange("/report", worker_id, reports, demand, lease_seconds)
+
+    async def _exchange(
+        self, path: str, worker_id: UUID, reports: Sequence[Report], demand: Demand, lease_seconds: float
+    ) -> Exchange:
+        """One request, or several if the reports are large: they are safe to repeat, and only the last one claims."""
+        *before, last = list(_batches(map(_report, reports), MAX_BODY_BYTES - _ROOM_BYTES)) or [[]]
+        accepted = 0
+        late: list[str] = []
+        for batch in before:
+            answer = await self._send("/report", worker_id, batch, Demand(()), lease_seconds)
+            accepted, late = accepted + answer.accepted, [*late, *answer.late]
+        answer = await self._send(path, worker_id, last, demand, lease_seconds)
+        claimed = _messages(answer.claimed, demand)
+        if self._on_exchange is not None:
+            self._on_exchange(demand, claimed)
+        return Exchange(claimed, accepted + answer.accepted, (*late, *answer.late))
+
+    async def _send(
+        self, path: str, worker_id: UUID, reports: Sequence[bytes], demand: Demand, lease_seconds: float
+    ) -> ExchangeAnswer:
+        wanted = {
+            "queues": demand.queues,
+            "light_handlers": demand.light_handlers,
+            "light": min(demand.light, MOST_CLAIMED),
+            "heavy_handlers": demand.heavy_handlers,
+            "heavy": min(demand.heavy, MOST_CLAIMED),
+        }
+        body = {"reports": list(map(orjson.Fragment, reports)), "demand": wanted, "lease_seconds": lease_seconds}
+        content = orjson.dumps(body)
+        return await self._requests.send("POST", worker_id, path, ExchangeAnswer, content=content)
+
+    async def renew(self, worker_id: UUID, held: Sequence[Running], *, lease_seconds: float) -> frozenset[str]:
+        lost: set[str] = set()
+        for batch in _batches(map(_running, held), _HELD_BYTES, most=5000):
+            body = {"held": list(map(orjson.Fragment, batch)), "lease_seconds": lease_seconds}
+            answer = await self._requests.send("POST", worker_id, "/renew", TaskIds, content=orjson.dumps(body))
+            lost.update(answer.task_ids)
+        return frozenset(lost)
+
+    async def take_stops(self, worker_id: UUID) -> frozenset[str]:
+        return frozenset((await self._requests.send("POST", worker_id, "/stops", TaskIds)).task_ids)
+
+    async def retire_worker(self, worker_id: UUID) -> None:
+        await self._requests.send("DELETE", worker_id, "", WorkerReceipt)
+
+
+class HttpPayloads:
+    """The PayloadLedger of the handler of one task, which the worker must hold. Calls of handlers wait while the
+    platform is unavailable, up to `patience_seconds`: a platform that restarts must not fail the attempt."""
+
+    def __init__(self, requests: WorkerRequests, worker_id: UUID, attempt: str, patience_seconds: float) -> None:
+        self._requests = requests
+        self._worker_id = worker_id
+        self._path = f"/tasks/{quote(attempt, safe='')}"
+        self._patience_seconds = patience_seconds
+        self._incomplete = 0
+
+    async def store_payload(self, job_id: UUID, encoded: Encoded) -> Reference:
+        if len(encoded) > LOADABLE_BYTES:
+            raise InvalidRequest(
+                f"the output has {len(encoded):,} bytes; a worker without database access may send {LOADABLE_BYTES:,}",
+                code="output.too-large",
+                hint="put large data into storage and return a reference",
+            )
+        reference = await asyncio.to_thread(payload.reference_to, encoded)
+        options = {"content": bytes(encoded), "most_bytes": LOADABLE_BYTES}
+        stored = await self._requests.send("PUT", self._worker_id, f"{self._path}/output", StoredOutput, **options)
+        payload.check(job_id, reference, stored.model_dump())
+        return reference
+
+    async def load_payload(self, job_id: UUID, reference: Reference) -> Encoded:
+        try:
+            content = (await self._requests.content("GET", self._worker_id, f"{self._path}/params")).content
+        except Unavailable as error:
+            self._incomplete += error.code == "server.lost"
+            if self._incomplete >= _MOST_INCOMPLETE:
+                raise payload.damaged(job_id, reference, 0) from None
+            raise
+        payload.check(job_id, reference, await asyncio.to_thread(payload.reference_to, content))
+        return content
+
+    async def read_results(self, _job_id: UUID, _node_id: str, offset: int, limit: int) -> list[ChildResult]:
+        """The node is that of the task's params."""
+        params = {"offset": offset, "limit": min(limit, MOST_RESULTS)}
+        answer = await self._patiently(
+            lambda: self._requests.send(
+                "GET", self._worker_id, f"{self._path}/results", ResultsOfChildren, params=params
+            )
+        )
+        return [ChildResult(**dict(row)) for row in answer.results]
+
+    read_encoded_results = read_results
+
+    async def save_checkpoint(
+        self, _running: Running, name: str, data: Any, artifacts: Sequence[Mapping[str, Any]] = ()
+    ) -> bool:
+        body = {"name": name, "data": data, "artifacts": artifacts}
+        answer = await self._patiently(
+            lambda: self._requests.send(
+                "PUT", self._worker_id, f"{self._path}/checkpoints", CheckpointReceipt, body=body
+            )
+        )
+        return answer.is_saved
+
+    async def load_checkpoints(self, _job_id: UUID, _node_id: str) -> list[Checkpoint]:
+        answer = await self._patiently(
+            lambda: self._requests.send("GET", self._worker_id, f"{self._path}/checkpoints", SavedCheckpoints)
+        )
+        return [Checkpoint.model_construct(**dict(row)) for row in answer.checkpoints]
+
+    async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._patience_seconds
+        seconds, longest = _PAUSE_SECONDS
+        while True:
+            try:
+                return await call()
+            except Unavailable:
+                if loop.time() + seconds > deadline:
+                    raise
+            await asyncio.sleep(seconds)
+            seconds = min(longest, 2 * seconds)
+
+
+def _report(report: Report) -> bytes:
+    body: dict[str, Any] = {
+        "job_id": report.job_id,
+        "node_id": report.node_id,
+        "attempt": report.attempt,
+        "status": report.status.value,
+    }
+    metrics = dict(report.metrics) if report.metrics is not None else None
+    optional = {
+        "output": report.output,
+        "error": report.error,
+        "output_ref": report.output_ref,
+        "log": metrics.pop("log", None) if metrics is not None else None,
+        "metrics": metrics,
+    }
+    return orjson.dumps(body | {name: value for name, value in optional.items() if value is not None})
+
+
+def _running(held: Running) -> bytes:
+    body: dict[str, Any] = {"job_id": held.job_id, "node_id": held.node_id, "attempt": held.attempt}
+    optional = {"progress": held.progress, "log": held.log}
+    return orjson.dumps(body | {name: value for name, value in optional.items() if value is not None})
+
+
+def _batches(encoded: Iterable[bytes], most_bytes: int, most: int = MOST_REPORTS) -> Iterator[list[bytes]]:
+    """In requests of limited size; a single one that is larger is sent alone, and refused."""
+    batch: list[bytes] = []
+    size = 0
+    for each in encoded:
+        if batch and (size + len(each) > most_bytes or len(batch) == most):
+            yield batch
+            batch, size = [], 0
+        batch.append(each)
+        size += len(each) + 1
+    if batch:
+        yield batch
+
+
+def _messages(claimed: Sequence[ClaimedTask], demand: Demand) -> tuple[TaskMessage, ...]:
+    """The claimed tasks, if they are what was asked for."""
+    light = sum(task.handler in demand.light_handlers for task in claimed)
+    heavy = sum(task.handler in demand.heavy_handlers for task in claimed)
+    are_wanted = light <= demand.light and heavy <= demand.heavy and light + heavy == len(claimed)
+    if not are_wanted or not all(task.queue in demand.queues for task in claimed):
+        raise unexpected("it has tasks that this worker did not ask for")
+    if any(task.task_id != task_id(task.job_id, task.node_id, task.attempt) for task in claimed):
+        raise unexpected("it has a task whose id is not that of its attempt")
+    return tuple(TaskMessage.model_construct(**dict(task)) for task in claimed)

@@ -1,0 +1,54 @@
+"""Requests of a worker to the API, and their errors in the terms of the worker's loop.
+
+The loop keeps its reports and tries again if the platform is unavailable. A key that was revoked, a proxy that answers
+in its place or a platform of an older version are the same to the loop: time may repair them, and no result is lost
+meanwhile. Only what is wrong with a request itself is passed on: the loop then finds the report that is refused.
+"""
+
+from typing import Any, TypeVar
+from uuid import UUID
+
+import httpx2
+from pydantic import BaseModel, ValidationError
+
+from dagmaster.client.connection import Connection
+from dagmaster.client.models.base import unexpected
+from dagmaster.errors import Conflict, DagmasterError, Fenced, InvalidRequest, NotAllowed, NotFound, Unavailable
+
+M = TypeVar("M", bound=BaseModel)
+
+
+class WorkerRequests:
+    """Tasks of one event loop may share it."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    async def send(self, method: str, worker_id: UUID, path: str, answer: type[M], **options: Any) -> M:
+        """The answer to a request, checked."""
+        return parsed(answer, (await self.content(method, worker_id, path, **options)).content)
+
+    async def content(self, method: str, worker_id: UUID, path: str, **options: Any) -> httpx2.Response:
+        try:
+            return await self._connection.request(method, f"/worker/{worker_id}{path}", **options)
+        except DagmasterError as error:
+            raise translated(error) from None
+
+
+def parsed(kind: type[M], content: bytes) -> M:
+    """An answer as a model. Unknown fields are ignored; one that is not valid counts as an outage."""
+    try:
+        return kind.model_validate_json(content, extra="ignore", context="client")
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False)[0]
+        raise unexpected(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+
+
+def translated(error: DagmasterError) -> DagmasterError:
+    if error.code == "worker.not-held":
+        return Fenced("this attempt no longer holds its task")
+    is_of_request = isinstance(error, InvalidRequest | Conflict) and not isinstance(error, NotAllowed)
+    is_of_payload = isinstance(error, NotFound) and error.code.startswith("payload.")
+    if isinstance(error, Unavailable) or is_of_request or is_of_payload:
+        return error
+    return Unavailable(error.message, code=error.code, hint=error.hint, **error.facts)

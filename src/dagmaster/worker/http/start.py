@@ -1,0 +1,91 @@
+"""Start a worker over HTTP: find the platform, check the key, adopt the limits of both."""
+
+import asyncio
+import socket
+
+from dagmaster import __version__
+from dagmaster.client.connection import Connection, is_temporary
+from dagmaster.client.credentials import key_for
+from dagmaster.client.models.worker import PROTOCOL, StartedWorker
+from dagmaster.errors import InvalidRequest, NotAllowed, NotFound, Unavailable
+from dagmaster.observe import log
+from dagmaster.settings import Settings
+from dagmaster.worker.http.requests import parsed
+
+# Tasks are announced by the server, so the worker's own polls are for the case that something else has failed.
+POLL_SECONDS = 120.0
+PATIENCE_SECONDS = 60.0
+RENEWALS_PER_LEASE = 4
+_PAUSE_SECONDS = (0.2, 5.0)
+_log = log.get("worker")
+
+
+def connect(settings: Settings) -> Connection:
+    """The connection to the API that the settings name. Nothing is sent yet."""
+    url = settings.dag_callback_url
+    if url is None:
+        raise InvalidRequest("DAG_CALLBACK_URL is not set", code="settings.invalid")
+    return Connection(lambda: url, find_key=lambda: key_for(settings, server=url))
+
+
+async def start(connection: Connection, *, patience_seconds: float = PATIENCE_SECONDS) -> StartedWorker:
+    """Wait for a while if the platform is unavailable. An error that waiting does not repair is raised at once."""
+    body = {"host": socket.gethostname()[:200], "software_version": __version__, "protocol": PROTOCOL}
+    loop = asyncio.get_running_loop()
+    deadline, is_logged = loop.time() + patience_seconds, False
+    seconds, longest = _PAUSE_SECONDS
+    while True:
+        try:
+            response = await connection.request("POST", "/worker/start", body=body)
+            return parsed(StartedWorker, response.content)
+        except NotFound as error:
+            raise Unavailable(
+                f"{connection.url} has no API for workers without database access",
+                code="worker.no-api",
+                hint="check DAG_CALLBACK_URL; the platform may be older than this worker, which is version "
+                f"{__version__}: upgrade it first",
+            ) from error
+        except NotAllowed as error:
+            raise _refused(error) from None
+        except Unavailable as error:
+            if not is_temporary(error) or loop.time() + seconds > deadline:
+                raise
+            if not is_logged:
+                _log.warning("waiting for the platform", error=error.message)
+                is_logged = True
+        await asyncio.sleep(seconds)
+        seconds = min(longest, 2 * seconds)
+
+
+def _refused(error: NotAllowed) -> NotAllowed:
+    """Say which key is meant: a worker has no command line with --key."""
+    hint = "set DAGMASTER_KEY to a key of the scope worker, or run `dagmaster login --server URL` with one; an "
+    hint += "administrator creates it: dagmaster keys create NAME --scope worker"
+    return NotAllowed(f"the platform refuses this worker: {error.message}", code=error.code, hint=hint, **error.facts)
+
+
+def adopted(settings: Settings, started: StartedWorker) -> Settings:
+    """The settings of the worker within the limits of the platform and of the key."""
+    lease_seconds = min(settings.task_lease_sec, started.lease_seconds)
+    changes = {
+        "worker_queue": queues_of(settings, started),
+        "worker_poll_interval": max(settings.worker_poll_interval, POLL_SECONDS),
+        "task_lease_sec": lease_seconds,
+        "lease_renew_sec": min(settings.lease_renew_sec, lease_seconds / RENEWALS_PER_LEASE),
+    }
+    return settings.model_copy(update=changes)
+
+
+def queues_of(settings: Settings, started: StartedWorker) -> tuple[str, ...]:
+    """The queues of the key, or those of the settings if the key allows them."""
+    if started.queues is None:
+        return settings.worker_queue
+    if "worker_queue" not in settings.model_fields_set:
+        return tuple(started.queues)
+    if foreign := sorted(set(settings.worker_queue) - set(started.queues)):
+        raise NotAllowed(
+            f"the key '{started.caller}' does not allow tasks of {', '.join(foreign)}",
+            code="worker.queue-not-allowed",
+            hint=f"set WORKER_QUEUE to queues of the key ({', '.join(started.queues)}), or unset it",
+        )
+    return settings.worker_queue

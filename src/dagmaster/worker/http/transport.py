@@ -1,0 +1,149 @@
+"""Tasks are announced by a request that waits on the server, and orchestrators are notified by a request.
+
+The request names the handlers that have free slots, so that the server answers only if there is a task for one of them.
+If others become free, it is replaced.
+"""
+
+import asyncio
+import random
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+from uuid import UUID
+
+from dagmaster.client.models.worker import LONGEST_WAIT_SECONDS, QueuesWithTasks, WorkerReceipt
+from dagmaster.database.ledger.protocol import Demand
+from dagmaster.errors import DagmasterError
+from dagmaster.jobs.model import TaskMessage
+from dagmaster.observe import log
+from dagmaster.transports.transport import Delivery, Ticket
+from dagmaster.worker.http.requests import WorkerRequests
+
+WAIT_SECONDS = 25.0  # below the timeouts of common proxies, and below the server's limit
+_ANSWER_SECONDS = 10.0  # that the answer may take after that
+_BACKOFF_SECONDS = (0.25, 5.0)
+_PAUSE_SECONDS = (0.02, 2.0)  # after an announcement that led to no task
+_log = log.get("worker")
+
+assert WAIT_SECONDS <= LONGEST_WAIT_SECONDS
+
+
+class HttpTransport:
+    """Call `note_exchange` after each exchange. It knows from it which handlers have free slots."""
+
+    def __init__(self, requests: WorkerRequests, worker_id: UUID, rng: random.Random | None = None) -> None:
+        self._requests = requests
+        self._worker_id = worker_id
+        self._rng = rng or random.Random()  # noqa: S311 - jitter
+        self._queues: tuple[str, ...] = ()
+        self._free: frozenset[str] = frozenset()  # handlers
+        self._has_more_free = asyncio.Event()
+        self._asked: frozenset[str] = frozenset()
+        self._was_announced = False
+        self._in_vain = 0  # announcements in a row that led to no task
+        self._failures = 0
+
+    def note_exchange(self, demand: Demand, claimed: Sequence[TaskMessage]) -> None:
+        if not demand.total:
+            return
+        heavy = sum(task.handler in demand.heavy_handlers for task in claimed)
+        light = len(claimed) - heavy
+        self._queues = demand.queues
+        self._free = frozenset(
+            (demand.light_handlers if light < demand.light else ())
+            + (demand.heavy_handlers if heavy < demand.heavy else ())
+        )
+        if claimed:
+            self._in_vain = 0
+        elif self._was_announced:
+            self._in_vain = min(self._in_vain + 1, 10)
+        self._was_announced = False
+        if self._free - self._asked:
+            self._has_more_free.set()
+
+    async def publish(self, tickets: Sequence[Ticket]) -> None:
+        """Workers announce no tasks."""
+
+    def topics(self, _tickets: Sequence[Ticket]) -> Sequence[str]:
+        return ()
+
+    async def receive(self, timeout_seconds: float) -> Sequence[Delivery]:
+        """What the server announces. It waits longer than `timeout_seconds`, because its requests need no polling."""
+        if self._in_vain:
+            low, high = _PAUSE_SECONDS
+            await asyncio.sleep(min(high, low * 2**self._in_vain) * self._rng.uniform(0.5, 1.0))
+        while True:
+            if not self._free:
+                await asyncio.sleep(min(timeout_seconds, 1.0))
+                return ()
+            self._has_more_free.clear()
+            self._asked = self._free
+            asking = asyncio.create_task(self._ask(self._queues, self._asked))
+            changing = asyncio.create_task(self._has_more_free.wait())
+            try:
+                await asyncio.wait({asking, changing}, return_when=asyncio.FIRST_COMPLETED)
+                if asking.done():
+                    queues = asking.result()
+                    self._was_announced = bool(queues)
+                    return [Delivery(queue) for queue in queues]
+            finally:
+                self._asked = frozenset()
+                await _end(asking, changing)
+
+    async def _ask(self, queues: Sequence[str], handlers: frozenset[str]) -> Sequence[str]:
+        body = {"queues": queues, "handlers": sorted(handlers), "seconds": WAIT_SECONDS}
+        timeout = WAIT_SECONDS + _ANSWER_SECONDS
+        try:
+            answer = await self._requests.send(
+                "POST", self._worker_id, "/wait", QueuesWithTasks, body=body, timeout=timeout
+            )
+        except DagmasterError as error:
+            await self._back_off(error)
+            return ()
+        self._failures = 0
+        return answer.queues
+
+    async def _back_off(self, error: DagmasterError) -> None:
+        if self._failures == 0:
+            _log.warning("the platform announces no tasks; trying again", error=str(error))
+        low, high = _BACKOFF_SECONDS
+        seconds = min(high, low * 2**self._failures) * self._rng.uniform(0.5, 1.0)
+        self._failures = min(self._failures + 1, 10)
+        await asyncio.sleep(seconds)
+
+    async def settle(self, _deliveries: Sequence[Delivery]) -> None:
+        """Nothing to do: an announcement is no message."""
+
+    async def close(self) -> None:
+        """Nothing to close: `receive` is cancelled by its caller."""
+
+
+class HttpNotifier:
+    """Tells the platform that claimed tasks still run. A notification that is lost only delays what people see."""
+
+    def __init__(self, requests: WorkerRequests, worker_id: UUID) -> None:
+        self._requests = requests
+        self._worker_id = worker_id
+        self._sending: asyncio.Task[None] | None = None
+
+    def notify(self, *_topics: str) -> None:
+        if self._sending is None or self._sending.done():
+            self._sending = asyncio.get_running_loop().create_task(self._send(), name="notifier-send")
+
+    async def _send(self) -> None:
+        with suppress(DagmasterError):
+            await self._requests.send("POST", self._worker_id, "/running", WorkerReceipt)
+
+    async def wait(self, timeout_seconds: float) -> frozenset[str]:
+        await asyncio.sleep(timeout_seconds)
+        return frozenset()
+
+    async def close(self) -> None:
+        if self._sending is not None:
+            await _end(self._sending)
+
+
+async def _end(*tasks: "asyncio.Task[Any]") -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

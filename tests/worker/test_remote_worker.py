@@ -1,0 +1,571 @@
+"""A worker without database access: the real loop over the real API, and what goes wrong between them."""
+
+import asyncio
+import json
+import random
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+from uuid import UUID, uuid4
+
+import orjson
+import pytest
+from httpx2 import Response
+from tests.engine.harness import Engine, engine, fast_settings, open_gate, until, workflow
+from tests.worker.over_http import a_key, connection_with, platform
+
+from dagmaster.access.worker_ids import is_worker_of, new_worker_id
+from dagmaster.api.task_watch import MOST_WAITING, WOKEN_AT_ONCE, TaskWatch
+from dagmaster.client.models.worker import StartedWorker
+from dagmaster.database.ledger.protocol import Demand, Report
+from dagmaster.database.reads.remote_workers import ClaimableHandler
+from dagmaster.errors import Conflict, Fenced, InvalidRequest, NotAllowed, NotFound, Unavailable, UnfitData
+from dagmaster.handlers.registry import Registry, installed
+from dagmaster.handlers.shipped import REGISTRATIONS
+from dagmaster.jobs.model import task_id
+from dagmaster.jobs.payload import LOADABLE_BYTES, reference_to
+from dagmaster.jobs.states import TaskStatus
+from dagmaster.roles.remote_worker import wired, without_database
+from dagmaster.settings import load
+from dagmaster.worker.http.ledger import HttpLedger, HttpPayloads
+from dagmaster.worker.http.requests import WorkerRequests, translated
+from dagmaster.worker.http.start import adopted, start
+from dagmaster.worker.http.transport import HttpTransport
+from dagmaster.worker.loop import Worker
+
+pytestmark = pytest.mark.requirement("E7", "Q3", "H1")
+
+JOB = uuid4()
+
+
+@asynccontextmanager
+async def remote(running: Engine, app: Any, key: str, **settings: Any) -> AsyncIterator[Worker]:
+    """A worker that reaches the app with a key, in this process."""
+    connection = connection_with(app, key)
+    started = await start(connection)
+    chosen = adopted(fast_settings(**settings), started)
+    worker = wired(chosen, started, WorkerRequests(connection), running.registry)
+    task = asyncio.create_task(worker.run())
+    try:
+        yield worker
+    finally:
+        worker.stop()
+        await asyncio.wait_for(task, 20)
+        await connection.close()
+
+
+LARGE = workflow("""
+    workflow_id: large_values
+    inputs: {list: {type: array, default: [0, 1, 2]}, text: {type: string}}
+    nodes:
+      start: {type: start, next: tiles}
+      tiles:
+        type: fan_out
+        source: "{{ inputs.list }}"
+        task: {handler: give, params: {value: ["{{ inputs.text }}", "{{ inputs.text }}"]}}
+      gather: {type: fan_in, aggregation: collect, depends_on: {all_of: [tiles]}, next: read}
+      read: {type: fan_out, results_of: tiles, batch_size: 2, task: {handler: collect_results}}
+      read_in: {type: fan_in, aggregation: collect, depends_on: {all_of: [read]}, next: end}
+      end: {type: end}
+""")
+
+
+PHASES = workflow("""
+    workflow_id: phases
+    nodes:
+      start: {type: start, next: work}
+      work: {handler: multi_phase, next: end}
+      end: {type: end}
+""")
+
+
+async def test_a_worker_over_http_runs_all_that_a_worker_with_a_database_runs(database):
+    """Plain handlers with checkpoints, fans, large params, outputs and results, progress and log lines."""
+    key = await a_key(database, "partner")
+    async with engine(database, workers=0) as running, platform(database) as app:
+        async with remote(running, app, key) as worker:
+            demo = await running.run("demo", count=20)
+            phases = await running.run(PHASES)
+            large = await running.run(LARGE, text="x" * 200_000)
+            (listed,) = await running.rows("SELECT * FROM dagapp.workers")
+        gone = await running.rows("SELECT * FROM dagapp.workers")
+        results = await running.rows("SELECT DISTINCT worker_id FROM dagapp.dag_task_results")
+
+    assert demo["status"] == "completed", demo["error_message"]
+    assert phases["status"] == "completed", phases["error_message"]
+    assert large["status"] == "completed", large["error_message"]
+    assert listed["worker_id"] == worker.worker_id
+    assert is_worker_of(worker.worker_id, "partner")
+    assert "raster.validate" not in listed["handlers"]
+    assert "echo" in listed["handlers"]
+    assert gone == []
+    assert results == [{"worker_id": worker.worker_id}]
+
+
+GATED = workflow("""
+    workflow_id: gated
+    nodes:
+      start: {type: start, next: work}
+      work: {handler: gate, next: end, retry: {max_attempts: 0}}
+      end: {type: end}
+""")
+
+
+async def test_cancel_pause_and_running_reach_a_worker_over_http(database):
+    key = await a_key(database, "partner")
+    async with (
+        engine(database, workers=0) as running,
+        platform(database) as app,
+        remote(running, app, key) as worker,
+    ):
+        job_id = await running.submit(GATED)
+        shown = await until(lambda: _shows(running, job_id, "running"))
+        await running.ledger.request_cancel(job_id, by="test", reason=None)
+        cancelled = await running.wait(job_id)
+        await running.ledger.set_queue("dag-worker-tasks", is_paused=True)
+        paused = await running.submit(GATED)
+        open_gate(paused)
+        await until(lambda: _queued(running, paused))
+        await asyncio.sleep(0.3)
+        claimed_while_paused = worker.counters.claimed
+        await running.ledger.set_queue("dag-worker-tasks", is_paused=False)
+        completed = await running.wait(paused)
+
+    assert shown
+    assert cancelled["status"] == "cancelled"
+    assert claimed_while_paused == 1
+    assert completed["status"] == "completed"
+
+
+async def _shows(running: Engine, job_id: UUID, status: str) -> bool:
+    return (await running.nodes(job_id))["work"]["status"] == status
+
+
+async def _queued(running: Engine, job_id: UUID) -> bool:
+    return any(task["status"] == "queued" for task in await running.tasks(job_id))
+
+
+async def test_a_worker_keeps_its_handlers_and_results_while_the_platform_is_away(database):
+    """The answers stop, as when every instance restarts. The handler ends meanwhile, and its report counts later."""
+    key = await a_key(database, "partner")
+    async with (
+        engine(database, workers=0, task_lease_sec=30) as running,
+        platform(database, task_lease_sec=30) as app,
+        remote(running, app, key, task_lease_sec=30) as worker,
+    ):
+        connection = worker._ledger._requests._connection
+        answering = connection._connected
+        job_id = await running.submit(GATED)
+        await until(lambda: _shows(running, job_id, "running"))
+        connection._connected = (answering[0], _Away())
+        open_gate(job_id)
+        await until(lambda: _is_finished(worker))
+        outages = worker.counters.outages
+        connection._connected = answering
+        job = await running.wait(job_id)
+        tasks = await running.tasks(job_id)
+
+    assert outages
+    assert job["status"] == "completed"
+    assert [task["attempt"] for task in tasks] == [1]
+
+
+async def _is_finished(worker: Worker) -> bool:
+    return bool(worker._finished) and worker._failures > 1
+
+
+class _Away:
+    """A platform that does not answer."""
+
+    def stream(self, *_arguments: Any, **_options: Any) -> Any:
+        import httpx2
+
+        raise httpx2.ConnectError("Connection refused")
+
+    async def aclose(self) -> None: ...
+
+
+def test_a_key_that_is_refused_counts_as_an_outage_so_that_results_are_kept():
+    refused = translated(NotAllowed("this key was revoked", code="auth.revoked"))
+
+    assert isinstance(refused, Unavailable)
+    assert refused.code == "auth.revoked"
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (NotFound("no such path", code="request.not-found"), Unavailable),
+        (NotFound("gone", code="payload.missing"), NotFound),
+        (NotFound("not yours", code="worker.not-held"), Fenced),
+        (InvalidRequest("bad report"), InvalidRequest),
+        (Conflict("no"), Conflict),
+        (Unavailable("later"), Unavailable),
+    ],
+)
+def test_only_what_is_wrong_with_a_request_itself_is_not_tried_again(error, kind):
+    assert type(translated(error)) is kind
+
+
+# --- idle workers ----------------------------------------------------------------------------------------------------
+
+
+class CountedReads:
+    def __init__(self) -> None:
+        self.claimable: list[ClaimableHandler] = []
+        self.reads = 0
+        self.fails = False
+
+    async def claimable_handlers(self, _queues: Any) -> list[ClaimableHandler]:
+        self.reads += 1
+        if self.fails:
+            raise Unavailable("the database is down")
+        return self.claimable
+
+
+class QuietNotifier:
+    def __init__(self) -> None:
+        self.topics: asyncio.Queue[frozenset[str]] = asyncio.Queue()
+
+    def notify(self, *_topics: str) -> None: ...
+
+    async def wait(self, _timeout_seconds: float) -> frozenset[str]:
+        return await self.topics.get()
+
+    async def close(self) -> None: ...
+
+
+@asynccontextmanager
+async def a_watch(poll_seconds: float = 60.0) -> AsyncIterator[tuple[TaskWatch, CountedReads, QuietNotifier]]:
+    reads, notifier = CountedReads(), QuietNotifier()
+    watch = TaskWatch(reads, {"tasks:q": "q"}, lambda: notifier, poll_seconds)
+    yield watch, reads, notifier
+    await watch.close()
+
+
+async def test_hundreds_of_idle_workers_share_one_look_at_the_database():
+    async with a_watch(poll_seconds=0.1) as (watch, reads, _):
+        waiting = [asyncio.create_task(watch.wait({"q"}, {"echo"}, 0.55)) for _ in range(300)]
+
+        answers = await asyncio.gather(*waiting)
+
+    assert set(answers) == {frozenset()}
+    assert 3 <= reads.reads <= 8  # one in each poll interval, not one for each worker
+
+
+async def test_a_notification_wakes_a_few_workers_that_can_run_the_task_in_the_order_of_their_arrival():
+    async with a_watch() as (watch, reads, notifier):
+        waiting = [
+            asyncio.create_task(watch.wait({"q"}, {"echo"} if number != 1 else {"other"}, 5.0)) for number in range(40)
+        ]
+        await asyncio.sleep(0.05)
+        reads.claimable = [ClaimableHandler("q", "echo")]
+        await notifier.topics.put(frozenset({"tasks:q"}))
+        await until(lambda: _some_done(waiting))
+        reads.claimable = []  # the first have claimed it
+        await asyncio.sleep(0.1)
+        woken = [number for number, task in enumerate(waiting) if task.done()]
+
+    assert woken == [0, *range(2, WOKEN_AT_ONCE + 1)]
+    assert waiting[0].result() == {"q"}
+
+
+async def _some_done(tasks: list[Any]) -> bool:
+    return any(task.done() for task in tasks)
+
+
+async def test_all_workers_are_woken_while_tasks_are_left():
+    async with a_watch() as (watch, reads, _):
+        reads.claimable = [ClaimableHandler("q", "echo")]
+
+        answers = await asyncio.gather(*(watch.wait({"q"}, {"echo"}, 5.0) for _ in range(40)))
+
+    assert set(answers) == {frozenset({"q"})}
+
+
+async def test_tasks_that_no_waiting_worker_can_run_wake_nobody():
+    async with a_watch(poll_seconds=0.02) as (watch, reads, notifier):
+        reads.claimable = [ClaimableHandler("q", "rare"), ClaimableHandler("elsewhere", "echo")]
+        await notifier.topics.put(frozenset({"tasks:q"}))
+
+        assert await watch.wait({"q"}, {"echo"}, 0.2) == frozenset()
+
+
+async def test_an_outage_of_the_database_ends_no_wait_and_closing_ends_all():
+    async with a_watch(poll_seconds=0.02) as (watch, reads, _):
+        reads.fails = True
+        waiting = asyncio.create_task(watch.wait({"q"}, {"echo"}, 30))
+        await until(lambda: _counted(reads, 2))
+        reads.fails, reads.claimable = False, [ClaimableHandler("q", "echo")]
+        assert await waiting == {"q"}
+        reads.claimable = []
+        waiting = asyncio.create_task(watch.wait({"q"}, {"rare"}, 30))
+        await asyncio.sleep(0.01)
+        await watch.close()
+        assert await asyncio.wait_for(waiting, 1) == frozenset()
+        assert await watch.wait({"q"}, {"rare"}, 30) == frozenset()
+
+
+async def _counted(reads: CountedReads, count: int) -> bool:
+    return reads.reads >= count
+
+
+async def test_too_many_waiting_workers_are_refused(monkeypatch):
+    monkeypatch.setattr("dagmaster.api.task_watch.MOST_WAITING", 1)
+    assert MOST_WAITING > 1000
+    async with a_watch() as (watch, _, _):
+        first = asyncio.create_task(watch.wait({"q"}, {"echo"}, 5.0))
+        await asyncio.sleep(0.01)
+
+        with pytest.raises(Unavailable):
+            await watch.wait({"q"}, {"echo"}, 5.0)
+        first.cancel()
+
+
+# --- answers that are not to be trusted ------------------------------------------------------------------------------
+
+
+class Scripted:
+    """A connection that answers with given bodies, and remembers the requests."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers = list(answers)
+        self.requests: list[tuple[str, str, Any]] = []
+
+    async def request(self, method: str, path: str, **options: Any) -> Response:
+        self.requests.append((method, path, options.get("body") or options.get("content")))
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return Response(200, content=answer if isinstance(answer, bytes) else orjson.dumps(answer))
+
+
+def a_claimed(**changes: Any) -> dict[str, Any]:
+    task = {
+        "task_id": task_id(JOB, "work", 1),
+        "job_id": str(JOB),
+        "node_id": "work",
+        "attempt": 1,
+        "handler": "echo",
+        "params": {},
+        "queue": "q",
+        "timeout_seconds": 10.0,
+        "retry_count": 0,
+        "losses": 0,
+        "params_ref": None,
+    }
+    return {"claimed": [task | changes], "accepted": 0, "late": []}
+
+
+WANTED = Demand(("q",), ("echo",), 1)
+
+
+async def test_claimed_tasks_are_those_of_the_answer():
+    ledger = HttpLedger(WorkerRequests(Scripted(a_claimed(unknown_field=1))))
+
+    (task,) = (await ledger.exchange(uuid4(), [], WANTED, lease_seconds=60)).claimed
+
+    assert (task.task_id, task.handler, task.params) == (task_id(JOB, "work", 1), "echo", {})
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        a_claimed(handler="rm"),
+        a_claimed(queue="elsewhere"),
+        a_claimed(node_id="other"),
+        a_claimed(timeout_seconds=-1),
+        a_claimed(params="text"),
+        a_claimed(attempt="x"),
+        {"claimed": a_claimed()["claimed"] * 2, "accepted": 0, "late": []},
+        {"claimed": "x"},
+        [],
+        b"",
+        b"<html>",
+        b'{"claimed": [], "accepted": NaN, "late": []}',
+        b"[" * 100_000,
+    ],
+    ids=str,
+)
+async def test_a_hostile_answer_is_an_outage_and_starts_nothing(answer):
+    ledger = HttpLedger(WorkerRequests(Scripted(answer)))
+
+    with pytest.raises(Unavailable) as refusal:
+        await ledger.exchange(uuid4(), [], WANTED, lease_seconds=60)
+
+    assert refusal.value.code == "server.unexpected"
+
+
+async def test_large_reports_are_sent_in_several_requests_and_only_the_last_one_claims():
+    connection = Scripted({"claimed": [], "accepted": 2, "late": []})
+    ledger = HttpLedger(WorkerRequests(connection))
+    reports = [Report(JOB, f"n{n}", 1, TaskStatus.SUCCEEDED, output="x" * 200_000) for n in range(9)]
+
+    answer = await ledger.exchange(uuid4(), reports, WANTED, lease_seconds=60)
+
+    bodies = [json.loads(content) for _, _, content in connection.requests]
+    assert sum(len(body["reports"]) for body in bodies) == 9
+    assert [body["demand"]["light"] for body in bodies] == [0] * (len(bodies) - 1) + [1]
+    assert [path.rpartition("/")[2] for _, path, _ in connection.requests[:-1]] == ["report"] * (len(bodies) - 1)
+    assert all(len(content) < 1024 * 1024 for _, _, content in connection.requests)
+    assert answer.accepted == 2 * len(bodies)
+
+
+async def test_params_that_are_not_what_their_reference_says_are_refused():
+    payloads = HttpPayloads(WorkerRequests(Scripted(b'{"evil": true}')), uuid4(), task_id(JOB, "work", 1), 1.0)
+
+    with pytest.raises(UnfitData) as refusal:
+        await payloads.load_payload(JOB, reference_to(b'{"text": "as stored"}'))
+
+    assert refusal.value.code == "payload.damaged"
+
+
+async def test_params_whose_download_always_ends_early_are_damaged():
+    lost = Unavailable("the connection was lost", code="server.lost")
+    payloads = HttpPayloads(WorkerRequests(Scripted(lost)), uuid4(), task_id(JOB, "work", 1), 1.0)
+
+    for _ in range(4):
+        with pytest.raises(Unavailable):
+            await payloads.load_payload(JOB, reference_to(b"{}"))
+    with pytest.raises(UnfitData):
+        await payloads.load_payload(JOB, reference_to(b"{}"))
+
+
+async def test_an_output_that_is_too_large_is_refused_before_it_is_sent():
+    connection = Scripted({})
+    payloads = HttpPayloads(WorkerRequests(connection), uuid4(), task_id(JOB, "work", 1), 1.0)
+
+    with pytest.raises(InvalidRequest) as refusal:
+        await payloads.store_payload(JOB, bytes(LOADABLE_BYTES + 1))
+
+    assert refusal.value.code == "output.too-large"
+    assert connection.requests == []
+
+
+async def test_a_handlers_checkpoint_waits_for_a_platform_that_restarts():
+    gone = Unavailable("no platform answers", code="server.unreachable")
+    payloads = HttpPayloads(
+        WorkerRequests(Scripted(gone, gone, {"is_saved": True})), uuid4(), task_id(JOB, "work", 1), 5.0
+    )
+
+    assert await payloads.save_checkpoint(None, "phase", {"x": 1})
+
+
+async def test_after_announcements_in_vain_the_worker_waits_longer_and_longer():
+    connection = Scripted({"queues": ["q"]})
+    transport = HttpTransport(WorkerRequests(connection), uuid4(), random.Random(1))
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    for _ in range(5):
+        transport.note_exchange(WANTED, ())
+        assert [each.queue for each in await transport.receive(1.0)] == ["q"]
+
+    assert loop.time() - began > 0.15
+
+
+async def test_a_wait_is_replaced_when_more_handlers_become_free():
+    class Slow(Scripted):
+        async def request(self, method: str, path: str, **options: Any) -> Response:
+            if "heavy" not in options["body"]["handlers"]:
+                self.requests.append((method, path, "cancelled"))
+                await asyncio.sleep(30)
+            return await super().request(method, path, **options)
+
+    connection = Slow({"queues": ["q"]})
+    transport = HttpTransport(WorkerRequests(connection), uuid4())
+    both = Demand(("q",), ("light",), 1, ("heavy",), 1)
+    transport.note_exchange(Demand(("q",), ("light",), 1), ())
+    receiving = asyncio.create_task(transport.receive(1.0))
+    await asyncio.sleep(0.05)
+
+    transport.note_exchange(both, ())
+    deliveries = await asyncio.wait_for(receiving, 5)
+
+    assert [each.queue for each in deliveries] == ["q"]
+    assert len(connection.requests) == 2
+
+
+# --- starting --------------------------------------------------------------------------------------------------------
+
+
+def a_start(**changes: Any) -> StartedWorker:
+    facts = {"worker_id": uuid4(), "caller": "partner", "queues": None, "lease_seconds": 30.0}
+    return StartedWorker(**(facts | {"software_version": "1", "protocol": 1} | changes))
+
+
+def test_a_worker_keeps_to_the_lease_of_the_platform_and_to_the_queues_of_its_key(monkeypatch):
+    monkeypatch.delenv("WORKER_QUEUE", raising=False)
+
+    settings = adopted(load(task_lease_sec=60, lease_renew_sec=15), a_start(queues=["partner-a"], lease_seconds=20))
+
+    assert (settings.task_lease_sec, settings.lease_renew_sec) == (20, 5)
+    assert settings.worker_queue == ("partner-a",)
+    with pytest.raises(NotAllowed) as refusal:
+        adopted(load(worker_queue="partner-a,container-tasks"), a_start(queues=["partner-a"]))
+    assert "container-tasks" in refusal.value.message
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "kind"),
+    [
+        (NotAllowed("this key is not valid", code="auth.invalid-key"), "auth.invalid-key", NotAllowed),
+        (NotFound("no such path", code="request.not-found"), "worker.no-api", Unavailable),
+        (Conflict("too old", code="worker.too-old"), "worker.too-old", Conflict),
+        (Unavailable("not a platform", code="server.not-a-platform"), "server.not-a-platform", Unavailable),
+        ({"worker_id": "x"}, "server.unexpected", Unavailable),
+    ],
+)
+async def test_what_waiting_does_not_repair_ends_the_start_at_once(answer, code, kind):
+    connection = Scripted(answer)
+    connection.url = "https://platform.example"
+
+    with pytest.raises(kind) as refusal:
+        await asyncio.wait_for(start(connection), 1)
+
+    assert refusal.value.code == code
+    assert refusal.value.hint or kind is Conflict or code == "server.not-a-platform"
+
+
+async def test_a_start_waits_for_a_platform_that_is_not_there_yet():
+    connection = Scripted(
+        Unavailable("refused", code="server.unreachable"), a_start(caller="partner").model_dump(mode="json")
+    )
+
+    assert (await start(connection)).caller == "partner"
+
+
+def test_the_url_must_be_encrypted_unless_it_is_of_this_machine():
+    assert load(dag_callback_url="https://platform.example/").dag_callback_url == "https://platform.example"
+    assert load(dag_callback_url="http://127.0.0.1:8000").dag_callback_url
+    assert load(dag_callback_url="http://orchestrator:8000", dag_callback_insecure=True).dag_callback_url
+    for wrong in ("http://platform.example", "ftp://x", "https://user:password@x", "platform.example"):
+        with pytest.raises(InvalidRequest):
+            load(dag_callback_url=wrong)
+
+
+def test_handlers_that_need_a_database_are_left_to_workers_that_have_one():
+    offered = set(without_database(installed()))
+
+    assert {"echo", "multi_phase", "raster.inventory"} <= offered
+    assert not {name for name in offered if name.startswith(("export.", "raster.stac_", "raster.validate"))}
+    assert len(Registry(REGISTRATIONS)) > len(offered)
+
+
+def test_an_id_belongs_to_the_caller_that_it_was_issued_to():
+    mine = new_worker_id("partner-a")
+
+    assert is_worker_of(mine, "partner-a")
+    assert not is_worker_of(mine, "partner-b")
+    assert not is_worker_of(uuid4(), "partner-a")
+    assert mine.version == 8
+    assert new_worker_id("partner-a") != mine
+
+
+def test_the_modules_of_a_worker_over_http_import_no_database_driver():
+    import subprocess
+
+    code = "import sys; import dagmaster.roles.remote_worker; sys.exit('psycopg' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], check=False)
+
+    assert done.returncode == 0
