@@ -2,7 +2,7 @@
 PY := .venv/bin/python
 PYTEST_ARGS ?=
 
-.PHONY: demo test check ui bench chaos soak mutants docs setup lock format clean
+.PHONY: demo test check ui pictures bench chaos soak mutants docs setup lock format clean
 
 demo: setup          ## turn a generated scene of 105 megapixels into a map; see demo-output
 	@$(PY) -m dagmaster.cli.main demo
@@ -20,7 +20,10 @@ check: setup         ## check lint, types and import rules
 ui: setup            ## build the web pages; setup does it too when their sources have changed
 	@scripts/ui build
 
-bench: setup         ## compare the engine with its peers, rasters with gdalwarp, tiles with rio-tiler, large searches with their target, filtered searches with unfiltered ones, requests with those before access was decided; updates docs/performance.md
+pictures: setup      ## make the pictures of the web pages in docs/pictures, from generated data (needs Chromium)
+	@$(PY) scripts/pictures.py
+
+bench: setup         ## compare the engine with its peers, rasters with gdalwarp, tiles with rio-tiler, large searches with their target, filtered searches with unfiltered ones, requests with those before access was decided, web pages with their targets; updates docs/performance.md
 	@code=0; \
 	$(PY) bench/engine.py --json bench/results/engine.json $(BENCH_ARGS) || code=1; \
 	$(PY) bench/raster.py $(RASTER_BENCH_ARGS) || code=1; \
@@ -29,6 +32,7 @@ bench: setup         ## compare the engine with its peers, rasters with gdalwarp
 	$(PY) bench/access.py $(ACCESS_BENCH_ARGS) || code=1; \
 	$(PY) bench/gateway.py $(GATEWAY_BENCH_ARGS) || code=1; \
 	$(PY) bench/decision.py $(DECISION_BENCH_ARGS) || code=1; \
+	$(PY) bench/pages.py $(PAGES_BENCH_ARGS) || code=1; \
 	$(PY) bench/report.py bench/results/engine.json || code=1; \
 	exit $$code
 

@@ -29,12 +29,19 @@ ARGUMENTS = [
 class Platform:
     url: str
     folder: Path
+    key: str | None = None
 
     def get(self, path: str, **query: str) -> httpx2.Response:
-        return httpx2.get(f"{self.url}{path}", params=query, timeout=30)
+        return httpx2.get(f"{self.url}{path}", params=query, headers=self._headers(), timeout=30)
 
     def post(self, path: str, body: object) -> httpx2.Response:
-        return httpx2.post(f"{self.url}{path}", json=body, timeout=30)
+        return httpx2.post(f"{self.url}{path}", json=body, headers=self._headers(), timeout=30)
+
+    def put(self, path: str, body: object) -> httpx2.Response:
+        return httpx2.put(f"{self.url}{path}", json=body, headers=self._headers(), timeout=30)
+
+    def _headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.key}"} if self.key else {}
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import { now, stored, useResource } from "./data";
 import { duration, number } from "./format";
 import { connect, connection, lostSince, retryNow } from "./live";
 import { isPaletteOpen, Palette } from "./palette";
-import { href, path } from "./router";
+import { href, navigate, path } from "./router";
 import { type Page, routeOf } from "./routes";
 import { may, session, signOut } from "./session";
 
@@ -22,6 +22,11 @@ const SECTIONS: { name: string; label: string; to: string; icon: IconName; permi
   { name: "workflows", label: "Workflows", to: "/workflows", icon: "workflows", permission: "workflows:read" },
   { name: "system", label: "System", to: "/system", icon: "system", permission: "jobs:read" },
 ];
+
+/** Where the pages start: at the first section that the caller may see. */
+function home(): string {
+  return SECTIONS.find((each) => may(each.permission))?.to ?? "/jobs";
+}
 
 export const theme = stored("theme", "system");
 
@@ -47,7 +52,11 @@ export function startTheme(): void {
 
 export function Frame() {
   const found = routeOf(path.value);
+  const needed = SECTIONS.find((each) => each.name === found?.route.section)?.permission;
   useEffect(connect, []);
+  useEffect(() => {
+    if (path.value === "/") navigate(home(), { replace: true });
+  }, [path.value]);
   return (
     <div class="frame">
       <a class="skip" href="#main">
@@ -58,7 +67,13 @@ export function Frame() {
         <TopBar />
         <ConnectionBanner />
         <main id="main" tabIndex={-1} class="page">
-          {found ? <PageOf key={found.route.pattern} path={path.value} /> : <NotFound />}
+          {!found ? (
+            <NotFound />
+          ) : needed && !may(needed) ? (
+            <NotAllowed permission={needed} />
+          ) : (
+            <PageOf key={found.route.pattern} path={path.value} />
+          )}
         </main>
       </div>
       <Toasts />
@@ -77,7 +92,7 @@ function Rail({ section }: { section: string }) {
   const count = waiting.data?.total ?? 0;
   return (
     <nav class="rail" aria-label="Sections">
-      <a class="brand" href={href("/jobs")}>
+      <a class="brand" href={href(home())}>
         <img src="/ui/icon.svg" width="24" height="24" alt="" />
         dagmaster
       </a>
@@ -215,7 +230,19 @@ function NotFound() {
   return (
     <Message title="There is no such page">
       <p>
-        The address may be mistyped. <a href={href("/jobs")}>Go to the jobs</a>
+        The address may be mistyped. <a href={href(home())}>Go to the start</a>
+      </p>
+    </Message>
+  );
+}
+
+function NotAllowed({ permission }: { permission: string }) {
+  useTitle("Not allowed");
+  return (
+    <Message title="You may not see this page">
+      <p>
+        Your key or your role does not have the permission <code>{permission}</code>. An administrator can give you one
+        that has it. <a href={href(home())}>Go to the start</a>
       </p>
     </Message>
   );

@@ -12,7 +12,7 @@ interface Route {
 }
 
 export const ROUTES: Route[] = [
-  { pattern: "/", section: "jobs", load: () => import("./pages/jobs") },
+  { pattern: "/", section: "", load: () => Promise.resolve({ default: () => null }) },
   { pattern: "/jobs", section: "jobs", load: () => import("./pages/jobs") },
   { pattern: "/jobs/:job", section: "jobs", load: () => import("./pages/job") },
   { pattern: "/assets", section: "assets", load: () => import("./pages/assets") },

@@ -207,6 +207,8 @@ export function Dialog(props: { title: string; onClose: () => void; children: Co
   useEffect(() => {
     const before = document.activeElement as HTMLElement | null;
     ref.current?.showModal();
+    // What is to be filled in comes before the button that closes.
+    ref.current?.querySelector<HTMLElement>("textarea, select, input:not([type=checkbox])")?.focus();
     return () => before?.focus?.();
   }, []);
   return (

@@ -18,7 +18,7 @@ const CONTROLS_WIDTH = 236;
 
 /** With controls, which lie on the left of a wide map, the data is beside them. */
 export function createMap(container: HTMLElement, box: Box | null, hasControls: boolean): RasterMap {
-  const left = hasControls && container.clientWidth > 3 * CONTROLS_WIDTH ? MARGIN + CONTROLS_WIDTH : MARGIN;
+  const left = hasControls && container.clientWidth > 2.5 * CONTROLS_WIDTH ? MARGIN + CONTROLS_WIDTH : MARGIN;
   const map = new maplibregl.Map({
     container,
     style: {
@@ -53,6 +53,11 @@ export function createMap(container: HTMLElement, box: Box | null, hasControls: 
       graticule([seen.getWest(), seen.getSouth(), seen.getEast(), seen.getNorth()], map.getZoom()) as never,
     );
   };
+  // For pictures and tests: whether everything is drawn.
+  map.on("dataloading", () => delete container.dataset.drawn);
+  map.on("idle", () => {
+    container.dataset.drawn = "true";
+  });
   map.on("moveend", drawGrid);
   map.once("load", drawGrid);
   const repaint = () => {

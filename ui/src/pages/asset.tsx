@@ -17,7 +17,7 @@ import { RasterView } from "../map/raster_map";
 import { asNumber, usePaged } from "../paged";
 import { href, query, setQuery } from "../router";
 import type { PageProps } from "../routes";
-import { may } from "../session";
+import { may, session } from "../session";
 
 type Asset = Schemas["AssetInfo"];
 type Version = Schemas["VersionInfo"];
@@ -128,9 +128,15 @@ function Content({ asset, reload }: { asset: Asset; reload: () => void }) {
                 label: "Version",
                 content: () => <VersionPanel asset={asset} versions={versions} version={version} revision={revision} />,
               },
-              { id: "layer", label: "Layer", content: () => <LayerMetadata asset={asset} /> },
-              { id: "requests", label: "Requests", content: () => <Requests asset={asset.asset_id} /> },
-              { id: "history", label: "History", content: () => <History asset={asset.asset_id} /> },
+              ...(canReview || session.value?.platform_id === asset.platform_id
+                ? [{ id: "layer", label: "Layer", content: () => <LayerMetadata asset={asset} /> }]
+                : []),
+              ...(canReview
+                ? [
+                    { id: "requests", label: "Requests", content: () => <Requests asset={asset.asset_id} /> },
+                    { id: "history", label: "History", content: () => <History asset={asset.asset_id} /> },
+                  ]
+                : []),
             ]}
           />
         </div>

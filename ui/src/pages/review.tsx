@@ -1,5 +1,5 @@
 /** The review queue: what waits for a decision, with its map, findings and provenance. Works with the keyboard alone. */
-import { useEffect, useState } from "preact/hooks";
+import { useEffect, useLayoutEffect, useState } from "preact/hooks";
 import { api, type Schemas } from "../api/client";
 import { Banner, Card, Confirm, Dialog, Empty, Loaded, Time } from "../components/basics";
 import { PagedList } from "../components/paged_list";
@@ -51,7 +51,8 @@ export default function ReviewPage() {
     if (!next.delete(key)) next.add(key);
     setSelected(next);
   };
-  useEffect(() => {
+  // Before the next key can be pressed: an effect after the paint would miss it.
+  useLayoutEffect(() => {
     const onKey = (event: KeyboardEvent) => {
       const target = event.target as HTMLElement;
       if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;

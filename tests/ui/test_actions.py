@@ -1,0 +1,291 @@
+"""People with keys: signing in, what each may do, and decisions on versions and jobs, in a real browser."""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import rasterio
+from playwright.sync_api import Browser, Page, expect
+
+from tests.cli.processes import eventually, up
+from tests.ui.conftest import Looking, Platform
+
+pytestmark = [pytest.mark.requirement("M4"), pytest.mark.alone, pytest.mark.timeout(300)]
+
+PAUSED = """
+workflow_id: paused_work
+nodes:
+  start: {type: start, next: work}
+  work: {handler: echo, queue: functionapp-tasks, next: end}
+  end: {type: end}
+"""
+
+
+@dataclass(frozen=True)
+class Guarded:
+    """A platform with authentication. `asset` has an approved version and one that waits, `other` one that waits."""
+
+    platform: Platform
+    viewer: str
+    author: str
+    asset: str
+    other: str
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory, scene: Path) -> Iterator[Guarded]:
+    folder = tmp_path_factory.mktemp("guarded")
+    credentials = folder / "credentials.json"
+    variables = {
+        "AUTH_ENABLED": "true",
+        "DAGMASTER_CREDENTIALS": str(credentials),
+        "BRONZE_FOLDER": str(folder / "bronze"),
+        "SERVING_ENABLED": "true",
+        **dict.fromkeys(("API_PORT", "SERVING_PORT", "GATEWAY_PORT"), "0"),
+    }
+    with up(folder / "data", **variables) as running:
+        (admin,) = json.loads(credentials.read_text()).values()
+        platform = Platform(running.facts["api_url"], folder, admin)
+        viewer, author = (
+            platform.post("/api/v1/keys", {"name": f"the {scope}", "scopes": [scope]}).json()["key"]
+            for scope in ("viewer", "author")
+        )
+        _put_scenes(folder / "bronze" / "bronze", scene)
+        first = _submit(platform, "thirds", "first.tif", "2024")
+        other = _submit(platform, "single", "single.tif", "2024")
+        _finish(platform, first, other)
+        approved = platform.post(
+            f"/api/v1/assets/{first['asset_id']}/versions/0/approve", {"clearance_level": "public"}
+        )
+        assert approved.status_code == 200, approved.text
+        _finish(platform, _submit(platform, "thirds", "second.tif", "2025"))
+        yield Guarded(platform, viewer, author, first["asset_id"], other["asset_id"])
+
+
+def _put_scenes(bronze: Path, scene: Path) -> None:
+    """The scene, the same with red and blue exchanged, and one that is larger."""
+    bronze.mkdir(parents=True)
+    with rasterio.open(scene) as source:
+        profile, pixels = source.profile, source.read()
+    for name, bands in (("first", pixels), ("second", pixels[::-1]), ("single", np.tile(pixels, (1, 2, 1)))):
+        profile.update(height=bands.shape[1])
+        with rasterio.open(bronze / f"{name}.tif", "w", **profile) as target:
+            target.write(bands)
+
+
+def _submit(platform: Platform, dataset: str, file: str, label: str) -> dict[str, str]:
+    answer = platform.post(
+        "/api/v1/submit",
+        {
+            "platform_id": "local",
+            "platform_refs": {"dataset": dataset},
+            "version_label": label,
+            "source": {"container": "bronze", "blob": file},
+            "workflow_id": "process_large_raster",
+        },
+    )
+    assert answer.status_code in (200, 201, 202), answer.text
+    submitted: dict[str, str] = answer.json()
+    return submitted
+
+
+def _finish(platform: Platform, *submissions: dict[str, str]) -> None:
+    for each in submissions:
+        eventually(lambda path=f"/api/v1/jobs/{each['job_id']}": _status(platform, path) == "completed", timeout=120)
+
+
+def _status(platform: Platform, path: str) -> str:
+    return str(platform.get(path).json()["job"]["status"])
+
+
+def _sign_in(page: Page, key: str) -> None:
+    page.get_by_label("API key").fill(key)
+    page.get_by_role("button", name="Sign in with a key").click()
+    expect(page.get_by_role("button", name="Sign out")).to_be_visible()
+
+
+@pytest.fixture
+def visitor(browser: Browser, guarded: Guarded) -> Iterator[Looking]:
+    context = browser.new_context(viewport={"width": 1440, "height": 900}, color_scheme="light")
+    try:
+        yield Looking(context, guarded.platform)
+    finally:
+        context.close()
+
+
+@pytest.fixture
+def admin(visitor: Looking, guarded: Guarded) -> Looking:
+    assert guarded.platform.key is not None
+    _sign_in(visitor.open("/system"), guarded.platform.key)
+    return visitor
+
+
+def test_a_key_signs_in_and_out(visitor: Looking, guarded: Guarded) -> None:
+    page = visitor.open("/assets?state=published")
+    page.get_by_label("API key").fill("dgm_0000000000000000_wrong")
+    page.get_by_role("button", name="Sign in with a key").click()
+    expect(page.get_by_role("alert")).to_be_visible()
+
+    _sign_in(page, guarded.viewer)
+    expect(page.get_by_role("heading", name="Assets")).to_be_visible()
+    assert page.url.endswith("/ui/assets?state=published"), "the page that was asked for"
+    (cookie,) = page.context.cookies()
+    assert cookie["httpOnly"]
+    assert guarded.viewer not in cookie["value"]
+
+    page.get_by_role("button", name="Sign out").click()
+    expect(page.get_by_label("API key")).to_be_visible()
+    page.context.add_cookies([cookie])  # type: ignore[list-item]
+    page.reload()
+    expect(page.get_by_label("API key")).to_be_visible()
+
+
+def _changing_buttons(page: Page) -> list[str]:
+    changing = re.compile(
+        r"^(Approve|Reject|Clearance|Delete|Unpublish|Cancel|Resume|Save|Withdraw|Pause|Limit|Replay|Add|Run again)\b"
+    )
+    names = page.locator("main button, main a.button").all_inner_texts()
+    return [name for name in names if changing.match(name.strip())]
+
+
+def test_a_viewer_sees_assets_and_nothing_that_would_be_refused(visitor: Looking, guarded: Guarded) -> None:
+    page = visitor.open("/")
+    _sign_in(page, guarded.viewer)
+    visitor.complaints.clear()
+
+    expect(page).to_have_url(re.compile("/ui/assets$"))
+    expect(page.get_by_role("link", name="thirds")).to_be_visible()
+    sections = page.get_by_role("navigation", name="Sections").get_by_role("link").all_inner_texts()
+    assert [name.strip() for name in sections] == ["dagmaster", "Assets", "API"]
+    page.get_by_role("link", name="thirds").click()
+    expect(page.get_by_text("Served now")).to_be_visible()
+    assert _changing_buttons(page) == []
+    assert page.get_by_role("tab").all_inner_texts() == ["Version"], "history and requests are for reviewers"
+    expect(page.get_by_text("Version 1")).to_have_count(0)  # it waits for a review
+    visitor.open("/jobs")
+    expect(page.get_by_role("heading", name="You may not see this page")).to_be_visible()
+    assert visitor.complaints == [], "no request is refused either"
+
+
+def test_an_author_may_run_workflows_and_not_operate_jobs(visitor: Looking, guarded: Guarded) -> None:
+    job = guarded.platform.post("/api/v1/jobs", {"workflow_id": "hello_world"}).json()["job_id"]
+    page = visitor.open("/jobs")
+    _sign_in(page, guarded.author)
+    visitor.complaints.clear()
+
+    expect(page.get_by_role("row", name=re.compile("hello_world")).first).to_be_visible()
+    expect(page.get_by_role("link", name="Run a workflow")).to_be_visible()
+    assert page.get_by_role("checkbox").count() == 0, "nothing can be done with a selection"
+    for path, landmark in (
+        (f"/jobs/{job}", "Timeline"),
+        (f"/jobs/{job}?node=greet", "Attempts"),
+        (f"/jobs/{job}?tab=logs", "Download"),
+        ("/workflows/hello_world", "Versions"),
+        ("/system?tab=queues", "container-tasks"),
+    ):
+        visitor.open(path)
+        expect(page.get_by_text(landmark).first).to_be_visible()
+        assert _changing_buttons(page) == [], path
+    expect(page.get_by_role("tab", name="Keys")).to_have_count(0)
+    assert visitor.complaints == [], "no request is refused either"
+
+
+def test_two_versions_are_compared_on_the_map_and_in_a_table(admin: Looking, guarded: Guarded) -> None:
+    page = admin.open(f"/assets/{guarded.asset}")
+    page.get_by_role("link", name="Compare").click()
+
+    expect(page.get_by_role("heading", name=re.compile("Compare versions"))).to_be_visible()
+    table = page.get_by_role("table")
+    expect(table).to_contain_text("Version 0")
+    expect(table.get_by_role("row").nth(1)).to_be_visible()
+    differing = " ".join(table.get_by_role("row").all_inner_texts()).lower()
+    assert "crs" not in differing, "both have the same"
+    assert "statistics" in differing or "mean" in differing, differing
+    divider = page.get_by_role("slider")
+    before = int(divider.get_attribute("aria-valuenow") or "0")
+    divider.press("ArrowLeft")
+    expect(divider).to_have_attribute("aria-valuenow", str(before - 2))
+    assert admin.complaints == []
+
+
+def test_texts_of_a_layer_are_edited_and_published(admin: Looking, guarded: Guarded) -> None:
+    page = admin.open(f"/assets/{guarded.asset}?tab=layer")
+    page.get_by_label("Title").fill("Thirds of the valley")
+    page.get_by_label("Keywords").fill("red, green , blue")
+    page.get_by_role("button", name="Save and publish").click()
+
+    expect(page.get_by_text("The layer is published")).to_be_visible()
+    layer = guarded.platform.get(f"/api/v1/assets/{guarded.asset}/layers/raster/metadata").json()
+    assert (layer["title"], layer["keywords"], layer["is_published"]) == (
+        "Thirds of the valley",
+        ["red", "green", "blue"],
+        True,
+    )
+    assert "Thirds of the valley" in guarded.platform.get("/stac/collections").text
+    assert admin.complaints == []
+
+
+def test_many_jobs_are_cancelled_after_a_preview(admin: Looking, guarded: Guarded) -> None:
+    platform = guarded.platform
+    assert platform.put("/api/v1/queues/functionapp-tasks", {"is_paused": True}).status_code == 200
+    body = {"workflow_id": "paused_work", "definition": PAUSED}
+    jobs = [platform.post("/api/v1/jobs", body | {"correlation_id": "bulk"}).json()["job_id"] for _ in range(3)]
+    over = platform.post("/api/v1/jobs", {"workflow_id": "hello_world", "correlation_id": "bulk"}).json()["job_id"]
+    eventually(lambda: _status(platform, f"/api/v1/jobs/{over}") == "completed")
+    page = admin.open("/jobs")
+    for job in (*jobs, over):
+        page.get_by_label(f"Select job {job}").check()
+    page.get_by_role("button", name="Cancel…").click()
+
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("3 jobs will be cancelled")
+    assert {_status(platform, f"/api/v1/jobs/{job}") for job in jobs} <= {"pending", "running"}, "only a preview"
+    dialog.get_by_label(re.compile("Reason")).fill("not needed")
+    dialog.get_by_role("button", name="Cancel 3 jobs").click()
+
+    expect(dialog).to_have_count(0)
+    eventually(lambda: {_status(platform, f"/api/v1/jobs/{job}") for job in jobs} == {"cancelled"})
+    assert _status(platform, f"/api/v1/jobs/{over}") == "completed"
+    assert admin.complaints == []
+
+
+def test_a_review_needs_only_the_keyboard(admin: Looking, guarded: Guarded) -> None:
+    """Only `keyboard` is used from here on."""
+    page, keys = admin.page, admin.page.keyboard
+    admin.open("/review")
+    expect(page.locator(".pick-list button[aria-pressed=true]")).to_contain_text("single")
+
+    keys.press("j")
+    expect(page.locator(".pick-list button[aria-pressed=true]")).to_contain_text("version 1")
+    keys.press("k")
+    keys.press("r")
+    expect(page.locator("dialog textarea")).to_be_focused()
+    keys.type("the northern half is missing")
+    _tab_to(page, "dialog button[type=submit]")
+    keys.press("Enter")
+    expect(page.locator(".pick-list li")).to_have_count(1)
+
+    keys.press("a")
+    expect(page.locator("dialog")).to_contain_text("Approve version 1")
+    expect(page.locator("dialog select")).to_be_focused()
+    _tab_to(page, "dialog button[type=submit]")
+    keys.press("Enter")
+    expect(page.get_by_text("Nothing waits for review")).to_be_visible()
+
+    versions = guarded.platform.get(f"/api/v1/assets/{guarded.asset}").json()["versions"]
+    assert {each["version_ordinal"]: each["approval_state"] for each in versions}[1] == "approved"
+    (rejected,) = guarded.platform.get(f"/api/v1/assets/{guarded.other}").json()["versions"]
+    assert rejected["approval_state"] == "rejected"
+    assert admin.complaints == []
+
+
+def _tab_to(page: Page, selector: str) -> None:
+    for _ in range(20):
+        if page.evaluate("selector => document.activeElement?.matches(selector)", selector):
+            return
+        page.keyboard.press("Tab")
+    raise AssertionError(f"Tab does not reach {selector}")
