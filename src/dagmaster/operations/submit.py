@@ -198,9 +198,8 @@ def _job_or_letter(library: WorkflowLibrary, message: JobMessage) -> NewJob | De
         submission = Submission.model_validate({**body, "message_id": message.message_id})
         return _with_key(prepare(library, submission))
     except ValidationError as error:
-        return _letter(
-            message, "Malformed", "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-        )
+        faults = (f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+        return _letter(message, "Malformed", "; ".join(faults))
     except DagmasterError as error:
         reason = "WorkflowNotFound" if error.code == "workflow.not-found" else "InvalidSubmission"
         return _letter(message, reason, str(error))
@@ -208,6 +207,5 @@ def _job_or_letter(library: WorkflowLibrary, message: JobMessage) -> NewJob | De
 
 def _letter(message: JobMessage, reason: str, description: str) -> DeadLetter:
     """A dead letter is kept: URLs with a signature or a password in it lose them."""
-    if has_signed_url(message.body):
-        message = message.model_copy(update={"body": redact_value(message.body)})
-    return dead_letter(message, reason, description)
+    body = redact_value(message.body) if has_signed_url(message.body) else message.body
+    return dead_letter(message.model_copy(update={"body": body}), reason, description)
