@@ -6,6 +6,7 @@ every statement and commit (`isolation.py`). After each interleaving: no deadloc
 
 import hashlib
 import time
+import zlib
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations_with_replacement
@@ -770,6 +771,13 @@ def _is_played(first: Transaction, second: Transaction) -> bool:
     return names not in NEVER_TOGETHER and not (first is second and first.name.startswith("advance_"))
 
 
+def _is_in_sample(first: Transaction, second: Transaction) -> bool:
+    """Always the same third of the pairs, those with a second of a kind, and those whose outcome a mutant changes."""
+    names = {first.name, second.name}
+    is_special = bool(names & DOUBLES.keys()) or "report_to_ended" in names
+    return is_special or zlib.crc32(f"{first.name} {second.name}".encode()) % 3 == 0
+
+
 # --- what must hold --------------------------------------------------------------------------------------------------
 
 
@@ -912,9 +920,9 @@ _TOTAL: dict[str, int] = {}
 
 @pytest.mark.parametrize("first", [transaction.name for transaction in TRANSACTIONS if transaction.name != "zombie"])
 async def test_every_pair_of_transactions_in_every_order_keeps_the_invariants(stage, request, first):
-    """`first` with itself and with everyone after it in the list."""
-    partners = [(a, b) for a, b in PAIRS if a.name == first and _is_played(a, b)]
+    """`first` with itself and with everyone after it in the list; a third of the pairs unless --slow is given."""
     plays_all = request.config.getoption("--slow")
+    partners = [(a, b) for a, b in PAIRS if a.name == first and _is_played(a, b) and (plays_all or _is_in_sample(a, b))]
 
     async with Interleaver.on(stage.dsn) as tester:
         for a, b in partners:

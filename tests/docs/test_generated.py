@@ -102,8 +102,9 @@ def test_the_reference_is_up_to_date():
 
 
 @pytest.mark.requirement("M3")
-def test_a_stale_reference_is_noticed_and_renewed(tmp_path):
+def test_a_stale_reference_is_noticed_and_renewed(tmp_path, monkeypatch):
     reference = script("write_reference")
+    monkeypatch.setattr(reference, "PAGES", {"cli.md": lambda: "new\n", "errors.md": lambda: "codes\n"})
 
     assert reference.main(["--check"], tmp_path) == 1
     assert reference.main([], tmp_path) == 0
