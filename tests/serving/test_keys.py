@@ -1,0 +1,91 @@
+"""Requests with keys of the database: the key and what it may read are read together, and are current each time."""
+
+import numpy as np
+import pytest
+from httpx2 import ASGITransport, AsyncClient
+
+from dagmaster.access.caller import Caller, Scope
+from dagmaster.assets.states import Clearance
+from dagmaster.database import pipeline, prepared_reads
+from dagmaster.database.assets.keys import KeyChange, KeyStore
+from dagmaster.database.assets.store import AssetStore
+from dagmaster.operations.assets import approve, unpublish
+from dagmaster.serving.app import create_app
+from dagmaster.settings import load
+from dagmaster.storage.location import Edition
+from tests.gateway.kit import key_of
+from tests.serving.assets import Assets
+from tests.serving.conftest import BOX
+from tests.serving.data import collection, item, stored
+
+pytestmark = pytest.mark.requirement("C3", "X1")
+
+REVIEWER = Caller("bob", frozenset({Scope.REVIEWER}))
+URLS = (
+    "/tiles/dem/info",
+    "/tiles/dem/info?version=0&rev=1",
+    "/files/silver/silver/cogs/dem/v0/r1/dem.tif",
+)
+
+
+@pytest.fixture
+def round_trips(monkeypatch) -> list[list[str]]:
+    """The names of the statements that were sent together."""
+    sent: list[list[str]] = []
+
+    async def execute_and_note(connection, steps):
+        sent.append([step.name for step in steps])
+        return await pipeline.execute(connection, steps)
+
+    monkeypatch.setattr(prepared_reads, "execute", execute_and_note)
+    return sent
+
+
+@pytest.fixture
+def dataset(catalog_database, storage, tmp_path) -> str:
+    edition = Edition("dem")
+    cog = stored(storage, tmp_path, edition.cog("dem.tif"), np.full((1, 64, 64), 7, np.uint8), BOX)
+    Assets(catalog_database).submit("dem", [collection("dem", BOX), item(edition, cog, BOX)])
+    return catalog_database
+
+
+async def test_what_is_decided_takes_effect_with_the_next_request_of_a_key(dataset, storage, round_trips):
+    keys = {name: await key_of(dataset, name, name) for name in ("viewer", "reviewer")}
+    keys["b2b"] = await key_of(dataset, "b2b", "b2b", platform="ddh")
+    app = create_app(load(auth_enabled=True), dataset, storage=storage)
+    transport = ASGITransport(app=app, client=("127.0.0.1", 5))
+    async with (
+        app.router.lifespan_context(app),
+        AsyncClient(transport=transport, base_url="http://localhost") as client,
+        AssetStore(dataset) as store,
+        KeyStore(dataset) as changed_keys,
+    ):
+
+        async def statuses() -> dict[str, set[int]]:
+            """Of all URLs, for each caller; all requests are sent from one task, as by a connection that stays open."""
+            seen: dict[str, set[int]] = {}
+            for url in URLS:
+                for name, key in {**keys, "nobody": None, "stranger": "dgm_abcdefghijkl_no"}.items():
+                    response = await client.get(url, headers={"X-API-Key": key} if key else {})
+                    seen.setdefault(name, set()).add(response.status_code)
+            return seen
+
+        others = {"b2b": {404}, "nobody": {404}, "stranger": {401}}
+        pending = await statuses()
+        await approve.approve(store, "dem", 0, caller=REVIEWER, clearance=Clearance.OUO)
+        approved = await statuses()
+        round_trips.clear()
+        await client.get(URLS[0], headers={"X-API-Key": keys["viewer"]})
+        of_one_request = list(round_trips)
+        await unpublish.unpublish(store, "dem", 0, caller=REVIEWER)
+        unpublished = await statuses()
+        await approve.approve(store, "dem", 0, caller=REVIEWER)
+        again = await statuses()
+        await changed_keys.revoke(keys["viewer"].split("_")[1], KeyChange("test"))
+        revoked = await statuses()
+
+    assert pending == {"viewer": {404}, "reviewer": {200, 404}, **others}  # there is no latest version yet
+    assert approved == again == {"viewer": {200}, "reviewer": {200}, **others}
+    assert unpublished == {"viewer": {404}, "reviewer": {404}, **others}
+    assert revoked == {**approved, "viewer": {401}}
+    assert of_one_request == [["find_key", "publication_of_dataset"]]
