@@ -217,7 +217,7 @@ async def test_an_outage_while_a_payload_is_stored_or_loaded_costs_no_attempt(ki
     away.payloads[reference_to(content)["sha256"]] = content
     away.is_down = True
     async with working(lease_renew_sec=0.05, task_lease_sec=1.0) as bench:
-        bench.worker._handler_ledger = away
+        bench.worker._payloads_of = lambda _task: away
         bench.add(task)
         await bench.is_running(task)
         await until(lambda: sum(task.task_id in map(id_of, held) for held in bench.ledger.renewals) >= 3)
@@ -235,7 +235,7 @@ async def test_a_worker_that_stops_in_such_an_outage_gives_the_task_back() -> No
     away = FakeLedger()
     away.is_down = True
     async with working() as bench:
-        bench.worker._handler_ledger = away
+        bench.worker._payloads_of = lambda _task: away
         bench.add(task := a_task("echo", text="x" * INLINE_BYTES))
         await bench.is_running(task)
         bench.worker.stop(grace_seconds=0.05)
