@@ -547,7 +547,8 @@ def test_handlers_that_need_a_database_are_left_to_workers_that_have_one():
     offered = set(without_database(installed()))
 
     assert {"echo", "multi_phase", "raster.inventory"} <= offered
-    assert not {name for name in offered if name.startswith(("export.", "raster.stac_", "raster.validate"))}
+    assert not {name for name in offered if name.startswith(("export.", "raster.stac_register", "raster.validate"))}
+    assert not offered & {"raster.stac_ensure_collection", "raster.stac_finalize"}
     assert len(Registry(REGISTRATIONS)) > len(offered)
 
 
