@@ -23,6 +23,8 @@ from dagmaster.local.embedded import Cluster
 from dagmaster.observe import log
 from tests.budgets import Stopwatch
 
+pytest_plugins = ["tests.object_stores.fixtures"]
+
 # A package of its own, whose tests run where it is installed.
 collect_ignore = ["example_package"]
 MEMORY = Path("/dev/shm")

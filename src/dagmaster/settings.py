@@ -6,7 +6,7 @@ Only the entry points load settings. All other functions receive the values that
 import difflib
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from ipaddress import ip_network
 from pathlib import Path
 from types import NoneType
@@ -31,6 +31,7 @@ _ROLE = re.compile(rf"[^=,]+=(?:{'|'.join(SCOPES)}|b2b:[a-z0-9][a-z0-9_-]*)")
 _SHARE = re.compile(r"(?:\*|[A-Za-z0-9][A-Za-z0-9_.-]{0,63})=(?:100(?:\.0{1,2})?|[0-9]{1,2}(?:\.[0-9]{1,2})?)")
 # Of a URL or of a text of key words and values.
 _PASSWORD = re.compile(r"://[^:/?#]*:([^@/?#]+)@|password *= *(?:'([^']+)'|([^ ']+))")
+_ACCOUNT = re.compile("[a-z0-9]{3,24}")
 _ROOT_HOME = Path("/var/lib/dagmaster")
 
 # At most a day: with a longer interval or timeout, a failure would hardly ever be noticed.
@@ -39,6 +40,9 @@ Port = Annotated[int, Field(ge=1, le=65535)]
 PortOrAny = Annotated[int, Field(ge=0, le=65535)]
 Name = Annotated[str, Field(min_length=1)]
 Names = Annotated[tuple[Name, ...], NoDecode, Field(min_length=1)]
+Backend = Literal["folder", "azure", "s3"]
+ZONES = ("bronze", "silver", "external")
+AZURITE_ACCOUNT = "devstoreaccount1"
 
 _SHORTER = (
     ("heartbeat_interval_sec", "orphan_threshold_sec", "healthy orchestrators are considered dead"),
@@ -428,6 +432,65 @@ class Settings(BaseSettings):
         None, description="Folder of processed data and intermediate files, if it is not in STORAGE_FOLDER"
     )
     external_folder: Path | None = Field(None, description="Folder of public data, if it is not in STORAGE_FOLDER")
+    storage_backend: Backend = Field(
+        "folder",
+        description="What holds the zones: folders, containers of an Azure storage account, or S3 buckets",
+    )
+    bronze_backend: Backend | None = Field(None, description="The same for raw data, if it differs")
+    silver_backend: Backend | None = Field(
+        None, description="The same for processed data and intermediate files, if it differs"
+    )
+    external_backend: Backend | None = Field(None, description="The same for public data, if it differs")
+    scratch_folder: Path | None = Field(
+        None,
+        description="Folder for large files before they are uploaded to an object store; by default `scratch` in the "
+        "data folder",
+    )
+    azure_storage_account_name: str | None = Field(
+        None, max_length=24, description="Azure storage account of the zones that are in Azure"
+    )
+    bronze_azure_account: str | None = Field(
+        None, max_length=24, description="Azure storage account of raw data, if it differs"
+    )
+    silver_azure_account: str | None = Field(
+        None, max_length=24, description="Azure storage account of processed data, if it differs"
+    )
+    external_azure_account: str | None = Field(
+        None, max_length=24, description="Azure storage account of public data, if it differs"
+    )
+    azure_storage_endpoint: str = Field(
+        "https://{account}.blob.core.windows.net",
+        max_length=512,
+        description="URL of the blob service, with {account} for the name of the account; another one for sovereign "
+        "clouds, or for Azurite: http://127.0.0.1:10000/{account}",
+    )
+    azure_storage_account_key: str | None = Field(
+        None,
+        repr=False,
+        max_length=512,
+        description="Key of Azurite's account devstoreaccount1, for tests; other accounts are reached with the managed "
+        "identity; never logged",
+    )
+    s3_endpoint: str | None = Field(
+        None, max_length=512, description="http(s)://… of an S3-compatible store; by default AWS"
+    )
+    s3_region: str | None = Field(
+        None, max_length=64, description="Region of the buckets; by default that of the AWS configuration"
+    )
+    s3_access_key_id: str | None = Field(
+        None,
+        max_length=256,
+        description="Access key for S3; by default the credentials that AWS tools find: environment, profile, role",
+    )
+    s3_secret_access_key: str | None = Field(
+        None, repr=False, max_length=512, description="The secret of S3_ACCESS_KEY_ID; never logged"
+    )
+    s3_path_style: bool | None = Field(
+        None, description="Name the bucket in the path of a URL, not in its host; by default if S3_ENDPOINT is set"
+    )
+    storage_ca_file: Path | None = Field(
+        None, description="PEM file with the certificate authorities of object stores, if they are private ones"
+    )
     bronze_container: Name = Field("bronze", description="Container of raw data, if none is named")
     silver_container: Name = Field("silver", description="Container of processed data, if none is named")
     external_container: Name = Field("external", description="Container of public data, if none is named")
@@ -502,6 +565,11 @@ class Settings(BaseSettings):
         "`dagmaster process` downloads such URLs unless this is set to false",
     )
     allow_vsi_sources: bool = Field(False, description="Allow jobs to read GDAL /vsi paths")
+    allow_object_sources: bool = Field(
+        False,
+        description="Allow jobs to read any object that the platform can read by s3://BUCKET/KEY or "
+        "az://CONTAINER/BLOB; `dagmaster process` copies such objects unless this is set to false",
+    )
     allow_private_sources: bool = Field(
         False, description="Allow `dagmaster process` to download from private, loopback and link-local addresses"
     )
@@ -530,7 +598,16 @@ class Settings(BaseSettings):
 
     crash_point: str | None = Field(None, description="Tests only: the named point at which the process kills itself")
 
-    @field_validator("run_mode", "log_level", "log_format", mode="before")
+    @field_validator(
+        "run_mode",
+        "log_level",
+        "log_format",
+        "storage_backend",
+        "bronze_backend",
+        "silver_backend",
+        "external_backend",
+        mode="before",
+    )
     @classmethod
     def _lower(cls, value: object) -> object:
         return value.lower() if isinstance(value, str) else value
@@ -554,7 +631,26 @@ class Settings(BaseSettings):
         urls = [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
         return tuple(cls._begins_links(url) for url in urls) if isinstance(urls, list) else urls
 
-    @field_validator("public_url", "callback_result_url", "legacy_url", "external_url", "adf_url", "dag_callback_url")
+    @field_validator(
+        "azure_storage_account_name", "bronze_azure_account", "silver_azure_account", "external_azure_account"
+    )
+    @classmethod
+    def _account(cls, value: str | None) -> str | None:
+        if value is not None and not _ACCOUNT.fullmatch(value):
+            raise ValueError("not the name of a storage account: 3 to 24 lower-case letters and digits")
+        return value
+
+    @field_validator("azure_storage_endpoint")
+    @classmethod
+    def _endpoint_of_account(cls, value: str) -> str:
+        if "{account}" not in value or "{" in value.replace("{account}", ""):
+            raise ValueError("it has no {account}")
+        cls._begins_links(value.replace("{account}", "account"))
+        return value.rstrip("/")
+
+    @field_validator(
+        "public_url", "callback_result_url", "legacy_url", "external_url", "adf_url", "dag_callback_url", "s3_endpoint"
+    )
     @classmethod
     def _begins_links(cls, value: str | None) -> str | None:
         if value is None:
@@ -633,9 +729,33 @@ class Settings(BaseSettings):
             conflicts.append("DAG_CALLBACK_URL must begin with https://, unless DAG_CALLBACK_INSECURE=true")
         if "openid" not in self.oidc_scope.split():
             conflicts.append("OIDC_SCOPE must include openid, or the issuer sends no ID token")
+        conflicts += self._storage_conflicts()
         if conflicts:
             raise ValueError("\n".join(conflicts))
         return self
+
+    def _storage_conflicts(self) -> Iterator[str]:
+        in_azure = [zone for zone in ZONES if self.backend_of(zone) == "azure"]
+        if nameless := [zone for zone in in_azure if self.azure_account_of(zone) is None]:
+            yield f"AZURE_STORAGE_ACCOUNT_NAME is required, because the zone {nameless[0]} is in Azure"
+        accounts = {account for zone in in_azure if (account := self.azure_account_of(zone))}
+        if self.azure_storage_account_key and (accounts | {self.azure_storage_account_name}) - {AZURITE_ACCOUNT, None}:
+            yield f"AZURE_STORAGE_ACCOUNT_KEY is for {AZURITE_ACCOUNT} only: use a managed identity for other accounts"
+        if self.azure_storage_endpoint.startswith("http:") and accounts - {AZURITE_ACCOUNT}:
+            yield "AZURE_STORAGE_ENDPOINT must be an https URL, or others could read signatures"
+        places = {(self.azure_account_of(zone), getattr(self, f"{zone}_container")) for zone in in_azure}
+        if len({container for _, container in places}) < len(places):
+            yield "zones in different storage accounts need different containers: GDAL knows them by that name alone"
+        if bool(self.s3_access_key_id) != bool(self.s3_secret_access_key):
+            yield "S3_ACCESS_KEY_ID requires S3_SECRET_ACCESS_KEY, and the other way round"
+
+    def backend_of(self, zone: str) -> Backend:
+        backend: Backend | None = getattr(self, f"{zone}_backend")
+        return backend or self.storage_backend
+
+    def azure_account_of(self, zone: str) -> str | None:
+        account: str | None = getattr(self, f"{zone}_azure_account")
+        return account or self.azure_storage_account_name
 
     @property
     def may_expose_api(self) -> bool:
@@ -771,6 +891,8 @@ def kind_of(field: FieldInfo) -> str:
     kinds = [kind for kind in get_args(field.annotation) or (field.annotation,) if kind is not NoneType]
     if get_origin(field.annotation) is Literal:
         return ", ".join(str(kind) for kind in kinds)
+    if get_origin(kinds[0]) is Literal:
+        return ", ".join(map(str, get_args(kinds[0])))
     if get_origin(field.annotation) is tuple:
         return "paths, separated by `:`" if kinds[0] is Path else "names, separated by `,`"
     words = {bool: "true or false", int: "integer", float: "number", str: "text", Path: "path"}

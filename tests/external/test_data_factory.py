@@ -9,7 +9,7 @@ import pytest
 from dagmaster.errors import HandlerFailed, InvalidRequest, Unavailable
 from dagmaster.handlers.export.data_factory import DataFactory
 from dagmaster.handlers.export.exporter import PipelineCopy, Stopped, TransferOrder, WorkerCopy, open_exporter
-from dagmaster.handlers.export.managed_identity import IdentityEndpoint, ManagedIdentity
+from dagmaster.managed_identity import IdentityEndpoint, ManagedIdentity
 from dagmaster.settings import Settings
 from tests.external.data_factory import CANARY, FACTORY, IDENTITY_SECRET, SETTINGS, AzureLike, Fault, azure
 

@@ -73,7 +73,7 @@ def test_a_signature_is_not_shown(storage):
         "file:///etc/passwd",
         "https://",
         "https://u:p@host/x",
-        "s3://b/k",
+        "gs://b/k",
         "https://[::1/x",
     ],
 )

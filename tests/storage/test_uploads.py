@@ -7,8 +7,8 @@ import pytest
 
 from dagmaster.errors import Conflict, UnfitData
 from dagmaster.storage import Location, Zone
+from dagmaster.storage.file_uploads import FileUploads
 from dagmaster.storage.local import LocalStore
-from dagmaster.storage.local_uploads import LocalUploads
 from tests.storage.test_conformance import JOB as UPLOAD
 
 pytestmark = pytest.mark.requirement("S2")
@@ -23,7 +23,7 @@ def store(tmp_path):
 
 @pytest.fixture
 def uploads(store):
-    return LocalUploads(store)
+    return FileUploads(store.root / ".uploads", store.link_file)
 
 
 def test_an_upload_continues_where_its_bytes_end(uploads, store):

@@ -4,6 +4,8 @@ demo-output/
     .dagmaster-demo    marks the folder: the next demo deletes only folders with this mark
     preview.png        a picture of the map
     storage/, …        the data folder of the platform: `dagmaster up --data demo-output` serves it
+
+With STORAGE_BACKEND=azure or s3, the objects are in containers of their own, which the next demo empties.
 """
 
 import shutil
@@ -36,8 +38,17 @@ _DATASET = "landscape"
 _MARK = ".dagmaster-demo"
 _OVERLAP = 0  # all tiles lie on one grid, so neighbours fit without an overlap
 # The demo ignores these settings.
-_UNSET = ("POSTGRES_HOST", "PUBLIC_URL", "STORAGE_FOLDER", "BRONZE_FOLDER", "SILVER_FOLDER", "EXTERNAL_FOLDER")
+_UNSET = (
+    "POSTGRES_HOST",
+    "PUBLIC_URL",
+    "STORAGE_FOLDER",
+    "BRONZE_FOLDER",
+    "SILVER_FOLDER",
+    "EXTERNAL_FOLDER",
+    "SCRATCH_FOLDER",
+)
 _CONTAINERS = {"bronze_container": "bronze", "silver_container": "silver", "external_container": "external"}
+_IN_OBJECT_STORE = "dagmaster-demo-"  # containers there begin with it: they are shared, and emptied by each demo
 
 
 @click.command(cls=Command)
@@ -76,10 +87,12 @@ def demo(state: State, size: int, tile_size: int, output: Path, is_removal: bool
     folder = output.absolute()
     cluster = Cluster.at(folder)
     _clear(folder, cluster)
+    _clear_objects(state, folder)
     if is_removal:
         return 0
     require_software("all")
     local, storage = _platform(state, folder)
+    storage.create_containers()
     code = INTERRUPTED
     with _kept_if(folder, cluster, lambda: code != INTERRUPTED), stopping_on_signals(local):
         scene = _make_scene(state, storage, folder, size)
@@ -126,6 +139,18 @@ def _clear(folder: Path, cluster: "Cluster") -> None:
     _remove(folder, cluster)
 
 
+def _clear_objects(state: State, folder: Path) -> None:
+    """Delete what an earlier demo has left in an object store; folders are deleted with the output."""
+    from dagmaster.storage.location import Folder, Zone
+    from dagmaster.storage.zones import open_storage
+
+    if remote := [zone for zone in Zone if state.settings.backend_of(zone) != "folder"]:
+        storage = open_storage(_own_settings(state, folder))
+        for zone in remote:
+            for info in list(storage.list(Folder(zone, storage.containers[zone]))):
+                storage.delete(info.location)
+
+
 def _remove(folder: Path, cluster: "Cluster") -> None:
     cluster.remove()
     shutil.rmtree(folder, ignore_errors=True)
@@ -149,7 +174,8 @@ def _platform(state: State, folder: Path) -> "tuple[LocalPlatform, Storage]":
     from dagmaster.storage.zones import open_storage
 
     settings = _own_settings(state, folder)
-    overrides = {**dict.fromkeys(_UNSET, ""), **{name.upper(): value for name, value in _CONTAINERS.items()}}
+    containers = {name.upper(): value for name, value in _containers(state.settings).items()}
+    overrides = {**dict.fromkeys(_UNSET, ""), **containers}
     local = local_platform(state, settings, overrides={**overrides, **processes_for(settings)})
     return local, open_storage(settings)
 
@@ -157,8 +183,21 @@ def _platform(state: State, folder: Path) -> "tuple[LocalPlatform, Storage]":
 def _own_settings(state: State, folder: Path) -> "Settings":
     """The API takes a free port: the default one is for other platforms."""
     own: dict[str, Any] = {name.lower(): None for name in ("DATABASE_URL", *_UNSET)}
-    own |= {**_CONTAINERS, "data_folder": folder, "api_enabled": True, "api_host": "127.0.0.1", "api_port": 0}
+    own |= {
+        **_containers(state.settings),
+        "data_folder": folder,
+        "api_enabled": True,
+        "api_host": "127.0.0.1",
+        "api_port": 0,
+    }
     return state.settings.model_copy(update={**own, "serving_enabled": True, "catalog_enabled": True})
+
+
+def _containers(settings: "Settings") -> dict[str, str]:
+    return {
+        name: value if settings.backend_of(value) == "folder" else f"{_IN_OBJECT_STORE}{value}"
+        for name, value in _CONTAINERS.items()
+    }
 
 
 def _make_scene(state: State, storage: "Storage", folder: Path, size: int) -> "Location":

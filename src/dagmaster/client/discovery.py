@@ -19,7 +19,22 @@ from dagmaster.errors import Conflict, DagmasterError, InvalidRequest, NotAllowe
 from dagmaster.settings import Settings
 
 NO_SYMLINK = os.O_NOFOLLOW | os.O_CLOEXEC
-STORAGE_FOLDERS = ("storage_folder", "bronze_folder", "silver_folder", "external_folder")
+STORAGE_FOLDERS = ("storage_folder", "bronze_folder", "silver_folder", "external_folder", "scratch_folder")
+# Which object stores hold the zones. Their keys are not passed on: each process has its own.
+OBJECT_STORES = (
+    "storage_backend",
+    "bronze_backend",
+    "silver_backend",
+    "external_backend",
+    "azure_storage_account_name",
+    "bronze_azure_account",
+    "silver_azure_account",
+    "external_azure_account",
+    "azure_storage_endpoint",
+    "s3_endpoint",
+    "s3_region",
+    "storage_ca_file",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +49,8 @@ class RunningPlatform:
     storage: dict[str, str] = field(default_factory=dict)
 
     def with_its_storage(self, settings: Settings) -> Settings:
-        folders = {name: Path(path) for name, path in self.storage.items() if name.endswith("_folder")}
-        return settings.model_copy(update={**dict.fromkeys(STORAGE_FOLDERS), **self.storage, **folders})
+        paths = {name: Path(path) for name, path in self.storage.items() if name.endswith(("_folder", "_file"))}
+        return settings.model_copy(update={**dict.fromkeys(STORAGE_FOLDERS), **self.storage, **paths})
 
 
 def data_folder(settings: Settings) -> Path:

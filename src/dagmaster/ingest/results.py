@@ -56,10 +56,10 @@ def summarise(storage: "Storage", edition: Edition, urls: ResultUrls) -> ResultS
     mosaic = storage.location(edition.mosaic(), zone=Zone.SILVER)
     return ResultSummary(
         dataset_id=edition.dataset,
-        cogs=str(Path(storage.gdal_path(_silver(storage, edition.cog("x")))).parent),
+        cogs=storage.shown(_silver(storage, edition.cog("x"))).rpartition("/")[0],
         cog_count=len(cogs),
         cog_bytes=sum(cog.size_bytes for cog in cogs),
-        mosaic=storage.gdal_path(mosaic) if storage.exists(mosaic) else None,
+        mosaic=storage.shown(mosaic) if storage.exists(mosaic) else None,
         urls=urls,
     )
 

@@ -1,4 +1,4 @@
-"""Raster files given as arguments: files, folders, patterns and https URLs, as a list of files.
+"""Raster files given as arguments: files, folders, patterns, and URLs (https, s3, az), as a list of files.
 
 arguments ─▶ find_sources: paths and URLs, nothing read yet ─▶ downloaded: files of this machine
 """
@@ -15,6 +15,7 @@ from uuid import uuid4
 from dagmaster.errors import InvalidRequest, NotAllowed, NotFound
 from dagmaster.ingest.progress import OpenBar
 from dagmaster.quantities import counted
+from dagmaster.storage.object_sources import ObjectSources, is_object_url, location_of
 
 if TYPE_CHECKING:
     from dagmaster.settings import Settings
@@ -65,7 +66,7 @@ def find_sources(arguments: Sequence[str], settings: "Settings") -> list[Source]
 
 def _expanded(argument: str, settings: "Settings") -> list[Source]:
     if "://" in argument:
-        return [_web_source(argument, settings)]
+        return [_object_source(argument, settings) if is_object_url(argument) else _web_source(argument, settings)]
     path = Path(argument)
     if os.path.isdir(path):  # noqa: PTH112  pathlib raises for a name that is too long
         return _all_of([Source(argument, file) for file in _files_in(path)])
@@ -86,6 +87,17 @@ def _web_source(url: str, settings: "Settings") -> Source:
     except InvalidRequest as error:
         shown = url.partition("?")[0]
         raise InvalidRequest(f"{shown} is not an https URL", code=error.code, hint=error.hint) from None
+    return Source(url)
+
+
+def _object_source(url: str, settings: "Settings") -> Source:
+    if "allow_object_sources" in settings.model_fields_set and not settings.allow_object_sources:
+        raise NotAllowed(
+            "URLs of objects are not allowed as sources",
+            code="source.not-allowed",
+            hint="ALLOW_OBJECT_SOURCES=false forbids it",
+        )
+    location_of(url)
     return Source(url)
 
 
@@ -192,6 +204,7 @@ def _download(source: Source, folder: Path, settings: "Settings", progress: Open
 
     folder.mkdir()  # one for each, because names may repeat
     rules = DownloadRules(settings.max_download_mb * 1_000_000, settings.allow_private_sources)
+    get = ObjectSources(settings).download if is_object_url(source.argument) else download
     with progress(f"downloading {file_name(source.argument)}") as bar:
-        path = source_file(download(source.argument, folder, rules, bar.show))
+        path = source_file(get(source.argument, folder, rules, bar.show))
     return LocalFile(source.label, path, is_downloaded=True)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from dagmaster.client.discovery import (
     NO_SYMLINK,
+    OBJECT_STORES,
     STORAGE_FOLDERS,
     RunningPlatform,
     data_folder,
@@ -40,7 +41,7 @@ _CONTAINERS = ("bronze_container", "silver_container", "external_container")
 
 
 def storage_of(settings: Settings) -> dict[str, str]:
-    named = {name: getattr(settings, name) for name in (*STORAGE_FOLDERS, *_CONTAINERS)}
+    named = {name: getattr(settings, name) for name in (*STORAGE_FOLDERS, *OBJECT_STORES, *_CONTAINERS)}
     absolute = {name: value.absolute() if isinstance(value, Path) else value for name, value in named.items()}
     return {name: str(value) for name, value in absolute.items() if value}
 

@@ -1,8 +1,8 @@
 """A pool of open COGs: opening a file and decoding its blocks again is a large part of what a tile costs.
 
 A GDAL dataset must not be used by two threads at once, so each is in use by one request at a time. A file that was
-replaced or changed is recognised by its stamp and opened again. Remote files are not pooled: checking whether one was
-replaced needs a request over the network.
+replaced or changed is recognised by its stamp and opened again. Objects of an object store are published once and never
+change. They are opened again after some minutes, because the signature with which they were opened expires.
 """
 
 import time
@@ -20,6 +20,9 @@ from rasterio.errors import RasterioError
 _MAX_IDLE = 32
 # A deleted file occupies disk space for as long as it is open.
 _MAX_IDLE_SECONDS = 30.0
+
+# Signatures are valid for 45 minutes or more when a file is opened.
+_REMOTE_SECONDS = 900.0
 
 Stamp = tuple[int, ...]
 
@@ -45,7 +48,9 @@ class DatasetPool:
 
         Only GeoTIFF is opened: other drivers would follow references to other files.
         """
-        stamp = _stamp(path)  # before opening: a file that is replaced in between then has an old stamp, not a new one
+        stamp = self._stamp(
+            path
+        )  # before opening: a file that is replaced in between then has an old stamp, not a new one
         dataset = self._take(path, stamp) or rasterio.open(path, driver="GTiff")
         try:
             yield dataset
@@ -69,6 +74,16 @@ class DatasetPool:
     def __len__(self) -> int:
         return len(self._idle)
 
+    def _stamp(self, path: str) -> Stamp | None:
+        """Values that change with a file's content. None for a path that is not a file: it is not pooled."""
+        if path.startswith("/vsi"):
+            return (int(self._clock() // _REMOTE_SECONDS),)
+        try:
+            status = Path(path).stat()
+        except OSError:
+            return None
+        return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
     def _take(self, path: str, stamp: Stamp | None) -> Any:
         """The most recently used dataset of the path, whose blocks are most likely in the cache.
 
@@ -89,15 +104,6 @@ class DatasetPool:
             excess = self._idle[: -self._max_idle]
             self._idle = self._idle[-self._max_idle :]
         _close(excess)
-
-
-def _stamp(path: str) -> Stamp | None:
-    """Values that change with a file's content. None for a path that is not a local file: it is not pooled."""
-    try:
-        status = Path(path).stat()
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def _close(datasets: list[_IdleDataset]) -> None:

@@ -80,7 +80,7 @@ def _saved(response: httpx2.Response, target: Path, rules: DownloadRules, on_pro
         raise _refusal(response)
     size = response.headers.get("content-length", "")
     total_bytes = int(size) if size.isdigit() else None
-    _require_room(target.parent, total_bytes or 0, rules)
+    require_room(target.parent, total_bytes or 0, rules)
     done_bytes = 0
     with target.open("xb") as file:
         for chunk in response.iter_raw(_CHUNK_BYTES):
@@ -104,7 +104,7 @@ def _refusal(response: httpx2.Response) -> NotFound | NotAllowed | Unavailable:
             return Unavailable(f"the server answered {status}", code="source.refused", status=status)
 
 
-def _require_room(folder: Path, size_bytes: int, rules: DownloadRules) -> None:
+def require_room(folder: Path, size_bytes: int, rules: DownloadRules) -> None:
     if size_bytes > rules.limit_bytes:
         raise _too_large(rules)
     if size_bytes > (free_bytes := shutil.disk_usage(folder).free):

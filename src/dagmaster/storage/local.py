@@ -4,7 +4,7 @@
     <root>/.incoming/<random>   objects that are being written; leftovers of killed processes are removed after a day
     <root>/.scratch/<job id>/   folders for large files before a put, which moves them: they share a file system
     <root>/.gone/<random>/      removed folders, until their files are deleted
-    <root>/.uploads/<upload id> uploads whose bytes are not all there (`local_uploads`)
+    <root>/.uploads/<upload id> uploads whose bytes are not all there (`file_uploads`)
 
 Names of containers do not begin with a dot. Symbolic links that lead out of the root are not followed.
 """
@@ -30,6 +30,7 @@ from dagmaster.storage.location import Folder, Location, Zone
 from dagmaster.storage.store import (
     CHUNK_BYTES,
     ObjectInfo,
+    StorageTier,
     Stored,
     bad_range,
     not_found,
@@ -61,7 +62,15 @@ class LocalStore:
                 _sync(file)
             return self._publish(unfinished, location, hashlib.sha256(data).hexdigest(), create_only)
 
-    def put_file(self, location: Location, file: Path, *, move: bool = False, create_only: bool = False) -> Stored:
+    def put_file(
+        self,
+        location: Location,
+        file: Path,
+        *,
+        move: bool = False,
+        create_only: bool = False,
+        tier: StorageTier = StorageTier.HOT,
+    ) -> Stored:
         status = require_file(file)
         # Through another hard link to the file, the object could be changed while it is read.
         stored = self._take(location, file, create_only) if move and status.st_nlink == 1 else None
@@ -158,6 +167,12 @@ class LocalStore:
 
     def gdal_path(self, location: Location) -> str:
         return str(self._path(location))
+
+    def shown(self, location: Location) -> str:
+        return str(self._path(location))
+
+    def create_container(self, container: str) -> None:
+        """A put creates the folders that it needs."""
 
     @contextlib.contextmanager
     def scratch(self, job_id: UUID) -> Iterator[Path]:

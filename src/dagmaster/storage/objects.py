@@ -1,12 +1,21 @@
-"""A zone in an object store, through obstore. Today only `dagmaster.testing` uses it, with a store in memory."""
+"""A zone in an object store. What all of them share is here; `azure` and `s3` are the backends.
+
+Objects are read, listed and deleted through obstore. Each backend writes in its own way: obstore's uploads in parts
+replace what is there, and a published object must not be replaced. A write is one request, or parts that one request
+commits; both take effect only if the object does not exist, if that is asked for. The store checks the checksum of each
+request. At most `PARTS_AT_ONCE` parts of a file are in memory.
+"""
 
 import contextlib
 import hashlib
 import heapq
+import io
+import itertools
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, BinaryIO, Protocol
 from uuid import UUID
 
 from obstore import exceptions
@@ -17,6 +26,7 @@ from dagmaster.storage.location import Folder, Location, Zone
 from dagmaster.storage.store import (
     CHUNK_BYTES,
     ObjectInfo,
+    StorageTier,
     Stored,
     bad_range,
     not_found,
@@ -29,59 +39,109 @@ if TYPE_CHECKING:
     from obstore import ObjectMeta
     from obstore.store import ObjectStore as Container
 
-Containers = Callable[[str], "Container"]
-GdalPath = Callable[[Location], str]
+READ_BYTES = 8 * 1024 * 1024
+_NO_CONTAINER = ("ContainerNotFound", "NoSuchBucket")  # what Azure and S3 call it
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What a backend has written. The hash is that of the bytes that were sent."""
+
+    etag: str
+    sha256: str
+
+
+class Backend(Protocol):
+    """The part of a zone that differs between object stores. Errors are those of `Store`."""
+
+    scheme: str  # of the URLs that other tools use
+
+    def container(self, name: str) -> "Container":
+        """obstore's store of a container."""
+        ...
+
+    def write(
+        self, location: Location, content: BinaryIO, size_bytes: int, *, create_only: bool, tier: StorageTier
+    ) -> Written:
+        """Write an object. Conflict (storage.taken) if `create_only` and there is one."""
+        ...
+
+    def gdal_path(self, location: Location) -> str: ...
+
+    def create_container(self, name: str) -> None: ...
+
+    def sweep_up(self, container: str) -> None:
+        """Remove what killed writers have left, if the store does not do it itself."""
+        ...
 
 
 class ObjectStore:
-    """`containers` returns the store of a container; `gdal_path` the path for GDAL, if GDAL can read the store."""
-
-    def __init__(
-        self, zone: Zone, containers: Containers, scratch_folder: Path, gdal_path: GdalPath | None = None
-    ) -> None:
+    def __init__(self, zone: Zone, backend: Backend, scratch_folder: Path, container: str | None = None) -> None:
+        """`container` is the default one of the zone, which is swept."""
         self.zone = zone
-        self._containers = containers
-        self._scratch_folder = scratch_folder
-        self._gdal_path = gdal_path
+        self.scratch_folder = scratch_folder
+        self._backend = backend
+        self._default_container = container
 
     def put(self, location: Location, data: bytes, *, create_only: bool = False) -> Stored:
-        return self._put(location, data, len(data), hashlib.sha256(data).hexdigest(), create_only)
+        return self._write(location, io.BytesIO(data), len(data), create_only, StorageTier.HOT)
 
-    def put_file(self, location: Location, file: Path, *, move: bool = False, create_only: bool = False) -> Stored:
+    def put_file(
+        self,
+        location: Location,
+        file: Path,
+        *,
+        move: bool = False,
+        create_only: bool = False,
+        tier: StorageTier = StorageTier.HOT,
+    ) -> Stored:
         size_bytes = require_file(file).st_size
         with file.open("rb") as content:
-            digest = hashlib.file_digest(content, "sha256").hexdigest()
-        stored = self._put(location, file, size_bytes, digest, create_only)
+            stored = self._existing(location, content, size_bytes) if create_only else None
+            stored = stored or self._write(location, content, size_bytes, create_only, tier)
         if move:
             file.unlink(missing_ok=True)
         return stored
 
+    def put_upload(self, location: Location, file: Path, digest: str) -> Stored:
+        """Store the file of a finished upload. An existing object stays; Conflict if its content differs."""
+        stored = self.put_file(location, file, create_only=True)
+        if stored.sha256 != digest:
+            raise Unavailable(f"the file of {location} has changed during its upload", code="storage.unavailable")
+        return stored
+
     def get(self, location: Location) -> bytes:
-        with _translated(location):
-            return self._container(location).get(location.blob).bytes().to_bytes()
+        return b"".join(self._chunks(location))
 
     def get_range(self, location: Location, start: int, length: int) -> bytes:
-        if start < 0 or length < 1 or start >= self.head(location).size_bytes:
+        if start < 0 or length < 1:
             raise bad_range(location, start, length)
-        with _translated(location):
-            return self._container(location).get_range(location.blob, start=start, length=length).to_bytes()
+        try:
+            with translated(location):
+                return self._container(location).get_range(location.blob, start=start, length=length).to_bytes()
+        except Unavailable:
+            if start >= self.head(location).size_bytes:
+                raise bad_range(location, start, length) from None
+            raise
 
-    def get_file(self, location: Location, file: Path) -> None:
-        with _translated(location), contextlib.closing(self._chunks(location)) as chunks:
+    def get_file(
+        self, location: Location, file: Path, *, on_progress: Callable[[int], None] = lambda _bytes: None
+    ) -> None:
+        with contextlib.closing(self._chunks(location)) as chunks:
             first = next(chunks, b"")  # before the file is created: the object may not exist
             with file.open("xb") as target:
-                target.write(first)
-                target.writelines(chunks)
+                for chunk in itertools.chain([first], chunks):
+                    target.write(chunk)
+                    on_progress(target.tell())
 
     def sha256(self, location: Location) -> str:
         digest = hashlib.sha256()
-        with _translated(location):
-            for chunk in self._chunks(location):
-                digest.update(chunk)
+        for chunk in self._chunks(location):
+            digest.update(chunk)
         return digest.hexdigest()
 
     def head(self, location: Location) -> ObjectInfo:
-        with _translated(location):
+        with translated(location):
             return _info(location, self._container(location).head(location.blob))
 
     def exists(self, location: Location) -> bool:
@@ -92,8 +152,8 @@ class ObjectStore:
         return True
 
     def list(self, folder: Folder) -> Iterator[ObjectInfo]:
-        with _translated(folder):
-            for page in self._containers(folder.container).list(folder.path or None):
+        with contextlib.suppress(NotFound), translated(folder):  # the container may not exist
+            for page in self._backend.container(folder.container).list(f"{folder.path}/" if folder.path else None):
                 for meta in page:
                     yield _info(Location(folder.zone, folder.container, meta["path"]), meta)
 
@@ -106,14 +166,14 @@ class ObjectStore:
         return heapq.nsmallest(limit, matching, key=lambda info: info.location.blob)
 
     def delete(self, location: Location) -> None:
-        with contextlib.suppress(NotFound), _translated(location):
+        with contextlib.suppress(NotFound), translated(location):
             self._container(location).delete(location.blob)
 
     def folders(self, folder: Folder) -> Iterator[str]:
-        with _translated(folder):
-            below = self._containers(folder.container).list_with_delimiter(folder.path or None)
-        for path in below["common_prefixes"]:
-            yield path.rpartition("/")[2]
+        with contextlib.suppress(NotFound), translated(folder):
+            below = self._backend.container(folder.container).list_with_delimiter(folder.path or None)
+            for path in below["common_prefixes"]:
+                yield path.rstrip("/").rpartition("/")[2]
 
     def delete_all(self, folder: Folder) -> None:
         require_path(folder)
@@ -121,51 +181,77 @@ class ObjectStore:
             self.delete(info.location)
 
     def gdal_path(self, location: Location) -> str:
-        if self._gdal_path is None:
-            raise NotAllowed(f"GDAL cannot read {location} in place", code="storage.no-gdal-path")
-        return self._gdal_path(location)
+        return self._backend.gdal_path(location)
+
+    def shown(self, location: Location) -> str:
+        return f"{self._backend.scheme}://{location.path}"
+
+    def create_container(self, container: str) -> None:
+        self._backend.create_container(container)
 
     def scratch(self, job_id: UUID) -> AbstractContextManager[Path]:
-        return scratch.opened(self._scratch_folder, job_id)
+        return scratch.opened(self.scratch_folder, job_id)
 
     def scratch_jobs(self) -> Iterator[UUID]:
-        return scratch.jobs_in(self._scratch_folder)
+        return scratch.jobs_in(self.scratch_folder)
 
     def clear_scratch(self, job_id: UUID) -> None:
-        scratch.move_away(self._scratch_folder / str(job_id), self._removed_folder)
+        scratch.move_away(self.scratch_folder / str(job_id), self._removed_folder)
 
     def sweep_up(self) -> None:
         scratch.delete_moved(self._removed_folder)
+        if self._default_container:
+            self._backend.sweep_up(self._default_container)
 
     @property
     def _removed_folder(self) -> Path:
-        return self._scratch_folder / ".gone"
+        return self.scratch_folder / ".gone"
 
-    def _put(
-        self, location: Location, content: bytes | Path, size_bytes: int, digest: str, create_only: bool
+    def _write(
+        self, location: Location, content: BinaryIO, size_bytes: int, create_only: bool, tier: StorageTier
     ) -> Stored:
-        mode: Literal["create", "overwrite"] = "create" if create_only else "overwrite"
         try:
-            with _translated(location):
-                put = self._container(location).put(location.blob, content, mode=mode)
+            written = self._backend.write(location, content, size_bytes, create_only=create_only, tier=tier)
         except Conflict:
-            # A put that is repeated because its response was lost finds its own object.
+            # A write that is repeated because its response was lost finds its own object.
+            if stored := self._existing(location, content, size_bytes):
+                return stored
+            raise
+        return Stored(location, size_bytes, written.sha256, written.etag)
+
+    def _existing(self, location: Location, content: BinaryIO, size_bytes: int) -> Stored | None:
+        """The object, if it has this content; None if there is no object; Conflict if it has other content."""
+        try:
             existing = self.head(location)
-            if existing.size_bytes != size_bytes or self.sha256(location) != digest:
-                raise
-            return Stored(location, size_bytes, digest, existing.etag, is_new=False)
-        return Stored(location, size_bytes, digest, _plain(put["e_tag"]))
+        except NotFound:
+            return None
+        digest = _digest(content)
+        if existing.size_bytes != size_bytes or self.sha256(location) != digest:
+            raise taken(location)
+        return Stored(location, size_bytes, digest, existing.etag, is_new=False)
 
     def _container(self, location: Location) -> "Container":
-        return self._containers(location.container)
+        return self._backend.container(location.container)
 
     def _chunks(self, location: Location) -> Generator[bytes, None, None]:
-        for chunk in self._container(location).get(location.blob).stream(CHUNK_BYTES):
-            yield bytes(chunk)
+        """All bytes of one version of the object, in requests that are short enough for their timeout."""
+        container = self._container(location)
+        with translated(location):
+            whole = container.get(location.blob)
+            size_bytes, etag = whole.meta["size"], whole.meta["e_tag"]
+            if size_bytes <= READ_BYTES:
+                yield whole.bytes().to_bytes()
+                return
+        del whole
+        for start in range(0, size_bytes, READ_BYTES):
+            end = min(start + READ_BYTES, size_bytes)
+            with translated(location):
+                part = container.get(location.blob, options={"range": (start, end), "if_match": etag})
+                yield part.bytes().to_bytes()
 
 
 @contextlib.contextmanager
-def _translated(what: Location | Folder) -> Iterator[None]:
+def translated(what: Location | Folder) -> Iterator[None]:
     """Translate errors of obstore. Its own messages may contain URLs with signatures."""
     try:
         yield
@@ -174,15 +260,51 @@ def _translated(what: Location | Folder) -> Iterator[None]:
     except exceptions.AlreadyExistsError:
         assert isinstance(what, Location)
         raise taken(what) from None
+    except exceptions.PreconditionError:
+        raise Unavailable(f"{what} was replaced while it was read", code="storage.replaced") from None
     except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError):
-        raise NotAllowed(f"the storage refuses access to {what}", code="storage.not-allowed") from None
+        raise refused(what) from None
     except exceptions.BaseError as error:
-        raise Unavailable(f"{what} cannot be accessed ({type(error).__name__})", code="storage.unavailable") from None
+        if any(code in str(error) for code in _NO_CONTAINER):
+            raise no_container(what.container) from None
+        if "InvalidAuthenticationInfo" in str(error):
+            raise refused(what) from None
+        raise unavailable(what, type(error).__name__) from None
+
+
+def refused(what: Location | Folder | str) -> NotAllowed:
+    return NotAllowed(
+        f"the storage refuses access to {what}",
+        code="storage.not-allowed",
+        hint="check the credentials of this process and its role in the store",
+    )
+
+
+def no_container(name: str) -> NotFound:
+    return NotFound(
+        f"the container or bucket {name} does not exist",
+        code="storage.no-container",
+        hint="create it, or correct its name in the settings",
+    )
+
+
+def unavailable(what: Location | Folder | str, reason: str) -> Unavailable:
+    return Unavailable(f"{what} cannot be accessed ({reason})", code="storage.unavailable")
+
+
+def _digest(content: BinaryIO) -> str:
+    """Of all bytes; the next read begins with the first one again."""
+    digest = hashlib.sha256()
+    content.seek(0)
+    while chunk := content.read(CHUNK_BYTES):
+        digest.update(chunk)
+    content.seek(0)
+    return digest.hexdigest()
 
 
 def _info(location: Location, meta: "ObjectMeta") -> ObjectInfo:
-    return ObjectInfo(location, meta["size"], meta["last_modified"], _plain(meta["e_tag"]))
+    return ObjectInfo(location, meta["size"], meta["last_modified"], plain_etag(meta["e_tag"]))
 
 
-def _plain(etag: str | None) -> str:
+def plain_etag(etag: str | None) -> str:
     return (etag or "").strip('"')

@@ -1,6 +1,6 @@
 """The sources that a job may read: blobs of a zone always; URLs, /vsi paths and local files only if they are allowed.
 
-With each of the three, a submitter can read what the worker can reach, so each is disabled by default. For jobs of a
+With each of them, a submitter can read what the worker can reach, so each is disabled by default. For jobs of a
 partner system `BLOBS_ONLY` applies, whatever the configuration says.
 """
 
@@ -17,6 +17,7 @@ from dagmaster.errors import InvalidRequest, NotAllowed, Unavailable
 from dagmaster.ip_addresses import is_public
 from dagmaster.settings import Settings
 from dagmaster.storage.location import Location, Zone
+from dagmaster.storage.object_sources import ObjectSources, is_object_url, location_of
 
 LONGEST_SOURCE = 4096
 
@@ -31,6 +32,8 @@ Lookup = Callable[[str], Iterable[str]]
 class Blobs(Protocol):
     """The part of a storage that finding a source needs."""
 
+    objects: ObjectSources | None
+
     def gdal_path(self, location: Location) -> str: ...
 
 
@@ -39,6 +42,7 @@ class SourceOrigin(StrEnum):
     HTTPS = "https"
     VSI = "vsi"
     LOCAL = "local"
+    OBJECT = "object"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +50,16 @@ class SourceRules:
     allow_local: bool = False
     allow_https: bool = False
     allow_vsi: bool = False
+    allow_objects: bool = False
 
     @classmethod
     def of(cls, settings: Settings) -> "SourceRules":
-        return cls(settings.allow_local_sources, settings.allow_https_sources, settings.allow_vsi_sources)
+        return cls(
+            settings.allow_local_sources,
+            settings.allow_https_sources,
+            settings.allow_vsi_sources,
+            settings.allow_object_sources,
+        )
 
 
 BLOBS_ONLY = SourceRules()
@@ -81,7 +91,8 @@ def find_source(
     zone: Zone = Zone.BRONZE,
     lookup: Lookup | None = None,
 ) -> SourceFile:
-    """The source of a text: `container/blob` (with `container`, only the blob), an https URL, /vsi… or /a/path."""
+    """The source of a text: `container/blob` (with `container`, only the blob), an https, s3 or az URL, /vsi… or
+    /a/path."""
     if not text or len(text) > LONGEST_SOURCE or not text.isprintable():
         raise InvalidRequest(
             "the source is empty, too long, or has characters that cannot be printed", code="source.invalid"
@@ -90,6 +101,8 @@ def find_source(
         return _vsi(text, rules, lookup or _addresses)
     if text.startswith("/"):
         return _local(text, rules)
+    if is_object_url(text):
+        return _object(text, storage, rules)
     if "://" in text:
         return _https(text, rules, lookup or _addresses)
     location = Location(zone, container, text) if container else Location.parse(text, zone)
@@ -100,6 +113,12 @@ def _local(text: str, rules: SourceRules) -> SourceFile:
     if not rules.allow_local:
         raise _refused("local files", "ALLOW_LOCAL_SOURCES")
     return SourceFile(SourceOrigin.LOCAL, text, Path(text).name)
+
+
+def _object(text: str, storage: Blobs, rules: SourceRules) -> SourceFile:
+    if not rules.allow_objects or storage.objects is None:
+        raise _refused("URLs of objects", "ALLOW_OBJECT_SOURCES")
+    return SourceFile(SourceOrigin.OBJECT, storage.objects.gdal_path(text), location_of(text).name)
 
 
 def _https(text: str, rules: SourceRules, lookup: Lookup) -> SourceFile:

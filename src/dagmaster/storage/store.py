@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
+from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 from uuid import UUID
@@ -19,6 +20,13 @@ from dagmaster.errors import Conflict, InvalidRequest, NotFound
 from dagmaster.storage.location import Folder, Location
 
 CHUNK_BYTES = 1024 * 1024
+
+
+class StorageTier(StrEnum):
+    """What an object costs to keep and to read. A folder has one tier only."""
+
+    HOT = "hot"
+    COOL = "cool"  # for what is rarely read; it can still be read at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +55,15 @@ class Store(Protocol):
         """Store bytes. With `create_only` an existing object stays; Conflict if its content differs."""
         ...
 
-    def put_file(self, location: Location, file: Path, *, move: bool = False, create_only: bool = False) -> Stored:
+    def put_file(
+        self,
+        location: Location,
+        file: Path,
+        *,
+        move: bool = False,
+        create_only: bool = False,
+        tier: StorageTier = StorageTier.HOT,
+    ) -> Stored:
         """Store a file. With `move` the file is removed, and not copied if it is on the file system of the store."""
         ...
 
@@ -91,6 +107,14 @@ class Store(Protocol):
 
     def gdal_path(self, location: Location) -> str:
         """The path by which GDAL opens the object without downloading it."""
+        ...
+
+    def shown(self, location: Location) -> str:
+        """The path or URL by which the owner of the store finds the object with other tools."""
+        ...
+
+    def create_container(self, container: str) -> None:
+        """Create a container, if it does not exist and the store does not create it by itself."""
         ...
 
     def scratch(self, job_id: UUID) -> AbstractContextManager[Path]:

@@ -1,10 +1,9 @@
-"""Bytes of unfinished uploads, and how they become an object. One implementation for each kind of store.
+"""Bytes of unfinished uploads, and how they become an object.
 
     first request ──▶ open ──▶ position ──▶ write … sync ──▶ all bytes are there ──▶ publish ──▶ remove
                         └── another request writes: Conflict (upload.locked)
 
-The position is what the store really has: after a crash, an upload continues there. An object store can implement the
-same with the uncommitted blocks of a blob (Azure) or the parts of a multipart upload (S3).
+The position is what the store really has: after a crash, an upload continues there.
 """
 
 from collections.abc import Iterator

@@ -3,12 +3,14 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 from dagmaster.errors import NotAllowed
 from dagmaster.settings import Settings
+from dagmaster.storage.backends import open_backend
+from dagmaster.storage.file_uploads import FileUploads
 from dagmaster.storage.local import LocalStore
-from dagmaster.storage.local_uploads import LocalUploads
 from dagmaster.storage.location import (
     KINDS,
     Edition,
@@ -19,9 +21,13 @@ from dagmaster.storage.location import (
     job_of_outputs,
     outputs_of_job,
 )
+from dagmaster.storage.object_sources import ObjectSources
 from dagmaster.storage.sources import BLOBS_ONLY, SourceFile, SourceRules, find_source
-from dagmaster.storage.store import ObjectInfo, Store, Stored
+from dagmaster.storage.store import ObjectInfo, StorageTier, Store, Stored
 from dagmaster.storage.uploads import UploadParts
+
+if TYPE_CHECKING:
+    from dagmaster.storage.objects import ObjectStore
 
 
 class Storage:
@@ -33,11 +39,13 @@ class Storage:
         containers: Mapping[Zone, str],
         source_rules: SourceRules = BLOBS_ONLY,
         uploads: UploadParts | None = None,
+        objects: ObjectSources | None = None,
     ) -> None:
         self._stores = stores
         self.containers = containers
         self.source_rules = source_rules
         self._uploads = uploads
+        self.objects = objects
 
     @property
     def uploads(self) -> UploadParts:
@@ -57,8 +65,16 @@ class Storage:
     def put(self, location: Location, data: bytes, *, create_only: bool = False) -> Stored:
         return self._stores[location.zone].put(location, data, create_only=create_only)
 
-    def put_file(self, location: Location, file: Path, *, move: bool = False, create_only: bool = False) -> Stored:
-        return self._stores[location.zone].put_file(location, file, move=move, create_only=create_only)
+    def put_file(
+        self,
+        location: Location,
+        file: Path,
+        *,
+        move: bool = False,
+        create_only: bool = False,
+        tier: StorageTier = StorageTier.HOT,
+    ) -> Stored:
+        return self._stores[location.zone].put_file(location, file, move=move, create_only=create_only, tier=tier)
 
     def get(self, location: Location) -> bytes:
         return self._stores[location.zone].get(location)
@@ -90,6 +106,10 @@ class Storage:
 
     def gdal_path(self, location: Location) -> str:
         return self._stores[location.zone].gdal_path(location)
+
+    def shown(self, location: Location) -> str:
+        """The path or URL by which its owner finds an object with other tools."""
+        return self._stores[location.zone].shown(location)
 
     def scratch(self, job_id: UUID) -> AbstractContextManager[Path]:
         return self._stores[Zone.SILVER].scratch(job_id)
@@ -156,6 +176,11 @@ class Storage:
         store.sweep_up()
         return count
 
+    def create_containers(self) -> None:
+        """Create the default container of each zone that does not exist yet."""
+        for zone, store in self._stores.items():
+            store.create_container(self.containers[zone])
+
     def sweep_up(self) -> None:
         for store in self._stores.values():
             store.sweep_up()
@@ -172,18 +197,31 @@ class Storage:
 
 
 def open_storage(settings: Settings) -> Storage:
-    """The zones of the settings. No folder is created or read before it is used."""
-    folders = {
-        Zone.BRONZE: settings.bronze_folder,
-        Zone.SILVER: settings.silver_folder,
-        Zone.EXTERNAL: settings.external_folder,
-    }
-    above = settings.storage_folder or settings.home() / "storage"
-    stores = {zone: LocalStore(zone, folder or above / zone) for zone, folder in folders.items()}
-    uploads = LocalUploads(stores[Zone.BRONZE])
+    """The zones of the settings. No folder and no object store is accessed before it is used."""
     containers = {
         Zone.BRONZE: settings.bronze_container,
         Zone.SILVER: settings.silver_container,
         Zone.EXTERNAL: settings.external_container,
     }
-    return Storage(stores, containers, SourceRules.of(settings), uploads)
+    stores = {zone: _open_store(settings, zone) for zone in Zone}
+    return Storage(stores, containers, SourceRules.of(settings), _uploads(stores[Zone.BRONZE]), ObjectSources(settings))
+
+
+def _open_store(settings: Settings, zone: Zone) -> "LocalStore | ObjectStore":
+    backend = settings.backend_of(zone)
+    if backend == "folder":
+        folder: Path | None = getattr(settings, f"{zone}_folder")
+        above = settings.storage_folder or settings.home() / "storage"
+        return LocalStore(zone, folder or above / zone)
+    opened = open_backend(settings, backend, zone)
+    from dagmaster.storage.objects import ObjectStore
+
+    scratch = settings.scratch_folder or settings.home() / "scratch"
+    container: str = getattr(settings, f"{zone}_container")
+    return ObjectStore(zone, opened, scratch / zone, container)
+
+
+def _uploads(bronze: "LocalStore | ObjectStore") -> UploadParts:
+    if isinstance(bronze, LocalStore):
+        return FileUploads(bronze.root / ".uploads", bronze.link_file)
+    return FileUploads(bronze.scratch_folder / ".uploads", bronze.put_upload)

@@ -23,7 +23,7 @@ from urllib.parse import quote
 import httpx2
 
 from dagmaster.errors import InvalidRequest, Unavailable
-from dagmaster.handlers.export.managed_identity import IdentityEndpoint, ManagedIdentity
+from dagmaster.managed_identity import IdentityEndpoint, ManagedIdentity
 from dagmaster.observe.redaction import redact
 from dagmaster.settings import Settings
 

@@ -33,6 +33,7 @@ from dagmaster.stac.item import item_id as stac_item_id
 from dagmaster.stac.values import multihash
 from dagmaster.storage.location import Edition, Location
 from dagmaster.storage.sources import SourceFile
+from dagmaster.storage.store import StorageTier
 from dagmaster.storage.zones import Storage
 
 MOST_NEIGHBOURS = 64
@@ -292,7 +293,8 @@ def _write(
     """`is_alone`: it is the only COG of the dataset, which needs data."""
     with ctx.storage.scratch(ctx.job_id) as folder:
         path = folder / name
-        facts = write(path, profile_of(params.output_tier, params.jpeg_quality), _progress(ctx))
+        profile = profile_of(params.output_tier, params.jpeg_quality)
+        facts = write(path, profile, _progress(ctx))
         if facts.is_empty and is_alone:
             raise UnfitData(
                 "no pixel of the output has data",
@@ -308,7 +310,7 @@ def _write(
             counted = measure(path, (0, 0, *own), overview_level=params.overview_level) if own else whole
         ground = None if facts.is_empty else footprint(path)
         header = header_bytes(path)
-        location = publish(ctx.storage, edition.cog(name), path)
+        location = publish(ctx.storage, edition.cog(name), path, StorageTier(profile.storage_tier))
     cog = _PublishedCog(location, facts, raster, ground, whole, counted, header)
     log_findings(ctx.logger, cog.findings)
     return cog

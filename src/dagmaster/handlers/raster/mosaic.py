@@ -51,7 +51,7 @@ def create_mosaic(ctx: SyncContext, params: MosaicParams) -> MosaicResult:
     whole = cog_of(
         about,
         addresses.file(location),
-        read_facts(storage.gdal_path(parts.first)),
+        read_facts(storage.gdal_path(parts.first), remote=True),
         0,
         "",
         raster_type=params.raster_type,

@@ -12,6 +12,7 @@ from dagmaster.dataset_ids import own_dataset_id
 from dagmaster.errors import Conflict, UnfitData
 from dagmaster.handlers.context import SyncContext
 from dagmaster.storage.location import Edition, Location, Zone
+from dagmaster.storage.store import StorageTier
 from dagmaster.storage.zones import Storage
 
 _MEGABYTE = 1_000_000
@@ -43,7 +44,7 @@ def writable_edition(ctx: SyncContext, dataset_id: str, ordinal: int, revision: 
     return edition
 
 
-def publish(storage: Storage, blob: str, content: Path | bytes) -> Location:
+def publish(storage: Storage, blob: str, content: Path | bytes, tier: StorageTier = StorageTier.HOT) -> Location:
     """Write an object under its final name.
 
     The same content may exist from an earlier attempt; other content is an error.
@@ -54,7 +55,7 @@ def publish(storage: Storage, blob: str, content: Path | bytes) -> Location:
         if isinstance(content, bytes):
             storage.put(location, content, create_only=True)
         else:
-            storage.put_file(location, content, move=True, create_only=True)
+            storage.put_file(location, content, move=True, create_only=True, tier=tier)
     except Conflict as error:  # a retry would find the same object
         raise UnfitData(error.message, code=error.code, hint="submit it again: that makes a new revision") from error
     faults.reach("handler.after-publish")

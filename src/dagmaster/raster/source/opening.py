@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from rasterio._err import CPLE_BaseError, CPLE_OutOfMemoryError
 from rasterio.errors import NotGeoreferencedWarning, RasterioError
 
-from dagmaster.errors import InvalidRequest, NotFound, UnfitData
+from dagmaster.errors import InvalidRequest, NotFound, Unavailable, UnfitData
 from dagmaster.raster.source.header_limits import require_small_texts
 
 # The first bytes of supported formats. GDAL's COG driver only writes: a COG is opened as GTiff.
@@ -40,6 +40,8 @@ DRIVERS = tuple(dict.fromkeys(_SUPPORTED.values()))
 
 _LONGEST_NAME = 100
 _REMOTE = ("/vsiaz/", "/vsiadls/", "/vsis3/", "/vsigs/")
+# What GDAL says of an object that a store does not give: refused, expired, or the network failed.
+_UNREACHABLE = re.compile(r"does not exist in the file system|HTTP|CURL|curl|[Aa]uth|[Tt]imeout|timed out")
 _SETTINGS = {
     "GDAL_PAM_ENABLED": "NO",
     "GDAL_DISABLE_READDIR_ON_OPEN": "EMPTY_DIR",
@@ -189,6 +191,8 @@ def _open(path: str) -> Any:
             problem = problem or error
     if problem is None:
         raise _unsupported(name, head)
+    if path.startswith(_REMOTE) and _UNREACHABLE.search(reason(problem)):
+        raise Unavailable(f"'{name}' cannot be read: {reason(problem)}", code="raster.unreachable")
     raise UnfitData(
         f"'{name}' is damaged: {reason(problem)}",
         code="raster.corrupt",

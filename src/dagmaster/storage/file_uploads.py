@@ -1,7 +1,8 @@
-"""Unfinished uploads of a zone in a folder of this machine: `<root>/.uploads/<upload id>`.
+"""Unfinished uploads in files of this machine: `<folder>/<upload id>`.
 
 The length of the file is the position. An advisory lock (flock) on it admits one writer; it ends with its process, also
-if that is killed. When all bytes are there, a hard link turns the file into the object.
+if that is killed. When all bytes are there, the file becomes an object: in a folder by a hard link, in an object store
+by an upload.
 """
 
 import contextlib
@@ -10,31 +11,36 @@ import hashlib
 import os
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TypeAlias
 from uuid import UUID
 
 from dagmaster.errors import NotFound, Unavailable
-from dagmaster.storage.local import LocalStore, writing
+from dagmaster.storage.local import writing
 from dagmaster.storage.location import Location
 from dagmaster.storage.store import Stored
 from dagmaster.storage.uploads import UploadPart, locked, wrong_checksum
+
+Publish: TypeAlias = Callable[[Location, Path, str], Stored]
 
 _NAME = "the file of an upload"
 _NO_LINK = os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-class LocalUploads:
-    def __init__(self, store: LocalStore) -> None:
-        self._store = store
-        self._folder = store.root / ".uploads"
+class FileUploads:
+    """`publish` stores a finished file, whose hash is known, under a name that is not in use."""
 
-    def open(self, upload_id: UUID) -> "LocalPartWriter":
+    def __init__(self, folder: Path, publish: Publish) -> None:
+        self._folder = folder
+        self._publish = publish
+
+    def open(self, upload_id: UUID) -> "FilePartWriter":
         path = self._folder / str(upload_id)
         with writing(_NAME):
             descriptor = self._locked(upload_id, path)
-        return LocalPartWriter(self._store, path, descriptor)
+        return FilePartWriter(self._publish, path, descriptor)
 
     def position(self, upload_id: UUID) -> int:
         with writing(_NAME), contextlib.suppress(FileNotFoundError):
@@ -76,11 +82,11 @@ class LocalUploads:
         return descriptor
 
 
-class LocalPartWriter:
+class FilePartWriter:
     """Threads may share it: a call waits for the one before, and after `close` nothing is written."""
 
-    def __init__(self, store: LocalStore, path: Path, descriptor: int) -> None:
-        self._store = store
+    def __init__(self, publish: Publish, path: Path, descriptor: int) -> None:
+        self._publish = publish
         self._path = path
         self._descriptor: int | None = descriptor
         self._lock = threading.Lock()
@@ -106,7 +112,7 @@ class LocalPartWriter:
                 digest = hashlib.file_digest(content, "sha256").hexdigest()
             if sha256 not in (None, digest):
                 raise wrong_checksum(location, str(sha256), digest)
-            return self._store.link_file(location, self._path, digest)
+            return self._publish(location, self._path, digest)
 
     def remove(self) -> None:
         with self._lock, writing(_NAME):

@@ -1,0 +1,87 @@
+"""Objects that are named by a URL, `s3://BUCKET/KEY` or `az://CONTAINER/BLOB`.
+
+They are in the stores of the settings, whether or not a zone is there; the container is one of
+AZURE_STORAGE_ACCOUNT_NAME.
+"""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+from uuid import uuid4
+
+from dagmaster.errors import InvalidRequest, NotAllowed
+from dagmaster.settings import Settings
+from dagmaster.storage.location import Location, Zone
+
+if TYPE_CHECKING:
+    from dagmaster.storage.download import DownloadRules, OnProgress
+    from dagmaster.storage.objects import Backend, ObjectStore
+
+_BACKENDS: dict[str, Literal["azure", "s3"]] = {"az": "azure", "s3": "s3"}
+
+
+def is_object_url(text: str) -> bool:
+    return text.partition("://")[0] in _BACKENDS and "://" in text
+
+
+def location_of(url: str) -> Location:
+    """Where the object of a URL is. The zone means nothing."""
+    scheme, _, path = url.partition("://")
+    container, _, blob = path.partition("/")
+    try:
+        return Location(Zone.BRONZE, container, blob)
+    except InvalidRequest as error:
+        raise InvalidRequest(
+            f"{scheme}://… is not the URL of an object: {error.message}",
+            code="source.bad-address",
+            hint="write s3://BUCKET/KEY or az://CONTAINER/BLOB",
+        ) from None
+
+
+class ObjectSources:
+    """Opens each store when it is first used."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._backends: dict[str, Backend] = {}
+
+    def gdal_path(self, url: str) -> str:
+        location = location_of(url)
+        return self._backend(url).gdal_path(location)
+
+    def download(self, url: str, folder: Path, rules: "DownloadRules", on_progress: "OnProgress") -> Path:
+        """Copy an object into a folder, with the time at which it was stored."""
+        from dagmaster.storage.download import require_room
+
+        location, store = location_of(url), self._store(url, folder)
+        info = store.head(location)
+        require_room(folder, info.size_bytes, rules)
+        target = folder / (location.name.strip(".") or "download")
+        on_progress(0, info.size_bytes)
+        store.get_file(location, target, on_progress=lambda done: on_progress(done, info.size_bytes))
+        os.utime(target, (info.modified_at.timestamp(),) * 2)
+        return target
+
+    def _store(self, url: str, folder: Path) -> "ObjectStore":
+        backend = self._backend(url)
+        from dagmaster.storage.objects import ObjectStore
+
+        return ObjectStore(Zone.BRONZE, backend, folder / uuid4().hex)
+
+    def _backend(self, url: str) -> "Backend":
+        scheme = url.partition("://")[0]
+        if scheme not in self._backends:
+            self._backends[scheme] = self._open(scheme)
+        return self._backends[scheme]
+
+    def _open(self, scheme: str) -> "Backend":
+        from dagmaster.storage.backends import open_backend
+
+        if scheme == "az" and not self._settings.azure_storage_account_name:
+            raise NotAllowed(
+                "az://… names a container of the storage account of the settings, and there is none",
+                code="source.no-account",
+                hint="set AZURE_STORAGE_ACCOUNT_NAME",
+            )
+        own = self._settings.model_copy(update={"bronze_azure_account": None})
+        return open_backend(own, _BACKENDS[scheme], Zone.BRONZE)

@@ -1,0 +1,44 @@
+"""Upload a file in parts: some at once, each read when there is room for it, so that memory is bounded."""
+
+import hashlib
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import BinaryIO, TypeVar
+
+# Memory of an upload: this many parts, and one that is being read.
+PARTS_AT_ONCE = 3
+PART_BYTES = 8 * 1024 * 1024
+_ROUND_BYTES = 1024 * 1024
+
+Sent = TypeVar("Sent")
+
+
+def part_size(size_bytes: int, most_parts: int) -> int:
+    """The size of each part but the last: a large file has larger parts, because their number is limited."""
+    least = -(-size_bytes // most_parts)
+    return max(PART_BYTES, -(-least // _ROUND_BYTES) * _ROUND_BYTES)
+
+
+def send_parts(content: BinaryIO, part_bytes: int, send: Callable[[int, bytes], Sent]) -> tuple[list[Sent], str, int]:
+    """Send every part with its number, from 1. Returns the results in order, and hash and size of what was sent.
+
+    After the first failure no other part is begun, and those that are under way have ended when it is raised.
+    """
+    digest, size_bytes = hashlib.sha256(), 0
+    results: list[Sent] = []
+    pending: deque[Future[Sent]] = deque()
+    with ThreadPoolExecutor(PARTS_AT_ONCE, thread_name_prefix="upload") as pool:
+        for number, part in enumerate(_read(content, part_bytes), start=1):
+            digest.update(part)
+            size_bytes += len(part)
+            pending.append(pool.submit(send, number, part))
+            if len(pending) == PARTS_AT_ONCE:
+                results.append(pending.popleft().result())
+        results += [each.result() for each in pending]
+    return results, digest.hexdigest(), size_bytes
+
+
+def _read(content: BinaryIO, part_bytes: int) -> Iterator[bytes]:
+    while part := content.read(part_bytes):
+        yield part

@@ -1,0 +1,54 @@
+"""Raster handlers on zones in an object store make the same bytes as on folders."""
+
+import numpy as np
+import pytest
+import rasterio
+from affine import Affine
+from tests.handlers.test_raster_handlers import ABOUT
+
+from dagmaster.settings import load
+from dagmaster.storage import Location, Zone, open_storage
+from dagmaster.storage.location import Folder
+from dagmaster.testing.trial import run_handler
+
+pytestmark = [pytest.mark.requirement("S2"), pytest.mark.requirement("R8")]
+
+PARAMS = {
+    "source": {"blob_name": "dem.tif"},
+    "about": ABOUT,
+    "target_crs": "EPSG:4326",
+    "output_tier": "archive",
+}
+
+
+def terrain(path) -> None:
+    values = np.add.outer(np.arange(700), np.arange(900)).astype("float32")[None]
+    profile = {"crs": "EPSG:32633", "transform": Affine(30, 0, 500_000, 0, -30, 5_500_000), "nodata": -9999}
+    with rasterio.open(path, "w", driver="GTiff", width=900, height=700, count=1, dtype="float32", **profile) as file:
+        file.write(values)
+
+
+def cog_of(settings, file) -> tuple[dict, bytes]:
+    storage = open_storage(settings)
+    storage.create_containers()
+    for info in list(storage.list(Folder(Zone.SILVER, "silver", f"cogs/{ABOUT['dataset_id']}"))):
+        storage.delete(info.location)
+    storage.put_file(storage.location("dem.tif"), file)
+    output = run_handler("raster.create_cog", PARAMS, settings=settings).output
+    return output, storage.get(Location(Zone.SILVER, output["cog_container"], output["cog_blob"]))
+
+
+@pytest.mark.parametrize("name", ["azurite", "s3_server"])
+def test_a_cog_from_an_object_store_is_the_one_from_a_folder(name, request, tmp_path):
+    server = request.getfixturevalue(name)
+    file = tmp_path / "dem.tif"
+    terrain(file)
+    here, there = tmp_path / "here", tmp_path / "there"
+
+    expected, local_bytes = cog_of(load(DAGMASTER_DATA=str(here), PUBLIC_URL="https://maps.example.org"), file)
+    output, remote_bytes = cog_of(server.settings_for(there, public_url="https://maps.example.org"), file)
+
+    assert remote_bytes == local_bytes
+    assert output["sha256"] == expected["sha256"]
+    assert output["stac_item"] == expected["stac_item"]
+    assert not [path for path in there.rglob("*.tif") if path.is_file()], "no copy is left"
