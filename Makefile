@@ -2,7 +2,7 @@
 PY := .venv/bin/python
 PYTEST_ARGS ?=
 
-.PHONY: demo test check ui pictures bench chaos soak mutants docs setup lock format clean
+.PHONY: demo test check ui pictures bench chaos soak mutants images docs setup lock format clean
 
 demo: setup          ## turn a generated scene of 105 megapixels into a map; see demo-output
 	@$(PY) -m dagmaster.cli.main demo
@@ -44,6 +44,9 @@ soak: setup          ## an hour of constant load with retention, to detect growt
 
 mutants: setup       ## insert known bugs one at a time; the tests must detect each
 	@$(PY) -m mutants $(MUTANTS_ARGS)
+
+images: setup        ## build the container images; options: BASE, ENGINE, REGISTRY, VERSION (see scripts/images)
+	@scripts/images $(IMAGES)
 
 docs: setup          ## generate the pages that come from the code
 	@$(PY) scripts/write_fingerprint.py

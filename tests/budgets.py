@@ -21,6 +21,7 @@ BUDGET_SECONDS = {
     "client": 60,
     "commands": 90,
     "database": 300,
+    "deploy": 60,
     "docs": 90,
     "doctor": 20,
     "engine": 900,

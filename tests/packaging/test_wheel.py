@@ -4,8 +4,10 @@ import json
 import os
 import socket
 import subprocess
+import sys
 import time
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from dagmaster.local.embedded import Cluster
 from tests.cli.processes import CLEARED
 from tests.conftest import fresh_database
 from tests.packaging.environments import build_wheel, environment
+from tests.packaging.test_dependencies import ROOTS, files_of, imports
 
 
 class Installation:
@@ -209,6 +212,23 @@ def test_every_module_of_an_extra_can_be_imported(wheel, tmp_path, extra, packag
     installation = Installation(environment(tmp_path / "venv", wheel, extra), tmp_path)
 
     assert import_all(installation, only=packages) > 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("extra", ROOTS)
+def test_what_functions_of_an_extra_import_is_installed(wheel, tmp_path, extra):
+    """A module of a library may need a package that the library itself does not require (pystac.validation)."""
+    modules = {module for file in files_of(*ROOTS[extra]) for module in imports(file) if find_spec_of(module)}
+    code = f"import importlib\nfor name in {sorted(modules)!r}: importlib.import_module(name)"
+    finished = Installation(environment(tmp_path / "venv", wheel, extra), tmp_path).run("-W", "ignore", "-c", code)
+
+    assert len(modules) > 5
+    assert finished.returncode == 0, finished.stderr
+
+
+def find_spec_of(module: str) -> bool:
+    """Whether it is a module of a library, and not of this package or a name in a module."""
+    return module.partition(".")[0] not in {*sys.stdlib_module_names, "dagmaster"} and bool(find_spec(module))
 
 
 @pytest.mark.slow

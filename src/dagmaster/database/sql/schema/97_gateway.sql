@@ -80,6 +80,17 @@ BEGIN
     SELECT 'worker', worker_id, software_version, started_at, heartbeat_at,
            extract(epoch FROM dagapp.clock() - heartbeat_at)::float8
       FROM dagapp.workers;
+
+    -- How much work each queue has, for autoscaling: tasks that may start now, and tasks that run.
+    CREATE OR REPLACE VIEW dagapp_gateway.queues AS
+    SELECT queue,
+           count(*) FILTER (WHERE status = 'queued' AND available_at <= dagapp.clock()) AS waiting,
+           count(*) FILTER (WHERE status = 'running') AS running,
+           coalesce(extract(epoch FROM dagapp.clock() - min(available_at) FILTER (WHERE status = 'queued')), 0)::float8
+               AS oldest_seconds
+      FROM dagapp.dag_tasks
+     WHERE status IN ('queued', 'running')
+     GROUP BY queue;
 EXCEPTION
     WHEN undefined_column OR undefined_table THEN
         RAISE NOTICE 'the views of the gateway need a migration: %', sqlerrm;

@@ -1,0 +1,248 @@
+"""The programs of a deployment: the health check of images, SBOMs, units of systemd, and scripts/deploy.sh."""
+
+import json
+import os
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+import threading
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+from dagmaster import settings
+from dagmaster.cli.main import COMMANDS
+from tests.deploy.manifests import PORTS, ROLES, ROOT
+
+pytestmark = pytest.mark.requirement("M5")
+
+HEALTHCHECK = ROOT / "deploy" / "images" / "healthcheck.py"
+UNITS = sorted((ROOT / "deploy" / "systemd").glob("*.service"))
+
+
+@contextmanager
+def server(status: int, paths: list[str]) -> Iterator[int]:
+    """A server that responds with one status and records the paths; yields its port."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            paths.append(self.path)
+            self.send_response(status)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    http = HTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=http.serve_forever, daemon=True).start()
+    try:
+        yield http.server_address[1]
+    finally:
+        http.shutdown()
+        http.server_close()
+
+
+def checked(**variables: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-S", str(HEALTHCHECK)]
+    return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=30, check=False)
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_the_health_check_asks_the_port_of_the_role(role):
+    paths: list[str] = []
+    with server(200, paths) as port:
+        finished = checked(RUN_MODE=role, **{PORTS[role]: str(port)})
+
+    assert finished.returncode == 0, finished.stdout
+    assert paths == ["/livez"]
+
+
+def test_the_health_check_fails_if_only_a_restart_would_help_or_nobody_responds():
+    with server(503, []) as port:
+        assert checked(RUN_MODE="worker", HEALTH_PORT=str(port)).returncode == 1
+    assert checked(RUN_MODE="worker", HEALTH_PORT=str(port)).returncode == 1
+
+
+def test_an_orchestrator_without_the_api_is_asked_where_workers_are():
+    with server(200, []) as port:
+        assert checked(RUN_MODE="orchestrator", API_ENABLED="false", HEALTH_PORT=str(port)).returncode == 0
+
+
+def test_the_health_check_knows_the_default_ports():
+    ports = runpy.run_path(str(HEALTHCHECK))["PORTS"]
+
+    assert ports == {role: (name, settings.variables()[name].default) for role, name in PORTS.items()}
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> Path:
+    """A build context with one wheel of another project, one of ours, and two Debian packages."""
+    for folder, name, version, more in (
+        ("wheels/worker", "Some.Library", "1.2", "License-Expression: MIT\n"),
+        ("dist", "dagmaster", "0.1.0", ""),
+    ):
+        (tmp_path / folder).mkdir(parents=True)
+        with zipfile.ZipFile(tmp_path / folder / f"{name.replace('.', '_')}-{version}-py3-none-any.whl", "w") as wheel:
+            metadata = f"Metadata-Version: 2.4\nName: {name}\nVersion: {version}\n{more}\nDescription\n"
+            wheel.writestr(zipfile.ZipInfo(f"{name.replace('.', '_')}-{version}.dist-info/METADATA"), metadata)
+    libc = "Package: libc6\nVersion: 2.36-9+deb12u14\nArchitecture: amd64\n"
+    packages = f"{libc}\n\nPackage: tzdata\nVersion: 2025b-0\nArchitecture: all\n"
+    (tmp_path / "debian-packages").write_text(packages)
+    return tmp_path
+
+
+def sbom_of(context: Path) -> dict:
+    command = [sys.executable, str(ROOT / "scripts" / "write_sbom.py"), "worker", str(context), "--version", "9"]
+    subprocess.run(command, check=True, timeout=60)
+    return json.loads((context / "sbom" / "worker.cdx.json").read_text())
+
+
+def test_an_sbom_lists_python_distributions_and_debian_packages(context):
+    document = sbom_of(context)
+    by_purl = {component["purl"]: component for component in document["components"]}
+
+    assert (document["bomFormat"], document["specVersion"]) == ("CycloneDX", "1.5")
+    assert document["metadata"]["component"]["name"] == "dagmaster-worker"
+    assert by_purl.keys() == {
+        "pkg:pypi/some-library@1.2",
+        "pkg:pypi/dagmaster@0.1.0",
+        "pkg:deb/debian/libc6@2.36-9%2Bdeb12u14?arch=amd64",
+        "pkg:deb/debian/tzdata@2025b-0?arch=all",
+    }
+    library = by_purl["pkg:pypi/some-library@1.2"]
+    assert library["licenses"] == [{"expression": "MIT"}]
+    assert re.fullmatch(r"[0-9a-f]{64}", library["hashes"][0]["content"])
+    assert document["dependencies"] == [{"ref": "image", "dependsOn": sorted(by_purl)}]
+
+
+def test_the_same_files_give_the_same_sbom(context):
+    assert sbom_of(context) == sbom_of(context)
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
+def test_a_unit_starts_a_command_and_is_restricted(unit):
+    text = unit.read_text()
+
+    commands = re.findall(r"^ExecStart=/opt/dagmaster/bin/dagmaster (\S+)", text, re.MULTILINE)
+    assert commands
+    assert {*commands} <= COMMANDS.keys()
+    for line in ("User=dagmaster", "NoNewPrivileges=yes", "ProtectSystem=strict", "CapabilityBoundingSet="):
+        assert f"\n{line}\n" in text
+    given = re.findall(r"^Environment=(.*)$", text, re.MULTILINE)
+    names = {pair.partition("=")[0] for line in given for pair in line.split()}
+    assert names <= settings.variables().keys()
+
+
+def test_every_role_has_a_unit():
+    assert {unit.stem.removeprefix("dagmaster-").rstrip("@") for unit in UNITS} == {*ROLES, "schema"}
+
+
+@pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd is not installed")
+def test_systemd_accepts_the_units(tmp_path):
+    for unit in [*UNITS, ROOT / "deploy" / "systemd" / "dagmaster.target"]:
+        copy = tmp_path / unit.name.replace("@.", "@1.")
+        copy.write_text(unit.read_text().replace("/opt/dagmaster/bin/dagmaster", "/bin/true"))
+    command = ["systemd-analyze", "verify", "--man=no", *map(str, sorted(tmp_path.iterdir()))]
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+    assert (finished.returncode, finished.stderr) == (0, "")
+
+
+@pytest.mark.skipif(not shutil.which("shellcheck"), reason="shellcheck is not installed")
+def test_shellcheck_accepts_the_scripts():
+    scripts = [str(ROOT / "scripts" / name) for name in ("images", "strip_base", "deploy.sh")]
+
+    assert (
+        subprocess.run(["shellcheck", *scripts], capture_output=True, text=True, check=False, timeout=60).stdout == ""
+    )
+
+
+def deploy(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    command = [str(ROOT / "scripts" / "deploy.sh"), *arguments]
+    environment = {**os.environ, **variables}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+
+def position(lines: list[str], *words: str) -> int:
+    (found,) = (number for number, line in enumerate(lines) if all(word in line for word in words))
+    return found
+
+
+@pytest.mark.skipif(not shutil.which("kubectl"), reason="kubectl is not installed")
+def test_a_deployment_migrates_the_schema_before_it_replaces_roles():
+    overlay = str(ROOT / "deploy" / "kubernetes" / "example")
+    finished = deploy(
+        *("kubernetes", "--registry", "r.example.org", "--version", "1.2.3", "--overlay", overlay, "--dry-run"),
+        ENGINE="docker",
+    )
+    lines = finished.stdout.splitlines()
+
+    assert finished.returncode == 0, finished.stderr
+    assert (
+        position(lines, "scripts/images", "VERSION=1.2.3")
+        < position(lines, "push r.example.org/dagmaster-gateway:1.2.3")
+        < position(lines, "apply", "dagmaster/first=true")
+        < position(lines, "wait", "job/schema")
+        < position(lines, "rollout status", "deployment/orchestrator")
+        < position(lines, "rollout status", "deployment/gateway")
+    )
+    assert not list((ROOT / "deploy" / "kubernetes").glob(".deploy*"))
+
+
+def test_a_deployment_on_azure_sets_every_image_explicitly():
+    finished = deploy(
+        *("azure", "--registry", "reg", "--version", "1.2.3", "--resource-group", "geo", "--dry-run"),
+        BASE="python@sha256:0",
+    )
+    lines = finished.stdout.splitlines()
+
+    assert finished.returncode == 0, finished.stderr
+    assert position(lines, "acr build", "Dockerfile.gateway") < position(lines, "job start")
+    for app, role in (("orchestrator", "orchestrator"), ("worker-light", "worker"), ("worker-raster", "worker")):
+        update = position(lines, "containerapp update", f"dagmaster-{app} ", f"reg.azurecr.io/dagmaster-{role}:1.2.3")
+        assert update > position(lines, "job start")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("kubernetes", "--registry", "r"), "--version is required"),
+        (("kubernetes", "--registry", "r", "--version", "latest"), "latest"),
+        (("kubernetes", "--registry", "r", "--version", "a b"), "cannot be a tag"),
+        (("kubernetes", "--registry", "r", "--version"), "--version needs a value"),
+        (("kubernetes", "--registry", "r", "--version", "1", "--timeout", "soon"), "--timeout"),
+        (("kubernetes", "--registry", "r", "--version", "1", "--overlay", "/none", "--dry-run"), "--overlay"),
+        (("azure", "--registry", "r", "--version", "1", "--dry-run"), "--resource-group"),
+        (("azure", "--what"), "unknown option --what"),
+    ],
+)
+def test_a_deployment_that_is_not_described_completely_is_refused(arguments, message):
+    finished = deploy(*arguments)
+
+    assert finished.returncode == 1
+    assert message in finished.stderr
+    assert "apply" not in finished.stdout
+
+
+def test_images_are_not_built_on_a_base_whose_content_may_change():
+    finished = subprocess.run(
+        [
+            "bash",
+            "-c",
+            "source <(sed -n '/^fail()/p; /^require_pinned()/,/^}/p' scripts/images); require_pinned python:3.11-slim",
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+
+    assert finished.returncode == 1
+    assert "NAME@sha256:" in finished.stderr
