@@ -74,7 +74,7 @@ def raster(tmp_path: Path) -> Path:
 
 
 # Packages that are imported without their extra only.
-SPECIAL = ("handlers.", "raster", "stac", "storage.objects", "serving")
+SPECIAL = ("handlers.", "raster", "stac", "storage.objects", "storage.azure", "storage.s3", "serving")
 OF_SERVERS = (
     *("alembic", "fastapi", "jwt", "psycopg", "psycopg_pool", "pypgstac", "sqlalchemy", "starlette", "uvicorn"),
     *("rasterio", "numpy", "titiler.core", "asyncpg", "obstore"),

@@ -7,10 +7,10 @@ from dagmaster.settings import Settings
 from dagmaster.storage.location import Zone
 
 if TYPE_CHECKING:
-    from dagmaster.storage.objects import Backend
+    from dagmaster.storage.objects import ObjectBackend
 
 
-def open_backend(settings: Settings, backend: Literal["azure", "s3"], zone: Zone) -> "Backend":
+def open_backend(settings: Settings, backend: Literal["azure", "s3"], zone: Zone) -> "ObjectBackend":
     try:
         match backend:
             case "azure":

@@ -15,7 +15,7 @@ from dagmaster.storage.location import Location, Zone
 
 if TYPE_CHECKING:
     from dagmaster.storage.download import DownloadRules, OnProgress
-    from dagmaster.storage.objects import Backend, ObjectStore
+    from dagmaster.storage.objects import ObjectBackend, ObjectStore
 
 _BACKENDS: dict[str, Literal["azure", "s3"]] = {"az": "azure", "s3": "s3"}
 
@@ -43,7 +43,7 @@ class ObjectSources:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._backends: dict[str, Backend] = {}
+        self._backends: dict[str, ObjectBackend] = {}
 
     def gdal_path(self, url: str) -> str:
         location = location_of(url)
@@ -68,13 +68,13 @@ class ObjectSources:
 
         return ObjectStore(Zone.BRONZE, backend, folder / uuid4().hex)
 
-    def _backend(self, url: str) -> "Backend":
+    def _backend(self, url: str) -> "ObjectBackend":
         scheme = url.partition("://")[0]
         if scheme not in self._backends:
             self._backends[scheme] = self._open(scheme)
         return self._backends[scheme]
 
-    def _open(self, scheme: str) -> "Backend":
+    def _open(self, scheme: str) -> "ObjectBackend":
         from dagmaster.storage.backends import open_backend
 
         if scheme == "az" and not self._settings.azure_storage_account_name:

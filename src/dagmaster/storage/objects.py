@@ -51,7 +51,7 @@ class Written:
     sha256: str
 
 
-class Backend(Protocol):
+class ObjectBackend(Protocol):
     """The part of a zone that differs between object stores. Errors are those of `Store`."""
 
     scheme: str  # of the URLs that other tools use
@@ -76,7 +76,7 @@ class Backend(Protocol):
 
 
 class ObjectStore:
-    def __init__(self, zone: Zone, backend: Backend, scratch_folder: Path, container: str | None = None) -> None:
+    def __init__(self, zone: Zone, backend: ObjectBackend, scratch_folder: Path, container: str | None = None) -> None:
         """`container` is the default one of the zone, which is swept."""
         self.zone = zone
         self.scratch_folder = scratch_folder

@@ -16,7 +16,7 @@ from dagmaster.handlers.raster.documents import cog_of, item_of
 from dagmaster.handlers.raster.findings import findings_as_json, log_findings
 from dagmaster.handlers.raster.outputs import GridParams, Tier, in_silver, megabytes, publish
 from dagmaster.handlers.raster.results import CogAsset, CogFootprint, CogResult, TileWindow, ValidAreaResult
-from dagmaster.handlers.raster.sources import SourceParams, find_source, public_name, unchanged
+from dagmaster.handlers.raster.sources import SourceParams, facts_of_source, find_source, public_name, unchanged
 from dagmaster.raster.analysis import mosaic as mosaics
 from dagmaster.raster.analysis.footprint import Footprint, footprint
 from dagmaster.raster.analysis.statistics import Partials, measure, summarize
@@ -75,7 +75,7 @@ def create_cog(ctx: SyncContext, params: CreateCogParams) -> CogResult:
     """Write a whole file as one COG."""
     source = find_source(ctx.storage, params.source)
     with unchanged(ctx.storage, source, params.source.etag):
-        facts = read_facts(source.gdal_path, source_crs=params.source.source_crs, remote=source.is_remote)
+        facts = facts_of_source(ctx.storage, source, params.source.source_crs)
     grid = single_grid(facts, params, params.origin, is_part=params.part is not None)
     writer = _bordered_writer(ctx, params, grid) if params.neighbours else _source_writer(ctx, params, grid)
     name = cog_name(params.about, params.part)

@@ -13,7 +13,7 @@ from dagmaster.handlers.context import GiveBack
 from dagmaster.handlers.raster.dataset import About, Json
 from dagmaster.handlers.raster.documents import cog_of
 from dagmaster.raster.analysis.statistics import BandStatistics, partial_of, summarize
-from dagmaster.raster.source.facts import RasterFacts, RasterType
+from dagmaster.raster.source.facts import RasterFacts, RasterType, read_facts
 from dagmaster.raster.source.opening import opened
 from dagmaster.raster.source.sample import take_sample
 from dagmaster.stac.public import leak_in
@@ -95,6 +95,11 @@ def etag_of(storage: Storage, source: SourceFile) -> str | None:
 
 def size_of(storage: Storage, source: SourceFile) -> int | None:
     return storage.head(source.location).size_bytes if source.location is not None else None
+
+
+def facts_of_source(storage: Storage, source: SourceFile, source_crs: str | None) -> RasterFacts:
+    size_bytes = size_of(storage, source)
+    return read_facts(source.gdal_path, source_crs=source_crs, remote=source.is_remote, size_bytes=size_bytes)
 
 
 def checksum_of(storage: Storage, source: SourceFile) -> str | None:

@@ -19,10 +19,10 @@ from dagmaster.handlers.raster.results import (
     TileWindow,
     TilingSchemeResult,
 )
-from dagmaster.handlers.raster.sources import SourceParams, find_source, renders_of, size_of, unchanged
+from dagmaster.handlers.raster.sources import SourceParams, facts_of_source, find_source, renders_of, unchanged
 from dagmaster.raster.cog.coverage import tiles_with_data
 from dagmaster.raster.cog.grid import Tile, TilingScheme, auto_tile_size, output_grid, scheme_to_geojson, tiles_of
-from dagmaster.raster.source.facts import RasterFacts, RasterType, read_facts
+from dagmaster.raster.source.facts import RasterFacts, RasterType
 from dagmaster.raster.source.window import BLOCK
 from dagmaster.storage.location import Edition, Location
 from dagmaster.storage.zones import Storage
@@ -48,12 +48,7 @@ def generate_tiling_scheme(ctx: SyncContext, params: SchemeParams) -> TilingSche
     source = find_source(ctx.storage, options)
     kind = options.kind or RasterType.UNKNOWN
     with unchanged(ctx.storage, source, options.etag):
-        facts = read_facts(
-            source.gdal_path,
-            source_crs=options.source_crs,
-            remote=source.is_remote,
-            size_bytes=size_of(ctx.storage, source),
-        )
+        facts = facts_of_source(ctx.storage, source, options.source_crs)
         grid = output_grid(facts, params.target_crs, params.resolution)
         size = params.tile_size or auto_tile_size(facts.count, facts.dtype)
         overlap = _default_overlap(size) if params.overlap is None else params.overlap
