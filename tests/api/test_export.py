@@ -14,7 +14,7 @@ pytestmark = pytest.mark.requirement("O1")
 
 FAMILY = """
     workflow_id: family
-    inputs: {url: {type: string, default: ""}}
+    inputs: {place: {type: string, default: ""}}
     nodes:
       start: {type: start, next: prepare}
       prepare: {handler: make_list, params: {count: 12}, next: split}
@@ -22,7 +22,10 @@ FAMILY = """
         type: fan_out
         source: "{{ nodes.prepare.output.items }}"
         tolerate: 100%
-        task: {handler: give, params: {value: "{{ inputs.url }}", fail: "{{ index == 3 }}"}, retry: {max_attempts: 1}}
+        task:
+          handler: give
+          params: {value: "https://{{ inputs.place }}", fail: "{{ index == 3 }}"}
+          retry: {max_attempts: 1}
         next: end
       end: {type: end}
 """
@@ -33,7 +36,7 @@ SECRET = "hunter2hunter2"
 async def test_an_export_has_everything_once(database, monkeypatch, page):
     monkeypatch.setattr(export, "_PAGE", page)
     async with engine(database) as running, api(database, running) as client:
-        job_id = (await running.run(workflow(FAMILY), url=f"https://ada:{SECRET}@host/x?sig={SECRET}"))["job_id"]
+        job_id = (await running.run(workflow(FAMILY), place=f"host/x?sig={SECRET}"))["job_id"]
         answer = await client.get(f"{V1}/jobs/{job_id}/export")
         nodes, tasks, events = await running.nodes(job_id), await running.tasks(job_id), await running.events(job_id)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import structlog
@@ -11,9 +11,11 @@ from starlette.testclient import TestClient
 
 from dagmaster.api import problems as api_problems
 from dagmaster.api.middleware import ApiMiddleware
+from dagmaster.database.catalog.datasets import CatalogReader
 from dagmaster.errors import Conflict, InvalidWorkflow, Unavailable, WorkflowProblem
 from dagmaster.observe import log
 from dagmaster.serving import problems as map_problems
+from dagmaster.serving.access import AccessDecisions
 from dagmaster.serving.middleware import MapMiddleware
 from dagmaster.web.authentication import LOCAL_ADMIN, NoAuthentication
 
@@ -50,6 +52,7 @@ def maps(*, is_open_to_all: bool = False, **options: Any) -> House:
         own_host=HOST,
         public_url=None,
         is_open_to_all=is_open_to_all,
+        access=AccessDecisions(cast(CatalogReader, None)),  # no route here reads the catalogue
         **{"authentication": NO_AUTHENTICATION, **options},
     )
     return House(app, is_discreet=True)
