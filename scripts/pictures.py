@@ -73,12 +73,12 @@ def reduced(pixels: NDArray[np.uint8], count: int = 256) -> tuple[NDArray[np.uin
     groups = (colours // 32) @ [64, 8, 1]
     frequent = np.argsort(-counts)[: count // 2]
     best = [np.flatnonzero(groups == group)[np.argmax(counts[groups == group])] for group in np.unique(groups)]
-    rest = [
+    infrequent = [
         place
         for place in sorted(best, key=lambda place: -counts[groups == groups[place]].sum())
         if place not in frequent
     ]
-    chosen = np.concatenate([frequent, np.array(rest, dtype=np.int64)])[:count]
+    chosen = np.concatenate([frequent, np.array(infrequent, dtype=np.int64)])[:count]
     palette = colours[chosen]
     nearest = np.empty(len(colours), np.uint8)
     for start in range(0, len(colours), 4096):

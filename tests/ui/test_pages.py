@@ -90,17 +90,38 @@ def test_nothing_but_the_built_files_is_served(browser: TestClient, path: str) -
     assert b"FastAPI" not in response.content
 
 
-def test_the_first_load_is_small(browser: TestClient) -> None:
-    """What a browser loads before the first page is there: the document, and what it names. Pages come on top."""
-    page = browser.get("/ui/")
-    named = re.findall(r'(?:src|href)="(/ui/[^"]+)"', page.text)
-    jobs = list((STATIC / "assets").glob("jobs-*.js"))
+def compressed(names: set[str]) -> int:
+    return sum(len(gzip.compress((STATIC / name).read_bytes())) for name in names)
 
-    first = len(gzip.compress(page.content)) + sum(len(gzip.compress(browser.get(path).content)) for path in named)
-    with_jobs = first + sum(len(gzip.compress(path.read_bytes())) for path in jobs)
 
-    assert jobs
-    assert with_jobs < LARGEST_FIRST_LOAD_BYTES
+def needed_by(script: str) -> set[str]:
+    """A script and all that it imports before it runs; not what it loads later, such as the map library."""
+    names, missing = set[str](), [script]
+    while missing:
+        name = missing.pop()
+        if name not in names:
+            names.add(name)
+            imported = re.findall(r'(?:\bfrom|\bimport)\s*"\./([^"]+\.js)"', (STATIC / name).read_text())
+            missing += [f"assets/{each}" for each in imported]
+    return names
+
+
+def test_the_first_load_of_every_page_is_small(browser: TestClient) -> None:
+    """The document, what it names, and the scripts of the page that is opened."""
+    named = {"index.html", *re.findall(r'(?:src|href)="/ui/([^"]+)"', browser.get("/ui/").text)}
+    sources = Path(__file__).parents[2] / "ui/src/routes.ts"
+    pages = re.findall(r'import\("\./pages/(\w+)"\)', sources.read_text())
+
+    sizes = {}
+    for page in pages:
+        (script,) = (STATIC / "assets").glob(f"{page}-????????.js")
+        sizes[page] = compressed(named | needed_by(f"assets/{script.name}"))
+
+    assert {"jobs", "job", "asset"} <= set(sizes)
+    assert "assets/virtual" in " ".join(
+        needed_by(next((STATIC / "assets").glob("jobs-*.js")).relative_to(STATIC).as_posix())
+    )
+    assert max(sizes.values()) < LARGEST_FIRST_LOAD_BYTES, sizes
 
 
 def test_the_map_library_is_loaded_only_with_a_map(browser: TestClient) -> None:

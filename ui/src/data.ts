@@ -92,14 +92,27 @@ export function useResource<T>(
 
 /** The present time, renewed every second, for ages and durations of what still runs. */
 export const now: Signal<number> = signal(Date.now());
+/** The same, renewed every ten seconds, for what is told in minutes or more. */
+const nowAndThen: Signal<number> = signal(Date.now());
 setInterval(() => {
-  if (!document.hidden) now.value = Date.now();
+  if (document.hidden) return;
+  now.value = Date.now();
+  if (now.value - nowAndThen.value >= 10_000) nowAndThen.value = now.value;
 }, 1000);
+
+/** The present time, for the age of a moment: a view that reads it is drawn again as often as the age can change. */
+export function nowFor(moment: string): number {
+  const isOld = now.peek() - Date.parse(moment) > 120_000;
+  return isOld ? Math.max(nowAndThen.value, now.peek()) : now.value;
+}
 
 /** A value that is stored in this browser. */
 export function stored(name: string, initial: string): Signal<string> {
   const value = signal(read(name) ?? initial);
+  let last = value.peek();
   value.subscribe((text) => {
+    if (text === last) return;
+    last = text;
     try {
       localStorage.setItem(`dagmaster.${name}`, text);
     } catch {

@@ -4,20 +4,32 @@ export function shortId(id: string): string {
   return id.length > 12 ? `${id.slice(0, 4)}…${id.slice(-6)}` : id;
 }
 
+// A formatter takes about a hundred times as long to make as to use.
+const NUMBERS = new Intl.NumberFormat("en-GB");
+const MOMENTS = new Intl.DateTimeFormat("en-GB", {
+  year: "numeric",
+  month: "short",
+  day: "numeric",
+  hour: "2-digit",
+  minute: "2-digit",
+  second: "2-digit",
+  timeZoneName: "short",
+});
+
 export function number(value: number): string {
-  return value.toLocaleString("en-GB");
+  return NUMBERS.format(value);
 }
 
 export function bytes(value: number | null | undefined): string {
   if (value === null || value === undefined) return "–";
   const units = ["bytes", "kB", "MB", "GB", "TB"];
-  let rest = value;
+  let scaled = value;
   let unit = 0;
-  while (rest >= 999.5 && unit < units.length - 1) {
-    rest /= 1000;
+  while (scaled >= 999.5 && unit < units.length - 1) {
+    scaled /= 1000;
     unit += 1;
   }
-  return `${unit === 0 || rest >= 99.5 ? Math.round(rest) : rest.toFixed(1)} ${units[unit]}`;
+  return `${unit === 0 || scaled >= 99.5 ? Math.round(scaled) : scaled.toFixed(1)} ${units[unit]}`;
 }
 
 /** `0.4 s`, `12 s`, `3 min 5 s`, `2 h 4 min`, `3 d 2 h`. */
@@ -51,15 +63,7 @@ export function relative(moment: string, now: number): string {
 }
 
 export function absolute(moment: string): string {
-  return new Date(moment).toLocaleString("en-GB", {
-    year: "numeric",
-    month: "short",
-    day: "numeric",
-    hour: "2-digit",
-    minute: "2-digit",
-    second: "2-digit",
-    timeZoneName: "short",
-  });
+  return MOMENTS.format(new Date(moment));
 }
 
 export function secondsBetween(start: string | null | undefined, end: string | null | undefined, now: number): number {
@@ -74,6 +78,11 @@ export function percent(share: number): string {
 /** Words of the API (`partial_success`) as words of a sentence. */
 export function words(value: string): string {
   return value.replace(/[_-]/g, " ");
+}
+
+/** A message of the server as the beginning of a sentence. */
+export function sentence(text: string): string {
+  return text.slice(0, 1).toUpperCase() + text.slice(1);
 }
 
 export function plural(count: number, one: string, many = `${one}s`): string {

@@ -51,8 +51,8 @@ export function startTheme(): void {
 }
 
 export function Frame() {
-  const found = routeOf(path.value);
-  const needed = SECTIONS.find((each) => each.name === found?.route.section)?.permission;
+  const match = routeOf(path.value);
+  const needed = SECTIONS.find((each) => each.name === match?.route.section)?.permission;
   useEffect(connect, []);
   useEffect(() => {
     if (path.value === "/") navigate(home(), { replace: true });
@@ -62,17 +62,17 @@ export function Frame() {
       <a class="skip" href="#main">
         Skip to the content
       </a>
-      <Rail section={found?.route.section ?? ""} />
+      <Rail section={match?.route.section ?? ""} />
       <div>
         <TopBar />
         <ConnectionBanner />
         <main id="main" tabIndex={-1} class="page">
-          {!found ? (
+          {!match ? (
             <NotFound />
           ) : needed && !may(needed) ? (
             <NotAllowed permission={needed} />
           ) : (
-            <PageOf key={found.route.pattern} path={path.value} />
+            <PageOf key={match.route.pattern} path={path.value} />
           )}
         </main>
       </div>
@@ -212,17 +212,17 @@ function ConnectionBanner() {
 function PageOf({ path: actual }: { path: string }) {
   const [page, setPage] = useState<Page | null>(null);
   const [problem, setProblem] = useState<Error | null>(null);
-  const found = routeOf(actual);
+  const match = routeOf(actual);
   useEffect(() => {
-    found?.route.load().then(
+    match?.route.load().then(
       (module) => setPage(() => module.default),
       () => setProblem(new Error("This page could not be loaded. The platform may have been updated: load it again.")),
     );
   }, []);
   if (problem) return <ProblemView problem={problem} onRetry={() => globalThis.location.reload()} />;
-  if (!page || !found) return <Skeleton />;
+  if (!page || !match) return <Skeleton />;
   const Content = page;
-  return <Content key={JSON.stringify(found.params)} params={found.params} />;
+  return <Content key={JSON.stringify(match.params)} params={match.params} />;
 }
 
 function NotFound() {

@@ -5,7 +5,8 @@ import "./styles.css";
 import { ProblemView, Skeleton } from "./components/basics";
 import { Frame, startTheme } from "./frame";
 import { startPalette } from "./palette";
-import { startRouter } from "./router";
+import { path, startRouter } from "./router";
+import { routeOf } from "./routes";
 import { isSignedIn, loadSession, session } from "./session";
 import { SignIn } from "./sign_in";
 
@@ -26,6 +27,10 @@ function App() {
   return isSignedIn.value ? <Frame /> : <SignIn />;
 }
 
+// The page is loaded while the session is: both are needed before something is shown.
+routeOf(path.value)
+  ?.route.load()
+  .catch(() => {});
 startTheme();
 startRouter();
 startPalette();

@@ -25,7 +25,8 @@ export function may(permission: string): boolean {
 }
 
 export async function loadSession(): Promise<void> {
-  const response = await fetched(URL_OF_SESSION, { headers: { Accept: "application/json" } });
+  // With the same headers as the document's preload: it is then loaded together with the script.
+  const response = await fetched(URL_OF_SESSION, {});
   if (!response.ok) throw await problemOf(response);
   use((await response.json()) as Session);
 }

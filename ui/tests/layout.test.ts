@@ -1,5 +1,5 @@
 import { expect, test } from "vitest";
-import { layersOf, layout } from "../src/graph/layout";
+import { layersOf, layout, layoutDown } from "../src/graph/layout";
 import { random } from "./random";
 
 function randomGraph(seed: number) {
@@ -39,6 +39,23 @@ test.each(
   for (const box of boxes) {
     expect(box.y).toBeGreaterThanOrEqual(-1e-6);
     expect(box.y + box.height).toBeLessThanOrEqual(placed.height + 1e-6);
+  }
+});
+
+test.each(
+  Array.from({ length: 20 }, (_, seed) => seed),
+)("on narrow screens edges point down, and nodes keep their size (graph %i)", (seed) => {
+  const graph = randomGraph(seed);
+
+  const placed = layoutDown(graph);
+
+  for (const edge of graph.edges) {
+    const [from, to] = [placed.nodes.get(edge.source), placed.nodes.get(edge.target)];
+    expect(from && to && from.y + from.height < to.y).toBe(true);
+  }
+  for (const node of graph.nodes) {
+    expect(placed.nodes.get(node.id)).toMatchObject({ width: node.width, height: node.height });
+    expect((placed.nodes.get(node.id)?.x ?? 0) + node.width).toBeLessThanOrEqual(placed.width + 1e-6);
   }
 });
 

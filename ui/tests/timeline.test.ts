@@ -1,5 +1,4 @@
 import { expect, test } from "vitest";
-import { visibleRange } from "../src/components/virtual";
 import { ticks, timelineOf } from "../src/timeline";
 
 const at = (seconds: number) => new Date(1_700_000_000_000 + seconds * 1000).toISOString();
@@ -74,18 +73,4 @@ test.each([1, 90, 5_000, 61_000, 3_700_000, 864_000_000_000])("an axis of %i ms 
   expect(marks.length).toBeGreaterThan(0);
   expect(marks.length).toBeLessThanOrEqual(10);
   expect(marks.every((mark) => mark <= span)).toBe(true);
-});
-
-test.each([
-  [0, 10_000],
-  [1_000, 10_000],
-  [359_000, 10_000],
-  [999_999, 10_000],
-  [0, 0],
-  [0, 3],
-])("at %i px of %i rows the visible ones exist, and few others", (top, count) => {
-  const [first, last] = visibleRange(top, 700, 36, count);
-  expect(first).toBeGreaterThanOrEqual(0);
-  expect(last).toBeLessThanOrEqual(Math.max(count, first));
-  expect(last - first).toBeLessThan(40);
 });

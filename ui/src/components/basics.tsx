@@ -2,8 +2,8 @@
 import type { ComponentChildren, JSX } from "preact";
 import { useEffect, useId, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { ApiProblem } from "../api/client";
-import { now, type Resource } from "../data";
-import { absolute, duration, relative, secondsBetween, shortId } from "../format";
+import { now, nowFor, type Resource } from "../data";
+import { absolute, duration, relative, secondsBetween, sentence, shortId } from "../format";
 import { navigate, query, setQuery } from "../router";
 import { Icon, type IconName } from "./icons";
 import type { Tone } from "./state";
@@ -13,7 +13,7 @@ export function Time({ at, empty = "–" }: { at: string | null | undefined; emp
   if (!at) return <span class="muted">{empty}</span>;
   return (
     <time dateTime={at} title={absolute(at)} class="nowrap">
-      {relative(at, now.value)}
+      {relative(at, nowFor(at))}
     </time>
   );
 }
@@ -21,8 +21,8 @@ export function Time({ at, empty = "–" }: { at: string | null | undefined; emp
 /** How long something took, or takes so far. */
 export function Elapsed({ from, to }: { from: string | null | undefined; to: string | null | undefined }) {
   if (!from) return <span class="muted">–</span>;
-  const seconds = secondsBetween(from, to, to ? 0 : now.value);
-  return <span class="nowrap">{duration(to ? seconds : Math.max(0, Math.round(seconds)))}</span>;
+  if (to) return <>{duration(secondsBetween(from, to, 0))}</>;
+  return <span class="nowrap">{duration(Math.max(0, Math.round(secondsBetween(from, null, now.value))))}</span>;
 }
 
 export async function copyText(text: string, what: string): Promise<void> {
@@ -34,11 +34,18 @@ export async function copyText(text: string, what: string): Promise<void> {
   }
 }
 
-export function CopyId({ id, what = "Id" }: { id: string; what?: string }) {
+/** `plain` is for rows of long lists, in which each element costs time. */
+export function CopyId({ id, what = "Id", plain = false }: { id: string; what?: string; plain?: boolean }) {
   return (
-    <button type="button" class="button quiet small mono" title={`Copy ${id}`} onClick={() => copyText(id, what)}>
-      <span class="visually-hidden">Copy {what} </span>
-      {shortId(id)} <Icon name="copy" size={12} />
+    <button
+      type="button"
+      class={`button quiet small mono${plain ? " plain" : ""}`}
+      title={`Copy ${id}`}
+      aria-label={`Copy ${what} ${shortId(id)}`}
+      onClick={() => copyText(id, what)}
+    >
+      {shortId(id)}
+      {!plain && <Icon name="copy" size={12} />}
     </button>
   );
 }
@@ -106,8 +113,8 @@ export function Skeleton({ lines = 6, height = 20 }: { lines?: number; height?: 
 export function ProblemView({ problem, onRetry }: { problem: Error; onRetry?: () => void }) {
   const details = problem instanceof ApiProblem ? problem : null;
   return (
-    <Banner tone="red" title={details ? details.detail || details.title : problem.message}>
-      {details?.hint && <p>{details.hint}</p>}
+    <Banner tone="red" title={sentence(details ? details.detail || details.title : problem.message)}>
+      {details?.hint && <p>{sentence(details.hint)}</p>}
       {details && details.errors.length > 0 && (
         <ul>
           {details.errors.map((error, place) => (

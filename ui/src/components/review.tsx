@@ -1,6 +1,7 @@
 /** Approve, reject, clear and withdraw: the dialogs that the asset page and the review queue share. */
 import { useId, useState } from "preact/hooks";
 import { api, type Schemas } from "../api/client";
+import { useResource } from "../data";
 import { Confirm } from "./basics";
 import { toast } from "./toasts";
 
@@ -16,6 +17,10 @@ export interface Decided {
   revision: number;
 }
 
+function nameOf(asset: Asset): string {
+  return asset.title ?? asset.dataset_id;
+}
+
 function headers(asset: Asset): Record<string, string> {
   return asset.etag ? { "If-Match": asset.etag } : {};
 }
@@ -28,12 +33,18 @@ const BEFORE: Record<string, string> = {
 
 export function ApproveDialog(props: { decided: Decided; onClose: () => void; onDone: () => void }) {
   const { asset, version, revision } = props.decided;
-  const isCleared = asset.clearance_state !== "uncleared";
+  const known = useResource(
+    `clearance:${asset.asset_id}`,
+    (signal) => api.get("/api/v1/assets/{asset_id}", { path: { asset_id: asset.asset_id }, signal }),
+    { enabled: asset.clearance_state === "unknown" },
+  );
+  const before = known.data?.clearance_state ?? asset.clearance_state;
+  const isCleared = before !== "uncleared";
   const [clearance, setClearance] = useState<"ouo" | "public" | "">("");
   const id = useId();
   return (
     <Confirm
-      title={`Approve version ${version}, revision ${revision}`}
+      title={`Approve ${nameOf(asset)}`}
       action="Approve"
       offersReason
       onClose={props.onClose}
@@ -44,11 +55,13 @@ export function ApproveDialog(props: { decided: Decided; onClose: () => void; on
           body: { clearance_level: clearance || null, revision, reason: reason || null },
           headers: headers(asset),
         });
-        toast("green", `${asset.title ?? asset.dataset_id} is approved`);
+        toast("green", `${nameOf(asset)} is approved`);
         props.onDone();
       }}
     >
-      <p>It is served from the next request on, to those who may see it.</p>
+      <p>
+        Version {version}, revision {revision} is served from the next request on, to those who may see it.
+      </p>
       <div class="field">
         <label for={id}>Who may see it</label>
         <select
@@ -58,7 +71,7 @@ export function ApproveDialog(props: { decided: Decided; onClose: () => void; on
           value={clearance}
           onChange={(event) => setClearance(event.currentTarget.value as "ouo" | "public" | "")}
         >
-          <option value="">{BEFORE[asset.clearance_state] ?? "Choose…"}</option>
+          <option value="">{BEFORE[before] ?? "Choose…"}</option>
           <option value="ouo">Official use only: internal users</option>
           <option value="public">Public: everyone; it is also exported</option>
         </select>
@@ -71,7 +84,7 @@ export function RejectDialog(props: { decided: Decided; onClose: () => void; onD
   const { asset, version, revision } = props.decided;
   return (
     <Confirm
-      title={`Reject version ${version}, revision ${revision}`}
+      title={`Reject ${nameOf(asset)}`}
       action="Reject"
       isDanger
       needsReason
@@ -82,11 +95,14 @@ export function RejectDialog(props: { decided: Decided; onClose: () => void; onD
           body: { reason, revision },
           headers: headers(asset),
         });
-        toast("green", `${asset.title ?? asset.dataset_id} is rejected`);
+        toast("green", `${nameOf(asset)} is rejected`);
         props.onDone();
       }}
     >
-      <p>It is not published. A revision that is approved already stays served. The submitter reads the reason.</p>
+      <p>
+        Version {version}, revision {revision} is not published. A revision that is approved already stays served. The
+        submitter reads the reason.
+      </p>
     </Confirm>
   );
 }
@@ -99,7 +115,7 @@ export function WithdrawDialog(props: {
   onDone: () => void;
 }) {
   const { asset, version, action } = props;
-  const what = version === null ? "all versions of the asset" : `version ${version}`;
+  const what = version === null ? `all versions of ${nameOf(asset)}` : `version ${version} of ${nameOf(asset)}`;
   return (
     <Confirm
       title={`${action === "unpublish" ? "Unpublish" : "Delete"} ${what}?`}
@@ -142,7 +158,7 @@ export function ClearanceDialog(props: { asset: Asset; onClose: () => void; onDo
   const id = useId();
   return (
     <Confirm
-      title="Change who may see this asset"
+      title={`Change who may see ${nameOf(props.asset)}`}
       action="Change"
       offersReason
       onClose={props.onClose}

@@ -8,8 +8,14 @@ import { StateBadge } from "./state";
 
 type Revision = Schemas["RevisionInfo"];
 
-export function Findings({ revision }: { revision: Revision }) {
-  const findings = revision.findings ?? [];
+export interface Finding {
+  code?: string | null;
+  severity?: string | null;
+  message?: string | null;
+  hint?: string | null;
+}
+
+export function Findings({ findings }: { findings: readonly Finding[] }) {
   if (findings.length === 0)
     return (
       <p class="row muted">

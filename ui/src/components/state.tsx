@@ -4,13 +4,13 @@ import { Icon, type IconName } from "./icons";
 
 export type Tone = "green" | "blue" | "red" | "amber" | "violet" | "grey";
 
-interface Look {
+interface Appearance {
   tone: Tone;
   icon: IconName;
   word?: string;
 }
 
-const LOOKS: Record<string, Look> = {
+const APPEARANCES: Record<string, Appearance> = {
   // jobs and nodes
   pending: { tone: "grey", icon: "clock", word: "waiting" },
   queued: { tone: "grey", icon: "clock" },
@@ -52,12 +52,12 @@ const LOOKS: Record<string, Look> = {
   withdrawn: { tone: "grey", icon: "stop" },
 };
 
-export function lookOf(state: string): Look {
-  return LOOKS[state] ?? { tone: "grey", icon: "info" };
+export function appearanceOf(state: string): Appearance {
+  return APPEARANCES[state] ?? { tone: "grey", icon: "info" };
 }
 
 export function wordOf(state: string): string {
-  return LOOKS[state]?.word ?? words(state);
+  return APPEARANCES[state]?.word ?? words(state);
 }
 
 export function StateBadge({
@@ -69,10 +69,10 @@ export function StateBadge({
   plain?: boolean;
   word?: string | undefined;
 }) {
-  const look = lookOf(state);
+  const appearance = appearanceOf(state);
   return (
-    <span class={`state tone-${look.tone}${plain ? " plain" : ""}`}>
-      <Icon name={look.icon} size={13} spins={look.icon === "running"} />
+    <span class={`state tone-${appearance.tone}${plain ? " plain" : ""}`}>
+      <Icon name={appearance.icon} size={13} spins={appearance.icon === "running"} />
       {word ?? wordOf(state)}
     </span>
   );

@@ -1,9 +1,9 @@
 /** A workflow as a picture: nodes with their states, fan-outs as one node with counts. */
-import { useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
+import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import { Icon } from "../components/icons";
-import { lookOf, wordOf } from "../components/state";
+import { appearanceOf, wordOf } from "../components/state";
 import { number } from "../format";
-import { curve, layout } from "./layout";
+import { curve, curveDown, layout, layoutDown } from "./layout";
 
 export interface ChildCounts {
   total: number;
@@ -31,10 +31,10 @@ export interface DrawnEdge {
   label?: string | null;
 }
 
-const WIDTH = 188;
+const WIDTH = 160;
 const SMALL = 92;
 /** A graph that is a little too wide is drawn smaller; a wider one scrolls. */
-const SMALLEST_SCALE = 0.75;
+const SMALLEST_SCALE = 0.72;
 
 export function Graph(props: {
   nodes: DrawnNode[];
@@ -44,9 +44,10 @@ export function Graph(props: {
   label: string;
 }) {
   const shape = JSON.stringify([props.nodes.map((node) => [node.id, node.type]), props.edges]);
+  const isDown = useNarrow();
   const placed = useMemo(
     () =>
-      layout({
+      (isDown ? layoutDown : layout)({
         nodes: props.nodes.map((node) => ({
           id: node.id,
           width: isSmall(node) ? SMALL : WIDTH,
@@ -54,7 +55,7 @@ export function Graph(props: {
         })),
         edges: props.edges,
       }),
-    [shape],
+    [shape, isDown],
   );
   const { ref, scale } = useScale(placed.width + 2);
   const states = new Map(props.nodes.map((node) => [node.id, node.state]));
@@ -76,7 +77,7 @@ export function Graph(props: {
             return (
               <path
                 key={`${edge.source}>${edge.target}`}
-                d={curve(from, to)}
+                d={(isDown ? curveDown : curve)(from, to)}
                 class={`edge${isPassed ? " passed" : ""}${states.get(edge.target) === "skipped" ? " skipped" : ""}`}
               />
             );
@@ -99,6 +100,18 @@ export function Graph(props: {
       </div>
     </div>
   );
+}
+
+/** Whether the screen is narrower than a graph from left to right would need. */
+function useNarrow(): boolean {
+  const [media] = useState(() => globalThis.matchMedia("(max-width: 700px)"));
+  const [isNarrow, setNarrow] = useState(media.matches);
+  useEffect(() => {
+    const change = () => setNarrow(media.matches);
+    media.addEventListener("change", change);
+    return () => media.removeEventListener("change", change);
+  }, [media]);
+  return isNarrow;
 }
 
 function useScale(width: number) {
@@ -130,19 +143,19 @@ function NodeBox(props: {
   onSelect?: ((id: string) => void) | undefined;
 }) {
   const { node, box } = props;
-  const look = node.state ? lookOf(node.state) : null;
+  const appearance = node.state ? appearanceOf(node.state) : null;
   const label = `${node.id}${node.state ? `, ${wordOf(node.state)}` : ""}${node.detail ? `, ${node.detail}` : ""}`;
   return (
     <button
       type="button"
-      class={`node tone-${look?.tone ?? "grey"}${props.isSelected ? " selected" : ""}${isSmall(node) ? " small" : ""}`}
+      class={`node tone-${appearance?.tone ?? "grey"}${props.isSelected ? " selected" : ""}${isSmall(node) ? " small" : ""}`}
       style={{ left: `${box.x}px`, top: `${box.y}px`, width: `${box.width}px`, height: `${box.height}px` }}
       aria-pressed={props.isSelected}
       title={label}
       onClick={() => props.onSelect?.(node.id)}
     >
       <span class="row">
-        {look && <Icon name={look.icon} size={13} spins={node.state === "running"} />}
+        {appearance && <Icon name={appearance.icon} size={13} spins={node.state === "running"} />}
         <strong class="ellipsis">{node.id}</strong>
         {node.state && <span class="visually-hidden">, {wordOf(node.state)}</span>}
       </span>

@@ -1,5 +1,5 @@
 /**
- * Places the nodes of a workflow in layers from left to right.
+ * Places the nodes of a workflow in layers from left to right, or on narrow screens from top to bottom.
  *
  * The layer of a node is the longest path to it. Within a layer, nodes are ordered by the mean place of their
  * neighbours, in a few sweeps, which keeps edges from crossing. Pure: the same graph gives the same picture.
@@ -24,7 +24,7 @@ export interface Layout {
   height: number;
 }
 
-export const LAYER_GAP = 56;
+export const LAYER_GAP = 30;
 export const ROW_GAP = 18;
 
 export function layersOf(input: GraphInput): Map<string, number> {
@@ -97,16 +97,16 @@ function place(input: GraphInput, layers: string[][], before: Map<string, string
     // Each node wants to stand beside those before it; what is above pushes it down.
     let free = 0;
     const spare = height - (heights[index] ?? 0);
-    let rest = heights[index] ?? 0;
+    let heightLeft = heights[index] ?? 0;
     for (const id of layer) {
       const box = size.get(id);
       if (!box) continue;
       const wanted = centreOf(before.get(id) ?? [], nodes);
       const y = wanted === null ? free + (free === 0 ? spare / 2 : 0) : wanted - box.height / 2;
-      const top = Math.min(Math.max(y, free), height - rest);
+      const top = Math.min(Math.max(y, free), height - heightLeft);
       nodes.set(id, { id, x, y: top, width: box.width, height: box.height, layer: index });
       free = top + box.height + ROW_GAP;
-      rest -= box.height + ROW_GAP;
+      heightLeft -= box.height + ROW_GAP;
     }
     x += width + LAYER_GAP;
   }
@@ -117,6 +117,25 @@ function centreOf(ids: string[], placed: Map<string, PlacedNode>): number | null
   const known = ids.map((id) => placed.get(id)).filter((node) => node !== undefined);
   if (known.length === 0) return null;
   return known.reduce((sum, node) => sum + node.y + node.height / 2, 0) / known.length;
+}
+
+/** The same graph from top to bottom. */
+export function layoutDown(input: GraphInput): Layout {
+  const turned = layout({ nodes: input.nodes.map(turn), edges: input.edges });
+  const nodes = [...turned.nodes.values()].map((node) => ({ ...turn(node), x: node.y, y: node.x }));
+  return { nodes: new Map(nodes.map((node) => [node.id, node])), width: turned.height, height: turned.width };
+}
+
+function turn<T extends { width: number; height: number }>(box: T): T {
+  return { ...box, width: box.height, height: box.width };
+}
+
+/** The curve from the lower side of one node to the upper side of another. */
+export function curveDown(from: PlacedNode, to: PlacedNode): string {
+  const [x1, y1] = [from.x + from.width / 2, from.y + from.height];
+  const [x2, y2] = [to.x + to.width / 2, to.y];
+  const bend = Math.max(12, (y2 - y1) / 2);
+  return `M${x1} ${y1}C${x1} ${y1 + bend} ${x2} ${y2 - bend} ${x2} ${y2}`;
 }
 
 /** The curve from the right side of one node to the left side of another. */

@@ -44,14 +44,14 @@ export function useMap(box: number[] | null, isReady: boolean, hasControls = fal
   const [problem, setProblem] = useState<Error | null>(null);
   useEffect(() => {
     if (!isReady || !element.current) return;
-    let made: RasterMap | null = null;
-    let isGone = false;
+    let created: RasterMap | null = null;
+    let isRemoved = false;
     import("./map").then(
       ({ createMap }) => {
-        if (isGone || !element.current) return;
+        if (isRemoved || !element.current) return;
         try {
-          made = createMap(element.current, box ? unwrapped(box) : null, hasControls);
-          setMap(made);
+          created = createMap(element.current, box ? unwrapped(box) : null, hasControls);
+          setMap(created);
         } catch {
           setProblem(
             new Error("This browser cannot draw the map: it has no WebGL. The preview and the tiles still work."),
@@ -61,8 +61,8 @@ export function useMap(box: number[] | null, isReady: boolean, hasControls = fal
       () => setProblem(new Error("The code of the map could not be loaded.")),
     );
     return () => {
-      isGone = true;
-      made?.remove();
+      isRemoved = true;
+      created?.remove();
       setMap(null);
     };
   }, [isReady]);
@@ -133,8 +133,8 @@ function Loaded(props: { edition: Edition; tilejson: TileJson; tall: boolean; co
     const ask = async (lon: number, lat: number) => {
       setPoint({ lon, lat, values: null, problem: null });
       try {
-        const found = await loadJson<{ values: (number | null)[] }>(pointUrl(edition, lon, lat));
-        setPoint({ lon, lat, values: found.values, problem: null });
+        const response = await loadJson<{ values: (number | null)[] }>(pointUrl(edition, lon, lat));
+        setPoint({ lon, lat, values: response.values, problem: null });
       } catch (error) {
         setPoint({ lon, lat, values: null, problem: (error as Error).message });
       }

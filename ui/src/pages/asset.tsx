@@ -248,7 +248,7 @@ function VersionPanel(props: { asset: Asset; versions: Version[]; version: Versi
         <div class="stack">
           <section class="stack tight">
             <h3>Findings</h3>
-            <Findings revision={revision} />
+            <Findings findings={revision.findings ?? []} />
           </section>
           <section class="stack tight">
             <h3>Provenance</h3>

@@ -20,7 +20,7 @@ import { Icon } from "../components/icons";
 import { StateBadge } from "../components/state";
 import { toast } from "../components/toasts";
 import { type Resource, useResource } from "../data";
-import { duration, number, percent, plural, shortId, words } from "../format";
+import { duration, number, percent, plural, secondsBetween, shortId, words } from "../format";
 import { useTitle } from "../frame";
 import { Graph } from "../graph/graph";
 import { type Change, concerns } from "../live";
@@ -229,6 +229,8 @@ function Situation({ detail, waiting }: { detail: Detail; waiting: Resource<Sche
       </Banner>,
     );
   else if (detail.job.error_message) parts.push(<Banner key="error" tone="red" title={detail.job.error_message} />);
+  if (detail.job.cancel_requested_at)
+    parts.push(<Cancellation key="cancel" id={detail.job.job_id} isOver={detail.is_over} />);
   if (detail.trouble) parts.push(<Banner key="trouble" tone="amber" title={detail.trouble} />);
   if (!detail.is_over && waiting.data === null && !waiting.problem)
     parts.push(
@@ -289,6 +291,46 @@ function Situation({ detail, waiting }: { detail: Detail; waiting: Resource<Sche
       </Banner>,
     );
   return parts.length > 0 ? <div class="stack tight">{parts}</div> : null;
+}
+
+/** Who asked the job to stop, and which workers have passed it on. */
+function Cancellation({ id, isOver }: { id: string; isOver: boolean }) {
+  const progress = useResource(
+    `cancel:${id}`,
+    (signal) => api.get("/api/v1/jobs/{job_id}/cancel", { path: { job_id: id }, signal }),
+    { isAffectedBy: (change) => concerns(change, "job", id), ...(isOver ? {} : { everyMs: 1000 }) },
+  );
+  const data = progress.data;
+  if (!data?.requested_at) return null;
+  const running = data.tasks.filter((task) => !task.finished_at).length;
+  const state = data.status === "cancelled" ? "Cancelled" : isOver ? "Cancel requested" : "Cancelling";
+  return (
+    <Banner
+      tone={isOver ? "grey" : "amber"}
+      icon="stop"
+      title={`${state} by ${data.requested_by ?? "the platform"}${running ? `: ${plural(running, "task")} still running` : ""}`}
+    >
+      {data.reason && <p class="anywhere">Reason: {data.reason}</p>}
+      <ul class="plain">
+        {data.tasks.slice(0, 5).map((task) => (
+          <li key={task.task_id}>
+            <NodeLink id={task.node_id}>{task.node_id}</NodeLink>, attempt {task.attempt}: {stopSteps(task)}
+          </li>
+        ))}
+        {data.tasks.length > 5 && <li class="muted">and {number(data.tasks.length - 5)} more</li>}
+      </ul>
+    </Banner>
+  );
+}
+
+function stopSteps(task: Schemas["StoppingTask"]): string {
+  const after = (moment: string) => duration(Math.max(0, secondsBetween(task.requested_at, moment, 0)));
+  const worker = task.worker_id ? `worker ${shortId(task.worker_id)}` : "the worker";
+  const steps = [];
+  if (task.acknowledged_at) steps.push(`${worker} acknowledged after ${after(task.acknowledged_at)}`);
+  else if (!task.finished_at) steps.push(`${worker} has not acknowledged yet`);
+  if (task.finished_at) steps.push(`ended after ${after(task.finished_at)}`);
+  return steps.join(", ");
 }
 
 function runningTitle(detail: Detail, count: number): string {

@@ -70,7 +70,16 @@ export function LogView({
         </>
       }
     >
-      <PagedList paged={paged} empty={<Empty title="Nothing was logged" />}>
+      <PagedList
+        paged={paged}
+        empty={
+          <Empty title="Nothing was logged">
+            <p>
+              What handlers log with <code>ctx.logger</code> appears here, attempt by attempt.
+            </p>
+          </Empty>
+        }
+      >
         {(items) => (
           <div class="log" role="log" aria-label="Log lines" tabIndex={0}>
             {items.map((line, place) => (

@@ -141,7 +141,7 @@ function Children({ id, parent }: { id: string; parent: string }) {
             onNearEnd={paged.more}
             row={(index) => {
               const node = items[index];
-              return node && <ChildRow key={node.node_id} node={node} />;
+              return node && <ChildRow node={node} />;
             }}
           />
         )}

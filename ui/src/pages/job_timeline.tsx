@@ -4,7 +4,7 @@ import { api, type Schemas } from "../api/client";
 import { Card, Empty } from "../components/basics";
 import { Icon } from "../components/icons";
 import { PagedList } from "../components/paged_list";
-import { lookOf, wordOf } from "../components/state";
+import { appearanceOf, wordOf } from "../components/state";
 import { VirtualList } from "../components/virtual";
 import { now } from "../data";
 import { duration, plural } from "../format";
@@ -127,7 +127,7 @@ function Rows(props: {
         onNearEnd={props.onNearEnd}
         row={(index) => {
           const row = model.rows[index];
-          return row && <Row key={row.id} row={row} share={share} onSelect={props.onSelect} onOpen={props.onOpen} />;
+          return row && <Row row={row} share={share} onSelect={props.onSelect} onOpen={props.onOpen} />;
         }}
       />
     </div>
@@ -177,7 +177,7 @@ function BarView(props: { bar: Bar; share: (at: number) => string; count: number
       <span class="bar wait" style={{ left: share(bar.waitFrom), right: `calc(100% - ${share(runFrom)})` }} />
       {bar.runFrom !== null && (
         <span
-          class={`bar tone-${lookOf(bar.status).tone} fill${isFailed ? " hatched" : ""}${props.count === undefined ? "" : " span"}`}
+          class={`bar tone-${appearanceOf(bar.status).tone} fill${isFailed ? " hatched" : ""}${props.count === undefined ? "" : " span"}`}
           style={{ left: share(bar.runFrom), right: `calc(100% - ${share(bar.to)})` }}
         />
       )}

@@ -1,6 +1,7 @@
 /** All jobs: filters in the address, live states, and actions on many at once. */
-import { useComputed, useSignal } from "@preact/signals";
-import { useCallback, useEffect, useRef, useState } from "preact/hooks";
+import { batch, useSignal } from "@preact/signals";
+import { Component } from "preact";
+import { useCallback, useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { api, type Schemas } from "../api/client";
 import { CopyId, Elapsed, Empty, openRow, ProblemView, SearchBox, Skeleton, Time } from "../components/basics";
 import { type BulkAction, BulkDialog } from "../components/bulk";
@@ -9,6 +10,7 @@ import { VirtualList } from "../components/virtual";
 import { useResource } from "../data";
 import { duration, number, percent, plural } from "../format";
 import { useTitle } from "../frame";
+import { JobRows } from "../job_rows";
 import { onChanges } from "../live";
 import { href, query, setQuery } from "../router";
 import { may } from "../session";
@@ -18,6 +20,7 @@ type Job = Schemas["JobSummary"];
 const STATES = ["pending", "running", "completed", "partial_success", "failed", "cancelled"] as const;
 const PAGE = 100;
 const ROW_HEIGHT = 36;
+const MOST_SELECTED = 1000;
 
 interface Filter {
   status: Schemas["JobStatus"][];
@@ -49,18 +52,23 @@ function asQuery(filter: Filter) {
 
 export default function JobsPage() {
   useTitle("Jobs");
-  const filter = filterOf(query.value);
-  const key = JSON.stringify(filter);
+  const key = JSON.stringify(filterOf(query.value));
+  // The same object until the filter changes: what only depends on it is not drawn again with each page.
+  const filter = useMemo(() => filterOf(query.peek()), [key]);
   const list = useJobList(key, filter);
   const [selected, setSelected] = useState<ReadonlySet<string>>(new Set());
   const [action, setAction] = useState<BulkAction | null>(null);
   useEffect(() => setSelected(new Set()), [key]);
-  const select = (id: string, isOn: boolean) => {
-    const next = new Set(selected);
-    if (isOn) next.add(id);
-    else next.delete(id);
-    setSelected(next);
-  };
+  const select = useCallback(
+    (id: string, isOn: boolean) =>
+      setSelected((old) => {
+        const next = new Set(old);
+        if (isOn) next.add(id);
+        else next.delete(id);
+        return next;
+      }),
+    [],
+  );
   const isFiltered = key !== JSON.stringify(filterOf(new URLSearchParams()));
   const canOperate = may("jobs:operate");
   return (
@@ -90,7 +98,7 @@ export default function JobsPage() {
         </div>
       )}
       {list.problem && <ProblemView problem={list.problem} onRetry={list.reload} />}
-      <div class="card job-list">
+      <div class="card job-list" hidden={list.jobs === null && list.problem !== null}>
         {list.jobs === null ? (
           <div class="body">
             <Skeleton lines={12} />
@@ -107,14 +115,7 @@ export default function JobsPage() {
             row={(index) => {
               const job = list.jobs?.[index];
               return (
-                job && (
-                  <Row
-                    key={job.job_id}
-                    job={job}
-                    isSelected={selected.has(job.job_id)}
-                    onSelect={canOperate ? select : null}
-                  />
-                )
+                job && <Row job={job} isSelected={selected.has(job.job_id)} onSelect={canOperate ? select : null} />
               );
             }}
           />
@@ -233,7 +234,10 @@ function Head(props: {
   selected: ReadonlySet<string>;
   onSelect: (ids: ReadonlySet<string>) => void;
 }) {
-  const isAll = props.jobs.length > 0 && props.jobs.slice(0, 1000).every((job) => props.selected.has(job.job_id));
+  const isAll = useMemo(
+    () => props.selected.size > 0 && props.jobs.slice(0, MOST_SELECTED).every((job) => props.selected.has(job.job_id)),
+    [props.jobs, props.selected],
+  );
   return (
     <div role="row" class="job-row head">
       <span role="columnheader">
@@ -242,7 +246,9 @@ function Head(props: {
             type="checkbox"
             aria-label="Select all jobs that are shown"
             checked={isAll}
-            onChange={() => props.onSelect(new Set(isAll ? [] : props.jobs.slice(0, 1000).map((job) => job.job_id)))}
+            onChange={() =>
+              props.onSelect(new Set(isAll ? [] : props.jobs.slice(0, MOST_SELECTED).map((job) => job.job_id)))
+            }
           />
         )}
       </span>
@@ -259,7 +265,25 @@ function Head(props: {
   );
 }
 
-function Row(props: { job: Job; isSelected: boolean; onSelect: ((id: string, isOn: boolean) => void) | null }) {
+interface RowProps {
+  job: Job;
+  isSelected: boolean;
+  onSelect: ((id: string, isOn: boolean) => void) | null;
+}
+
+/** A row that is drawn again only if its job or its selection has changed. */
+class Row extends Component<RowProps> {
+  override shouldComponentUpdate(next: RowProps): boolean {
+    const { job, isSelected, onSelect } = this.props;
+    return next.job !== job || next.isSelected !== isSelected || next.onSelect !== onSelect;
+  }
+
+  override render(props: RowProps) {
+    return <Cells {...props} />;
+  }
+}
+
+function Cells(props: RowProps) {
   const { job } = props;
   const to = `/jobs/${job.job_id}`;
   return (
@@ -282,7 +306,7 @@ function Row(props: { job: Job; isSelected: boolean; onSelect: ((id: string, isO
         <a href={href(to)}>{job.workflow_id}</a>
       </span>
       <span role="cell">
-        <CopyId id={job.job_id} what="Job id" />
+        <CopyId id={job.job_id} what="Job id" plain />
       </span>
       <span role="cell" class="ellipsis" title={job.error_message ?? undefined}>
         <Progress job={job} />
@@ -293,7 +317,7 @@ function Row(props: { job: Job; isSelected: boolean; onSelect: ((id: string, isO
       <span role="cell" class="muted">
         <Time at={job.created_at} />
       </span>
-      <span role="cell" class="numeric">
+      <span role="cell" class="numeric nowrap">
         <Elapsed from={job.started_at ?? null} to={job.completed_at ?? null} />
       </span>
     </div>
@@ -303,8 +327,9 @@ function Row(props: { job: Job; isSelected: boolean; onSelect: ((id: string, isO
 function Progress({ job }: { job: Job }) {
   if (job.error_message) return <span class="tone-red error-text">{job.error_message}</span>;
   const progress = job.progress;
+  if (job.status === "pending") return <span class="muted">waits for an orchestrator</span>;
   if (job.status !== "running" || !progress || progress.fraction === null || progress.fraction === undefined)
-    return <span class="muted">{job.status === "pending" ? "waits for an orchestrator" : ""}</span>;
+    return null;
   return (
     <span class="row">
       <progress max={1} value={progress.fraction} aria-label="Progress" />
@@ -349,9 +374,10 @@ interface JobList {
 
 /** The newest jobs of a filter, page by page, with the changes that the stream reports. */
 function useJobList(key: string, filter: Filter): JobList {
-  const rows = useSignal<Map<string, Job> | null>(null);
+  const shown = useSignal<Job[] | null>(null);
   const problem = useSignal<Error | null>(null);
   const next = useSignal<string | null>(null);
+  const rows = useRef(new JobRows<Job>([]));
   const isBusy = useRef(false);
   const generation = useRef(0);
 
@@ -365,11 +391,13 @@ function useJobList(key: string, filter: Filter): JobList {
           query: { ...asQuery(filter), limit: PAGE, after: mode === "more" ? (next.peek() ?? undefined) : undefined },
         });
         if (own !== generation.current) return;
-        const merged = new Map(mode === "first" ? [] : (rows.peek() ?? []));
-        for (const job of page.items) merged.set(job.job_id, newer(merged.get(job.job_id), job));
-        rows.value = merged;
-        problem.value = null;
-        if (mode !== "refresh") next.value = page.next ?? null;
+        if (mode === "first") rows.current = new JobRows<Job>(filter.status);
+        rows.current.add(page.items);
+        batch(() => {
+          shown.value = rows.current.items;
+          problem.value = null;
+          if (mode !== "refresh") next.value = page.next ?? null;
+        });
       } catch (error) {
         if (own === generation.current) problem.value = error as Error;
       } finally {
@@ -380,23 +408,12 @@ function useJobList(key: string, filter: Filter): JobList {
   );
 
   useEffect(() => {
-    rows.value = null;
+    shown.value = null;
     load("first");
     let timer: ReturnType<typeof setTimeout> | undefined;
     const stop = onChanges((changes) => {
-      const known = rows.peek();
-      let hasChanged = false;
-      let hasUnknown = false;
-      const merged = new Map(known ?? []);
-      for (const change of changes) {
-        if (change.kind !== "job") continue;
-        const job = change.id ? merged.get(change.id) : undefined;
-        if (job) {
-          merged.set(job.job_id, newer(job, { ...job, ...(change.data as Partial<Job>) }));
-          hasChanged = true;
-        } else hasUnknown = true;
-      }
-      if (hasChanged) rows.value = merged;
+      const hasUnknown = rows.current.change(changes);
+      if (shown.peek() !== null) shown.value = rows.current.items;
       if (hasUnknown)
         timer ??= setTimeout(() => {
           timer = undefined;
@@ -409,24 +426,11 @@ function useJobList(key: string, filter: Filter): JobList {
     };
   }, [key]);
 
-  const sorted = useComputed(() => {
-    if (rows.value === null) return null;
-    const fitting = [...rows.value.values()].filter(
-      (job) => filter.status.length === 0 || filter.status.includes(job.status),
-    );
-    return fitting.sort((a, b) =>
-      a.created_at < b.created_at ? 1 : a.created_at > b.created_at ? -1 : a.job_id < b.job_id ? 1 : -1,
-    );
-  });
   return {
-    jobs: sorted.value,
+    jobs: shown.value,
     hasMore: next.value !== null,
     problem: problem.value,
     more: () => void load("more"),
     reload: () => void load("first"),
   };
-}
-
-function newer(old: Job | undefined, fresh: Job): Job {
-  return old && (fresh.version ?? 0) < (old.version ?? 0) ? old : fresh;
 }

@@ -195,7 +195,7 @@ function keyOf(item: Item): string {
   return `${item.asset_id}-${item.version_ordinal}-${item.revision}`;
 }
 
-/** Whether the asset is cleared is not in the queue; the dialog asks, and "as before" is refused if it was not. */
+/** Whether the asset is cleared is not in the queue: the dialog asks for it. */
 function asDecided(item: Item): Decided {
   const asset = { ...item, title: item.title ?? null, clearance_state: "unknown" as const };
   return { asset, version: item.version_ordinal, revision: item.revision };
@@ -236,7 +236,7 @@ function ReviewItem({ item, onApprove, onReject }: { item: Item; onApprove: () =
             return (
               <>
                 <Card title="Findings">
-                  <Findings revision={revision} />
+                  <Findings findings={revision.findings ?? []} />
                 </Card>
                 <Card title="Provenance">
                   <Provenance revision={revision} />

@@ -1,17 +1,19 @@
 /** Submit data: drop a file or choose one from bronze, see what would happen, and submit. */
-import { useRef, useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 import { ApiProblem, api, type Schemas } from "../api/client";
 import { Banner, Card, Empty, Facts, Loaded, ProblemView, SearchBox, Time } from "../components/basics";
 import { Icon } from "../components/icons";
 import { PagedList } from "../components/paged_list";
+import { type Finding, Findings } from "../components/revision";
 import { type Entries, errorsByField, type ObjectSchema, parse, SchemaForm } from "../components/schema_form";
 import { toast } from "../components/toasts";
 import { useResource } from "../data";
-import { bytes, duration, number, words } from "../format";
+import { bytes, duration, number, plural, sentence, words } from "../format";
 import { useTitle } from "../frame";
+import { concerns } from "../live";
 import { usePaged } from "../paged";
 import { href, navigate } from "../router";
-import { session } from "../session";
+import { may, session } from "../session";
 import { type UploadProgress, upload } from "../upload";
 
 interface Source {
@@ -43,6 +45,7 @@ export default function SubmitPage() {
       <div class="columns">
         <div class="stack">
           <ChooseSource source={source} onChoose={setSource} />
+          {source && may("jobs:submit") && <Verdict key={`${source.container}/${source.blob}`} source={source} />}
           {source && <SubmitForm key={source.blob} source={source} />}
         </div>
         <Bronze chosen={source?.blob ?? null} onChoose={setSource} />
@@ -102,7 +105,7 @@ function ChooseSource({ source, onChoose }: { source: Source | null; onChoose: (
               <progress max={Math.max(1, progress.total)} value={progress.sent} aria-label={`Upload of ${name}`} />
               <div class="row spread">
                 <span class="muted" role="status">
-                  {progress.isWaiting ? "The connection is lost. The upload continues by itself." : "Uploading"}
+                  {progress.isWaiting ? "The connection is lost. The upload continues automatically." : "Uploading"}
                 </span>
                 <button type="button" class="button small" onClick={() => controller.current?.abort()}>
                   Stop
@@ -138,6 +141,69 @@ function ChooseSource({ source, onChoose }: { source: Source | null; onChoose: (
       </div>
     </Card>
   );
+}
+
+/** What the validation says about a file, as soon as it is chosen. The job that validates it writes no data. */
+function Verdict({ source }: { source: Source }) {
+  const started = useResource("verdict", (signal) =>
+    api.post("/api/v1/jobs", {
+      body: {
+        workflow_id: "raster_validate",
+        inputs: { container_name: source.container ?? "bronze", blob_name: source.blob },
+      },
+      signal,
+    }),
+  );
+  const id = started.data?.job_id ?? "";
+  const job = useResource(
+    `verdict:${id}`,
+    (signal) => api.get("/api/v1/jobs/{job_id}", { path: { job_id: id }, signal }),
+    { enabled: id !== "", isAffectedBy: (change) => concerns(change, "job", id), atMostEveryMs: 200 },
+  );
+  const isOver = job.data?.is_over ?? false;
+  // A second after the last answer: loading again ends a request that is under way.
+  useEffect(() => {
+    if (!id || isOver || job.isLoading) return;
+    const timer = setTimeout(job.reload, 1000);
+    return () => clearTimeout(timer);
+  }, [id, isOver, job.isLoading]);
+  const problem = started.problem ?? (job.data ? null : job.problem);
+  if (problem) return <ProblemView problem={problem} onRetry={started.reload} />;
+  if (!job.data || !isOver)
+    return (
+      <Banner tone="blue" icon="running" title="The file is being checked">
+        {id && <a href={href(`/jobs/${id}`)}>Show the job</a>}
+      </Banner>
+    );
+  const failure = job.data.first_failure;
+  if (failure || job.data.job.status !== "completed") {
+    const message = failure?.error?.message ?? failure?.error_message ?? job.data.job.error_message;
+    return (
+      <Banner tone="red" title={`The file cannot be processed: ${message ?? words(job.data.job.status)}`}>
+        {failure?.error?.hint ? <p class="anywhere">{sentence(String(failure.error.hint))}</p> : null}
+        <a href={href(`/jobs/${id}`)}>Show the job</a>
+      </Banner>
+    );
+  }
+  const result = (job.data.job.result ?? {}) as Partial<Validation>;
+  const facts = [result.detected_type, result.band_count && plural(result.band_count, "band"), result.data_type];
+  return (
+    <Banner
+      tone={result.findings?.some((each) => each.severity !== "info") ? "amber" : "green"}
+      title={`The file can be processed: ${[...facts, result.crs].filter(Boolean).join(", ")}`}
+    >
+      <Findings findings={result.findings ?? []} />
+    </Banner>
+  );
+}
+
+/** The result of the workflow raster_validate. */
+interface Validation {
+  findings: Finding[];
+  detected_type: string;
+  band_count: number;
+  data_type: string;
+  crs: string;
 }
 
 function Bronze({ chosen, onChoose }: { chosen: string | null; onChoose: (source: Source) => void }) {

@@ -46,7 +46,17 @@ export function Callbacks() {
         </select>
       }
     >
-      <PagedList paged={paged} empty={<Empty title="No submitter has asked for callbacks" />}>
+      <PagedList
+        paged={paged}
+        empty={
+          <Empty title="No submitter has asked for callbacks">
+            <p>
+              A submission with <code>callback_url</code> is told when its job has ended. Its deliveries are listed
+              here.
+            </p>
+          </Empty>
+        }
+      >
         {(items) => (
           <Table
             keyOf={(callback) => callback.callback_id}

@@ -18,7 +18,14 @@ export function JanitorLog() {
   );
   return (
     <Card title="Actions of the janitor" flush>
-      <PagedList paged={paged} empty={<Empty title="The janitor has not acted yet" />}>
+      <PagedList
+        paged={paged}
+        empty={
+          <Empty title="The janitor has not acted yet">
+            <p>It takes tasks from workers that died, and jobs from orchestrators that died, and says so here.</p>
+          </Empty>
+        }
+      >
         {(items) => (
           <Table
             keyOf={(action) => action.action_id}
@@ -57,7 +64,14 @@ export function DeadLetters() {
   );
   return (
     <Card title="Messages that were refused" flush>
-      <PagedList paged={paged} empty={<Empty title="There are no dead letters" />}>
+      <PagedList
+        paged={paged}
+        empty={
+          <Empty title="There are no dead letters">
+            <p>Messages and tasks that no worker could process are listed here, and can be replayed.</p>
+          </Empty>
+        }
+      >
         {(items) => (
           <Table
             keyOf={(letter) => letter.dead_letter_id}

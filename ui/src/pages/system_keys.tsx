@@ -7,6 +7,7 @@ import { StateBadge } from "../components/state";
 import { Table } from "../components/table";
 import { toast } from "../components/toasts";
 import { usePaged } from "../paged";
+import { session } from "../session";
 
 type Key = Schemas["KeyInfo"];
 const SCOPES = ["viewer", "reviewer", "author", "operator", "admin", "b2b", "worker", "gateway"];
@@ -28,7 +29,18 @@ export function Keys() {
         </button>
       }
     >
-      <PagedList paged={paged} empty={<Empty title="There are no keys" />}>
+      <PagedList
+        paged={paged}
+        empty={
+          <Empty title="There are no keys">
+            <p>
+              {session.value?.is_authentication_enabled
+                ? "Create one for each person and program."
+                : "Authentication is disabled: everyone on this machine is an administrator. Set AUTH_ENABLED=true before others can reach the platform."}
+            </p>
+          </Empty>
+        }
+      >
         {(items) => (
           <Table
             keyOf={(key) => key.key_id}

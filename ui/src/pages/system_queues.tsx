@@ -131,7 +131,17 @@ export function Leases() {
   );
   return (
     <Card title="Leases of running tasks, the first to expire on top" flush>
-      <PagedList paged={paged} empty={<Empty title="No task runs" />}>
+      <PagedList
+        paged={paged}
+        empty={
+          <Empty title="No task runs">
+            <p>
+              A running task has a lease, which its worker renews. A lease that expires gives the task to another
+              worker.
+            </p>
+          </Empty>
+        }
+      >
         {(items) => (
           <Table
             keyOf={(lease) => lease.task_id}

@@ -1,18 +1,12 @@
 """People with keys: signing in, what each may do, and decisions on versions and jobs, in a real browser."""
 
-import json
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 
-import numpy as np
 import pytest
-import rasterio
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Page, expect
 
-from tests.cli.processes import eventually, up
-from tests.ui.conftest import Looking, Platform
+from tests.cli.processes import eventually
+from tests.ui.browser.conftest import Catalogue, Looking, People, Platform
 
 pytestmark = [pytest.mark.requirement("M4"), pytest.mark.alone, pytest.mark.timeout(300)]
 
@@ -20,86 +14,9 @@ PAUSED = """
 workflow_id: paused_work
 nodes:
   start: {type: start, next: work}
-  work: {handler: echo, queue: functionapp-tasks, next: end}
+  work: {handler: echo, queue: dag-worker-tasks, next: end}
   end: {type: end}
 """
-
-
-@dataclass(frozen=True)
-class Guarded:
-    """A platform with authentication. `asset` has an approved version and one that waits, `other` one that waits."""
-
-    platform: Platform
-    viewer: str
-    author: str
-    asset: str
-    other: str
-
-
-@pytest.fixture(scope="module")
-def guarded(tmp_path_factory: pytest.TempPathFactory, scene: Path) -> Iterator[Guarded]:
-    folder = tmp_path_factory.mktemp("guarded")
-    credentials = folder / "credentials.json"
-    variables = {
-        "AUTH_ENABLED": "true",
-        "DAGMASTER_CREDENTIALS": str(credentials),
-        "BRONZE_FOLDER": str(folder / "bronze"),
-        "SERVING_ENABLED": "true",
-        **dict.fromkeys(("API_PORT", "SERVING_PORT", "GATEWAY_PORT"), "0"),
-    }
-    with up(folder / "data", **variables) as running:
-        (admin,) = json.loads(credentials.read_text()).values()
-        platform = Platform(running.facts["api_url"], folder, admin)
-        viewer, author = (
-            platform.post("/api/v1/keys", {"name": f"the {scope}", "scopes": [scope]}).json()["key"]
-            for scope in ("viewer", "author")
-        )
-        _put_scenes(folder / "bronze" / "bronze", scene)
-        first = _submit(platform, "thirds", "first.tif", "2024")
-        other = _submit(platform, "single", "single.tif", "2024")
-        _finish(platform, first, other)
-        approved = platform.post(
-            f"/api/v1/assets/{first['asset_id']}/versions/0/approve", {"clearance_level": "public"}
-        )
-        assert approved.status_code == 200, approved.text
-        _finish(platform, _submit(platform, "thirds", "second.tif", "2025"))
-        yield Guarded(platform, viewer, author, first["asset_id"], other["asset_id"])
-
-
-def _put_scenes(bronze: Path, scene: Path) -> None:
-    """The scene, the same with red and blue exchanged, and one that is larger."""
-    bronze.mkdir(parents=True)
-    with rasterio.open(scene) as source:
-        profile, pixels = source.profile, source.read()
-    for name, bands in (("first", pixels), ("second", pixels[::-1]), ("single", np.tile(pixels, (1, 2, 1)))):
-        profile.update(height=bands.shape[1])
-        with rasterio.open(bronze / f"{name}.tif", "w", **profile) as target:
-            target.write(bands)
-
-
-def _submit(platform: Platform, dataset: str, file: str, label: str) -> dict[str, str]:
-    answer = platform.post(
-        "/api/v1/submit",
-        {
-            "platform_id": "local",
-            "platform_refs": {"dataset": dataset},
-            "version_label": label,
-            "source": {"container": "bronze", "blob": file},
-            "workflow_id": "process_large_raster",
-        },
-    )
-    assert answer.status_code in (200, 201, 202), answer.text
-    submitted: dict[str, str] = answer.json()
-    return submitted
-
-
-def _finish(platform: Platform, *submissions: dict[str, str]) -> None:
-    for each in submissions:
-        eventually(lambda path=f"/api/v1/jobs/{each['job_id']}": _status(platform, path) == "completed", timeout=120)
-
-
-def _status(platform: Platform, path: str) -> str:
-    return str(platform.get(path).json()["job"]["status"])
 
 
 def _sign_in(page: Page, key: str) -> None:
@@ -108,34 +25,18 @@ def _sign_in(page: Page, key: str) -> None:
     expect(page.get_by_role("button", name="Sign out")).to_be_visible()
 
 
-@pytest.fixture
-def visitor(browser: Browser, guarded: Guarded) -> Iterator[Looking]:
-    context = browser.new_context(viewport={"width": 1440, "height": 900}, color_scheme="light")
-    try:
-        yield Looking(context, guarded.platform)
-    finally:
-        context.close()
-
-
-@pytest.fixture
-def admin(visitor: Looking, guarded: Guarded) -> Looking:
-    assert guarded.platform.key is not None
-    _sign_in(visitor.open("/system"), guarded.platform.key)
-    return visitor
-
-
-def test_a_key_signs_in_and_out(visitor: Looking, guarded: Guarded) -> None:
+def test_a_key_signs_in_and_out(visitor: Looking, people: People) -> None:
     page = visitor.open("/assets?state=published")
     page.get_by_label("API key").fill("dgm_0000000000000000_wrong")
     page.get_by_role("button", name="Sign in with a key").click()
     expect(page.get_by_role("alert")).to_be_visible()
 
-    _sign_in(page, guarded.viewer)
+    _sign_in(page, people.viewer)
     expect(page.get_by_role("heading", name="Assets")).to_be_visible()
     assert page.url.endswith("/ui/assets?state=published"), "the page that was asked for"
     (cookie,) = page.context.cookies()
     assert cookie["httpOnly"]
-    assert guarded.viewer not in cookie["value"]
+    assert people.viewer not in cookie["value"]
 
     page.get_by_role("button", name="Sign out").click()
     expect(page.get_by_label("API key")).to_be_visible()
@@ -152,9 +53,11 @@ def _changing_buttons(page: Page) -> list[str]:
     return [name for name in names if changing.match(name.strip())]
 
 
-def test_a_viewer_sees_assets_and_nothing_that_would_be_refused(visitor: Looking, guarded: Guarded) -> None:
+def test_a_viewer_sees_assets_and_nothing_that_would_be_refused(
+    visitor: Looking, people: People, catalogue: Catalogue
+) -> None:
     page = visitor.open("/")
-    _sign_in(page, guarded.viewer)
+    _sign_in(page, people.viewer)
     visitor.complaints.clear()
 
     expect(page).to_have_url(re.compile("/ui/assets$"))
@@ -171,10 +74,10 @@ def test_a_viewer_sees_assets_and_nothing_that_would_be_refused(visitor: Looking
     assert visitor.complaints == [], "no request is refused either"
 
 
-def test_an_author_may_run_workflows_and_not_operate_jobs(visitor: Looking, guarded: Guarded) -> None:
-    job = guarded.platform.post("/api/v1/jobs", {"workflow_id": "hello_world"}).json()["job_id"]
+def test_an_author_may_run_workflows_and_not_operate_jobs(visitor: Looking, people: People, platform: Platform) -> None:
+    job = platform.post("/api/v1/jobs", {"workflow_id": "hello_world"}).json()["job_id"]
     page = visitor.open("/jobs")
-    _sign_in(page, guarded.author)
+    _sign_in(page, people.author)
     visitor.complaints.clear()
 
     expect(page.get_by_role("row", name=re.compile("hello_world")).first).to_be_visible()
@@ -194,8 +97,8 @@ def test_an_author_may_run_workflows_and_not_operate_jobs(visitor: Looking, guar
     assert visitor.complaints == [], "no request is refused either"
 
 
-def test_two_versions_are_compared_on_the_map_and_in_a_table(admin: Looking, guarded: Guarded) -> None:
-    page = admin.open(f"/assets/{guarded.asset}")
+def test_two_versions_are_compared_on_the_map_and_in_a_table(looking: Looking, catalogue: Catalogue) -> None:
+    page = looking.open(f"/assets/{catalogue.asset}")
     page.get_by_role("link", name="Compare").click()
 
     expect(page.get_by_role("heading", name=re.compile("Compare versions"))).to_be_visible()
@@ -209,54 +112,55 @@ def test_two_versions_are_compared_on_the_map_and_in_a_table(admin: Looking, gua
     before = int(divider.get_attribute("aria-valuenow") or "0")
     divider.press("ArrowLeft")
     expect(divider).to_have_attribute("aria-valuenow", str(before - 2))
-    assert admin.complaints == []
+    assert looking.complaints == []
 
 
-def test_texts_of_a_layer_are_edited_and_published(admin: Looking, guarded: Guarded) -> None:
-    page = admin.open(f"/assets/{guarded.asset}?tab=layer")
+def test_texts_of_a_layer_are_edited_and_published(looking: Looking, platform: Platform, catalogue: Catalogue) -> None:
+    page = looking.open(f"/assets/{catalogue.asset}?tab=layer")
     page.get_by_label("Title").fill("Thirds of the valley")
     page.get_by_label("Keywords").fill("red, green , blue")
     page.get_by_role("button", name="Save and publish").click()
 
     expect(page.get_by_text("The layer is published")).to_be_visible()
-    layer = guarded.platform.get(f"/api/v1/assets/{guarded.asset}/layers/raster/metadata").json()
+    layer = platform.get(f"/api/v1/assets/{catalogue.asset}/layers/raster/metadata").json()
     assert (layer["title"], layer["keywords"], layer["is_published"]) == (
         "Thirds of the valley",
         ["red", "green", "blue"],
         True,
     )
-    assert "Thirds of the valley" in guarded.platform.get("/stac/collections").text
-    assert admin.complaints == []
+    assert "Thirds of the valley" in platform.get("/stac/collections").text
+    assert looking.complaints == []
 
 
-def test_many_jobs_are_cancelled_after_a_preview(admin: Looking, guarded: Guarded) -> None:
-    platform = guarded.platform
-    assert platform.put("/api/v1/queues/functionapp-tasks", {"is_paused": True}).status_code == 200
+def test_many_jobs_are_cancelled_after_a_preview(looking: Looking, platform: Platform) -> None:
+    assert platform.put("/api/v1/queues/dag-worker-tasks", {"is_paused": True}).status_code == 200
     body = {"workflow_id": "paused_work", "definition": PAUSED}
     jobs = [platform.post("/api/v1/jobs", body | {"correlation_id": "bulk"}).json()["job_id"] for _ in range(3)]
     over = platform.post("/api/v1/jobs", {"workflow_id": "hello_world", "correlation_id": "bulk"}).json()["job_id"]
-    eventually(lambda: _status(platform, f"/api/v1/jobs/{over}") == "completed")
-    page = admin.open("/jobs")
+    eventually(lambda: platform.status(over) == "completed")
+    page = looking.open("/jobs")
     for job in (*jobs, over):
         page.get_by_label(f"Select job {job}").check()
     page.get_by_role("button", name="Cancel…").click()
 
     dialog = page.get_by_role("dialog")
     expect(dialog).to_contain_text("3 jobs will be cancelled")
-    assert {_status(platform, f"/api/v1/jobs/{job}") for job in jobs} <= {"pending", "running"}, "only a preview"
+    assert {platform.status(job) for job in jobs} <= {"pending", "running"}, "only a preview"
     dialog.get_by_label(re.compile("Reason")).fill("not needed")
     dialog.get_by_role("button", name="Cancel 3 jobs").click()
 
     expect(dialog).to_have_count(0)
-    eventually(lambda: {_status(platform, f"/api/v1/jobs/{job}") for job in jobs} == {"cancelled"})
-    assert _status(platform, f"/api/v1/jobs/{over}") == "completed"
-    assert admin.complaints == []
+    eventually(lambda: {platform.status(job) for job in jobs} == {"cancelled"})
+    assert platform.status(over) == "completed"
+    assert looking.complaints == []
+    # The other tests share this platform.
+    assert platform.put("/api/v1/queues/dag-worker-tasks", {"is_paused": False}).status_code == 200
 
 
-def test_a_review_needs_only_the_keyboard(admin: Looking, guarded: Guarded) -> None:
+def test_a_review_needs_only_the_keyboard(looking: Looking, platform: Platform, catalogue: Catalogue) -> None:
     """Only `keyboard` is used from here on."""
-    page, keys = admin.page, admin.page.keyboard
-    admin.open("/review")
+    page, keys = looking.page, looking.page.keyboard
+    looking.open("/review")
     expect(page.locator(".pick-list button[aria-pressed=true]")).to_contain_text("single")
 
     keys.press("j")
@@ -270,17 +174,17 @@ def test_a_review_needs_only_the_keyboard(admin: Looking, guarded: Guarded) -> N
     expect(page.locator(".pick-list li")).to_have_count(1)
 
     keys.press("a")
-    expect(page.locator("dialog")).to_contain_text("Approve version 1")
+    expect(page.locator("dialog")).to_contain_text("Version 1, revision")
     expect(page.locator("dialog select")).to_be_focused()
     _tab_to(page, "dialog button[type=submit]")
     keys.press("Enter")
     expect(page.get_by_text("Nothing waits for review")).to_be_visible()
 
-    versions = guarded.platform.get(f"/api/v1/assets/{guarded.asset}").json()["versions"]
+    versions = platform.get(f"/api/v1/assets/{catalogue.asset}").json()["versions"]
     assert {each["version_ordinal"]: each["approval_state"] for each in versions}[1] == "approved"
-    (rejected,) = guarded.platform.get(f"/api/v1/assets/{guarded.other}").json()["versions"]
+    (rejected,) = platform.get(f"/api/v1/assets/{catalogue.other}").json()["versions"]
     assert rejected["approval_state"] == "rejected"
-    assert admin.complaints == []
+    assert looking.complaints == []
 
 
 def _tab_to(page: Page, selector: str) -> None:

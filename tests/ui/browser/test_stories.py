@@ -10,7 +10,7 @@ import rasterio
 from playwright.sync_api import Page, expect
 
 from tests.cli.processes import eventually
-from tests.ui.conftest import Looking, Platform
+from tests.ui.browser.conftest import Catalogue, Looking, Platform
 
 pytestmark = [pytest.mark.requirement("M4"), pytest.mark.alone, pytest.mark.timeout(300)]
 
@@ -27,6 +27,14 @@ nodes:
   end: {type: end}
 """
 
+LONG_SLEEP = """
+workflow_id: long_sleep
+nodes:
+  start: {type: start, next: nap}
+  nap: {handler: sleep, params: {seconds: 300}, next: end}
+  end: {type: end}
+"""
+
 
 def colours_of(page: Page) -> set[str]:
     """Which of red, green and blue the map shows, from the pixels of a screenshot."""
@@ -37,10 +45,19 @@ def colours_of(page: Page) -> set[str]:
     return {name for name, colour in names.items() if (abs(pixels - colour).max(axis=1) < 40).sum() > 200}
 
 
-def test_a_dropped_raster_is_processed_previewed_approved_and_shown(looking: Looking, scene: Path) -> None:
+def served(platform: Platform) -> set[str]:
+    return {each["id"] for each in platform.get("/stac/search", limit="100").json()["features"]}
+
+
+def test_a_dropped_raster_is_processed_previewed_approved_and_shown(
+    looking: Looking, scene: Path, tmp_path: Path
+) -> None:
+    before = served(looking.platform)
+    file = shutil.copy(scene, tmp_path / "valley.tif")
     page = looking.open("/submit")
-    page.set_input_files("input[type=file]", scene)
-    expect(page.get_by_text("Chosen: local/thirds")).to_be_visible()
+    page.set_input_files("input[type=file]", file)
+    expect(page.get_by_text("Chosen: local/valley")).to_be_visible()
+    expect(page.get_by_text("The file can be processed: rgb, 3 bands, uint8, EPSG:2056")).to_be_visible()
 
     page.get_by_role("button", name="Check what would happen").click()
     expect(page.get_by_text("It would be accepted: new asset")).to_be_visible()
@@ -50,21 +67,23 @@ def test_a_dropped_raster_is_processed_previewed_approved_and_shown(looking: Loo
     expect(page.locator(".page-head .state")).to_have_text("completed")
 
     looking.open("/review")
-    expect(page.locator(".pick-list strong")).to_have_count(1)
+    waiting = page.locator(".pick-list button", has_text="valley")
+    waiting.click()
     expect(page.get_by_text("The validation has no findings").or_(page.locator(".findings li").first)).to_be_visible()
     eventually(lambda: colours_of(page) == {"red", "green", "blue"}, timeout=60)
-    assert looking.platform.get("/stac/search").json()["features"] == [], "a preview is not served"
+    assert served(looking.platform) == before, "a preview is not served"
 
     page.keyboard.press("a")
+    expect(page.get_by_role("dialog")).to_contain_text("valley")
     page.get_by_label("Who may see it").select_option("ouo")
     page.get_by_role("dialog").get_by_role("button", name="Approve").click()
-    expect(page.get_by_text("Nothing waits for review")).to_be_visible()
+    expect(waiting).to_have_count(0)
 
     looking.open("/assets")
-    page.get_by_role("link", name=re.compile("thirds")).click()
+    page.get_by_role("link", name=re.compile("valley")).click()
     expect(page.get_by_text("Served now")).to_be_visible()
     eventually(lambda: colours_of(page) == {"red", "green", "blue"}, timeout=60)
-    assert len(looking.platform.get("/stac/search").json()["features"]) == 1
+    assert len(served(looking.platform) - before) == 1
     assert looking.complaints == []
 
 
@@ -83,7 +102,8 @@ def test_a_failing_job_is_found_understood_and_resumed(looking: Looking, scene: 
     expect(page.locator(".drawer").get_by_text("Attempt 1", exact=True)).to_be_visible()
     page.keyboard.press("Escape")
 
-    _put(looking.platform, scene, "late.tif")
+    looking.platform.bronze.mkdir(parents=True, exist_ok=True)
+    shutil.copy(scene, looking.platform.bronze / "late.tif")
     page.get_by_role("button", name="Resume").click()
     expect(page.get_by_role("dialog")).to_contain_text("check")
     page.get_by_label(re.compile("Reason")).fill("the file has arrived")
@@ -98,11 +118,32 @@ def test_a_failing_job_is_found_understood_and_resumed(looking: Looking, scene: 
     assert looking.complaints == []
 
 
-def _put(platform: Platform, scene: Path, name: str) -> None:
-    """A file appears in bronze, as when somebody copies it there."""
-    (bronze,) = [path for path in platform.folder.rglob("bronze") if path.is_dir()][:1] or [platform.folder / "bronze"]
-    place = bronze / "bronze" if (bronze / "bronze").is_dir() else bronze
-    shutil.copy(scene, place / name)
+def test_a_file_that_is_no_raster_is_refused_as_soon_as_it_is_chosen(looking: Looking) -> None:
+    looking.platform.bronze.mkdir(parents=True, exist_ok=True)
+    (looking.platform.bronze / "notes.tif").write_bytes(b"no raster" * 100)
+
+    page = looking.open("/submit")
+    page.get_by_role("button", name=re.compile("^notes.tif")).click()
+
+    expect(page.get_by_role("alert")).to_contain_text("The file cannot be processed")
+    assert looking.complaints == []
+
+
+def test_a_cancelled_job_says_which_worker_acknowledged(looking: Looking) -> None:
+    answer = looking.platform.post("/api/v1/jobs", {"workflow_id": "long_sleep", "definition": LONG_SLEEP})
+    assert answer.status_code in (200, 201, 202), answer.text
+    page = looking.open(f"/jobs/{answer.json()['job_id']}")
+    expect(page.get_by_text("Running 1 task")).to_be_visible()
+
+    page.get_by_role("button", name="Cancel").click()
+    page.get_by_label(re.compile("Reason")).fill("a mistake")
+    page.get_by_role("button", name="Cancel the job").click()
+
+    banner = page.get_by_role("status").filter(has_text="Cancelled by")
+    expect(banner).to_contain_text("Reason: a mistake")
+    expect(banner).to_contain_text(re.compile("nap, attempt 1: worker .* acknowledged after .*, ended after"))
+    expect(page.locator(".page-head .state")).to_have_text("cancelled")
+    assert looking.complaints == []
 
 
 def test_hostile_texts_are_shown_as_texts(looking: Looking) -> None:
@@ -142,44 +183,79 @@ def test_a_lost_connection_is_shown_and_recovers_by_itself(looking: Looking) -> 
 
 PAGES = [
     "/jobs",
+    "/jobs?status=cancelled&q=nothing",
+    "/jobs/{job}",
+    "/jobs/{job}?tab=nodes",
+    "/jobs/{job}?tab=events",
+    "/jobs/{job}?tab=data",
+    "/jobs/{job}?tab=logs",
+    "/jobs/{job}?node=validate",
+    "/jobs/00000000-0000-7000-8000-000000000000",
     "/assets",
+    "/assets/{asset}",
+    "/assets/{asset}?tab=layer",
+    "/assets/{asset}?tab=requests",
+    "/assets/{asset}?tab=history",
+    "/assets/{asset}/compare",
     "/review",
     "/submit",
     "/workflows",
     "/workflows/raster_ingest",
+    "/workflows/raster_ingest?tab=run",
+    "/workflows/raster_ingest?tab=runs",
+    "/workflows/raster_ingest?tab=versions",
     "/workflows?tab=own",
     "/system",
+    "/system?tab=queues",
+    "/system?tab=leases",
+    "/system?tab=dead",
+    "/system?tab=janitor",
+    "/system?tab=callbacks",
+    "/system?tab=commands",
+    "/system?tab=database",
+    "/system?tab=platforms",
+    "/system?tab=keys",
+    "/nowhere",
 ]
-AXE = Path(__file__).parents[2] / "ui/node_modules/axe-core/axe.min.js"
+AXE = Path(__file__).parents[3] / "ui/node_modules/axe-core/axe.min.js"
+RULES = {
+    "light": "{runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa'], resultTypes: ['violations']}",
+    "dark": "{runOnly: {type: 'rule', values: ['color-contrast']}, resultTypes: ['violations']}",
+}
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_pages_are_accessible(looking: Looking, theme: str) -> None:
-    page = looking.page
+def violations(page: Page, theme: str) -> list[str]:
     page.emulate_media(color_scheme=theme)  # type: ignore[arg-type]
+    expect(page.locator(f"html[data-theme={theme}]")).to_have_count(1)
+    found: list[str] = page.evaluate(
+        f"() => axe.run(document, {RULES[theme]})"
+        ".then(result => result.violations.map(each => `${each.id}: ${each.nodes[0].html.slice(0, 160)}`))"
+    )
+    return [f"{theme} {each}" for each in found]
+
+
+def problems_of(page: Page) -> list[str]:
+    """What axe finds in both themes, and whether the page is wider than a phone."""
+    expect(page.locator("h1, h2, [role=alert]").first).to_be_visible()
+    expect(page.locator(".skeleton")).to_have_count(0)
+    if not page.evaluate("'axe' in window"):
+        page.evaluate(AXE.read_text())
+    problems = violations(page, "light") + violations(page, "dark")
+    page.set_viewport_size({"width": 390, "height": 844})
+    width = page.evaluate("() => document.documentElement.scrollWidth")
+    page.set_viewport_size({"width": 1440, "height": 900})
+    return problems + ([f"{width} pixels wide on a phone"] if width > 390 else [])
+
+
+def test_every_page_is_accessible_in_both_themes_and_fits_a_phone(looking: Looking, catalogue: Catalogue) -> None:
+    looking.open("/")
     problems = []
     for path in PAGES:
-        looking.open(path)
-        page.wait_for_load_state("networkidle")
-        page.wait_for_timeout(300)
-        page.evaluate(AXE.read_text())
-        violations = page.evaluate(
-            "() => axe.run(document, {runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa']})"
-            ".then(result => result.violations.map(each => `${each.id}: ${each.nodes[0].html.slice(0, 160)}`))"
-        )
-        problems += [f"{path} {problem}" for problem in violations]
+        page = looking.move_to(path.format(job=catalogue.job, asset=catalogue.asset))
+        problems += [f"{path} {each}" for each in problems_of(page)]
 
     assert not problems, "\n".join(problems)
 
 
-def test_pages_fit_a_phone(looking: Looking) -> None:
-    page = looking.page
-    page.set_viewport_size({"width": 390, "height": 844})
-    wide = []
-    for path in PAGES:
-        looking.open(path)
-        page.wait_for_load_state("networkidle")
-        if page.evaluate("() => document.documentElement.scrollWidth") > 390:
-            wide.append(path)
-
-    assert wide == []
+def test_the_page_to_sign_in_is_accessible_in_both_themes_and_fits_a_phone(visitor: Looking) -> None:
+    assert problems_of(visitor.open("/jobs")) == []

@@ -1,0 +1,210 @@
+"""One running platform with authentication and real data, and one browser that looks at it, for all tests in here."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx2
+import numpy as np
+import pytest
+import rasterio
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+from rasterio.transform import from_origin
+
+from tests.cli.processes import eventually, up
+
+ARGUMENTS = [
+    "--no-sandbox",
+    "--use-gl=angle",
+    "--use-angle=swiftshader",
+    "--enable-unsafe-swiftshader",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+]
+
+
+@dataclass(frozen=True)
+class Platform:
+    url: str
+    bronze: Path
+    key: str
+
+    def get(self, path: str, **query: str) -> httpx2.Response:
+        return httpx2.get(f"{self.url}{path}", params=query, headers=self._headers(), timeout=30)
+
+    def post(self, path: str, body: object) -> httpx2.Response:
+        return httpx2.post(f"{self.url}{path}", json=body, headers=self._headers(), timeout=30)
+
+    def put(self, path: str, body: object) -> httpx2.Response:
+        return httpx2.put(f"{self.url}{path}", json=body, headers=self._headers(), timeout=30)
+
+    def status(self, job: str) -> str:
+        return str(self.get(f"/api/v1/jobs/{job}").json()["job"]["status"])
+
+    def _headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.key}"}
+
+
+@pytest.fixture(scope="package")
+def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
+    folder = tmp_path_factory.mktemp("platform")
+    credentials = folder / "credentials.json"
+    variables = {
+        "AUTH_ENABLED": "true",
+        "DAGMASTER_CREDENTIALS": str(credentials),
+        "BRONZE_FOLDER": str(folder / "bronze"),
+        "SERVING_ENABLED": "true",
+        **dict.fromkeys(("API_PORT", "SERVING_PORT", "GATEWAY_PORT"), "0"),
+    }
+    with up(folder / "data", **variables) as running:
+        (admin,) = json.loads(credentials.read_text()).values()
+        yield Platform(running.facts["api_url"], folder / "bronze" / "bronze", admin)
+
+
+@dataclass(frozen=True)
+class People:
+    """Keys that may do less than the platform's own, which is an administrator's."""
+
+    viewer: str
+    author: str
+
+
+@pytest.fixture(scope="package")
+def people(platform: Platform) -> People:
+    viewer, author = (
+        platform.post("/api/v1/keys", {"name": f"the {scope}", "scopes": [scope]}).json()["key"]
+        for scope in ("viewer", "author")
+    )
+    return People(viewer, author)
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    """`asset` has an approved version and one that waits for review; `other` has one that waits; `job` made it."""
+
+    asset: str
+    other: str
+    job: str
+
+
+@pytest.fixture(scope="package")
+def catalogue(platform: Platform, scene: Path) -> Catalogue:
+    """Versions of three rasters: the scene, the same with red and blue exchanged, and one that is larger."""
+    with rasterio.open(scene) as source:
+        profile, pixels = source.profile, source.read()
+    platform.bronze.mkdir(parents=True, exist_ok=True)
+    for name, bands in (("first", pixels), ("second", pixels[::-1]), ("single", np.tile(pixels, (1, 2, 1)))):
+        profile.update(height=bands.shape[1])
+        with rasterio.open(platform.bronze / f"{name}.tif", "w", **profile) as target:
+            target.write(bands)
+    first = _submit(platform, "thirds", "first.tif", "2024")
+    other = _submit(platform, "single", "single.tif", "2024")
+    _finish(platform, first, other)
+    approved = platform.post(f"/api/v1/assets/{first['asset_id']}/versions/0/approve", {"clearance_level": "public"})
+    assert approved.status_code == 200, approved.text
+    _finish(platform, _submit(platform, "thirds", "second.tif", "2025"))
+    return Catalogue(first["asset_id"], other["asset_id"], other["job_id"])
+
+
+def _submit(platform: Platform, dataset: str, file: str, label: str) -> dict[str, str]:
+    answer = platform.post(
+        "/api/v1/submit",
+        {
+            "platform_id": "local",
+            "platform_refs": {"dataset": dataset},
+            "version_label": label,
+            "source": {"container": "bronze", "blob": file},
+            "workflow_id": "process_large_raster",
+        },
+    )
+    assert answer.status_code in (200, 201, 202), answer.text
+    submitted: dict[str, str] = answer.json()
+    return submitted
+
+
+def _finish(platform: Platform, *submissions: dict[str, str]) -> None:
+    for each in submissions:
+        eventually(lambda job=each["job_id"]: platform.status(job) == "completed", timeout=120)
+
+
+@pytest.fixture(scope="package")
+def browser() -> Iterator[Browser]:
+    """For this package: it runs an event loop, and no other test of the process can run one meanwhile."""
+    expect.set_options(timeout=60_000)
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=ARGUMENTS)
+        yield chromium
+        chromium.close()
+
+
+class Looking:
+    """A page, with what its console complained about."""
+
+    def __init__(self, context: BrowserContext, platform: Platform) -> None:
+        self.page: Page = context.new_page()
+        self.platform = platform
+        self.complaints: list[str] = []
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on(
+            "console", lambda message: self.complaints.append(message.text) if message.type == "error" else None
+        )
+        self.page.set_default_timeout(60_000)
+
+    def open(self, path: str) -> Page:
+        self.page.goto(f"{self.platform.url}/ui{path}")
+        return self.page
+
+    def move_to(self, path: str) -> Page:
+        """Another page of the same document, as a link inside of the pages opens it."""
+        self.page.evaluate(
+            """to => {
+                history.pushState(null, "", to);
+                dispatchEvent(new PopStateEvent("popstate"));
+                return new Promise(drawn => requestAnimationFrame(() => requestAnimationFrame(drawn)));
+            }""",
+            f"/ui{path}",
+        )
+        return self.page
+
+
+@pytest.fixture
+def visitor(browser: Browser, platform: Platform) -> Iterator[Looking]:
+    """Somebody who has not signed in."""
+    context = browser.new_context(viewport={"width": 1440, "height": 900}, color_scheme="light")
+    try:
+        yield Looking(context, platform)
+    finally:
+        context.close()
+
+
+@pytest.fixture
+def looking(visitor: Looking) -> Looking:
+    """An administrator who has signed in."""
+    answer = visitor.page.request.post(f"{visitor.platform.url}/api/v1/session", data={"key": visitor.platform.key})
+    assert answer.ok, answer.text()
+    return visitor
+
+
+@pytest.fixture(scope="session")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A colour picture with a red, a green and a blue third, somewhere in Switzerland."""
+    path = tmp_path_factory.mktemp("scene") / "thirds.tif"
+    pixels = np.zeros((3, 300, 300), np.uint8)
+    for band in range(3):
+        pixels[band, :, band * 100 : (band + 1) * 100] = 220
+    with rasterio.open(
+        path,
+        "w",
+        driver="GTiff",
+        width=300,
+        height=300,
+        count=3,
+        dtype="uint8",
+        crs="EPSG:2056",
+        transform=from_origin(2_600_000, 1_200_000, 10, 10),
+    ) as dataset:
+        dataset.write(pixels)
+    return path

@@ -1,0 +1,76 @@
+import { describe, expect, it } from "vitest";
+import { JobRows, type ListedJob } from "../src/job_rows";
+import { random } from "./random";
+
+function job(number: number, more: Partial<ListedJob> = {}): ListedJob {
+  const created = new Date(Date.UTC(2026, 0, 1) + number * 1000).toISOString();
+  return {
+    job_id: `job-${String(number).padStart(6, "0")}`,
+    status: "running",
+    created_at: created,
+    version: 1,
+    ...more,
+  };
+}
+
+const idsOf = (rows: JobRows<ListedJob>) => rows.items.map((each) => each.job_id);
+const change = (id: string | null, data: Record<string, unknown> = {}) => ({ kind: "job", id, data });
+
+describe("the rows of the list of jobs", () => {
+  it("are the newest first, whatever the order in which pages arrive", () => {
+    const next = random(7);
+    for (let round = 0; round < 50; round += 1) {
+      const rows = new JobRows<ListedJob>([]);
+      const numbers = new Set<number>();
+      for (let page = 0; page < 6; page += 1) {
+        const some = Array.from({ length: 5 }, () => Math.floor(next() * 60)).sort((a, b) => b - a);
+        for (const each of some) numbers.add(each);
+        rows.add([...new Set(some)].map((each) => job(each)));
+      }
+      expect(idsOf(rows)).toEqual([...numbers].sort((a, b) => b - a).map((each) => job(each).job_id));
+    }
+  });
+
+  it("are found by their id after a page was put before them", () => {
+    const rows = new JobRows<ListedJob>([]);
+    rows.add([job(2), job(1)]);
+    rows.add([job(3), job(2)]);
+    rows.change([change("job-000001", { status: "failed", version: 2 })]);
+    expect(rows.items.map((each) => each.status)).toEqual(["running", "running", "failed"]);
+  });
+
+  it("stay the same objects if nothing has changed", () => {
+    const rows = new JobRows<ListedJob>([]);
+    const ended = { status: "completed", completed_at: "2026-01-01T00:01:00Z" };
+    rows.add([job(2, ended), job(1, ended)]);
+    const before = rows.items;
+    rows.add([job(2, ended), job(1, ended)]);
+    expect(rows.items).toBe(before);
+  });
+
+  it("do not go back to an older state", () => {
+    const rows = new JobRows<ListedJob>([]);
+    rows.add([job(1, { status: "completed", version: 5 })]);
+    rows.change([change("job-000001", { status: "running", version: 4 })]);
+    rows.add([job(1, { status: "running", version: 3 })]);
+    expect(rows.items[0]?.status).toBe("completed");
+  });
+
+  it("leave a filtered list with their state, and come back with it", () => {
+    const rows = new JobRows<ListedJob>(["running"]);
+    rows.add([job(2), job(1)]);
+    rows.change([change("job-000002", { status: "failed", version: 2 })]);
+    expect(idsOf(rows)).toEqual(["job-000001"]);
+    rows.change([change("job-000002", { status: "running", version: 3 })]);
+    expect(idsOf(rows)).toEqual(["job-000002", "job-000001"]);
+  });
+
+  it("say when a change is of a job that they do not have, or of any job", () => {
+    const rows = new JobRows<ListedJob>([]);
+    rows.add([job(1)]);
+    expect(rows.change([change("job-000001", { version: 2 })])).toBe(false);
+    expect(rows.change([change("another")])).toBe(true);
+    expect(rows.change([change(null)])).toBe(true);
+    expect(rows.change([{ kind: "asset", id: "another", data: {} }])).toBe(false);
+  });
+});
