@@ -28,7 +28,7 @@ from server import Server
 DATABASE = "ours"
 QUEUE, UNSERVED = "dag-worker-tasks", "unserved"
 CHAIN_STEPS, JOB_STEPS = 20, 3
-LOOK_SECONDS = 0.01  # the same as the peers' drivers
+END_POLL_SECONDS = 0.01  # the same as the peers' drivers
 PATIENCE_SECONDS = 400
 PROGRESS_SECONDS = 10
 RASTER_LIBRARIES = ("rasterio", "numpy", "gdal", "pyproj", "shapely", "titiler")
@@ -73,7 +73,7 @@ class Platform:
     pids: dict[str, int]
     name: str = "dagmaster"
     database: str = DATABASE
-    looks: float = field(default=LOOK_SECONDS)
+    poll_seconds: float = field(default=END_POLL_SECONDS)
 
     async def fan(self, count: int) -> float:
         return await self.run("fan", count=count)
@@ -112,7 +112,7 @@ class Platform:
         while not (await self.one(sql, *values))[0]:
             if time.monotonic() > deadline:
                 raise SystemExit(f"bench: not so after {PATIENCE_SECONDS} s: {sql}")
-            await asyncio.sleep(self.looks)
+            await asyncio.sleep(self.poll_seconds)
 
     async def one(self, sql: str, *values: Any) -> tuple[Any, ...]:
         row = await (await self.connection.execute(sql, values)).fetchone()

@@ -47,11 +47,11 @@ INSERT INTO dagapp.dag_jobs (job_id, workflow_id, workflow_version, definition_h
                              submitted_by, created_at)
 SELECT dagapp.first_uuid_at(now() - make_interval(secs => i)), 'daily', '1', 'bench', 'pending', '{}',
        'catalogue', now() - make_interval(secs => i)
-  FROM generate_series(%s, %s) AS i
+  FROM generate_series(%s::integer, %s::integer) AS i
 """
 END = """
 UPDATE dagapp.dag_jobs
-   SET status = CASE WHEN extract(epoch FROM created_at)::bigint %% 20 = 7 THEN 'failed' ELSE 'completed' END,
+   SET status = CASE WHEN extract(epoch FROM created_at)::bigint % 20 = 7 THEN 'failed' ELSE 'completed' END,
        started_at = created_at, completed_at = created_at + interval '3 seconds'
  WHERE definition_hash = 'bench'
 """

@@ -75,20 +75,20 @@ async def idle(server: Server, scale: float, seconds: float) -> Figures:
     figures: Figures = {}
     new_database(server, "idle")
     async with platform(server, "idle", api=True) as ours:
-        await _rest(server, ours, seconds, figures, "empty")
+        await _measure_idle(server, ours, seconds, figures, "empty")
         left = int(10_000 * scale)
         while left > 0:
             await ours.run("chain1", jobs=min(1_000, left))
             left -= 1_000
         server.settle("idle")
-        await _rest(server, ours, seconds, figures, "after 10,000 jobs")
+        await _measure_idle(server, ours, seconds, figures, "after 10,000 jobs")
     figures["findings"] = [(await verified(server, "idle"))["findings"]]
     server.drop("idle")
     return figures
 
 
-async def _rest(server: Server, ours: Platform, seconds: float, figures: Figures, when: str) -> None:
-    await asyncio.sleep(3)  # whatever follows upon the last job
+async def _measure_idle(server: Server, ours: Platform, seconds: float, figures: Figures, when: str) -> None:
+    await asyncio.sleep(3)  # work that follows the last job
     with server.metered(ours.database, ours.pids) as spent:
         await asyncio.sleep(seconds)
     figures[f"idle {when}, % of a core, our processes"] = [100 * sum(spent.process_seconds.values()) / seconds]

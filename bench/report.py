@@ -133,15 +133,15 @@ def as_text(rows: Rows) -> str:
 
 
 def _padded(row: list[str], widths: list[int]) -> str:
-    first, *rest = row
-    cells = [first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True))]
+    first, *others = row
+    cells = [first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))]
     return "  ".join(cells).rstrip()
 
 
 def as_markdown(rows: Rows) -> str:
-    head, *rest = rows
+    head, *body = rows
     rule = "|".join(["", "---", *["--:"] * (len(head) - 1), ""])
-    return "\n".join([_line(head), rule, *map(_line, rest)])
+    return "\n".join([_line(head), rule, *map(_line, body)])
 
 
 def _line(cells: list[str]) -> str:
@@ -172,8 +172,8 @@ def page(measured: dict[str, Any]) -> str:
 
 
 def renew(text: str, measured: dict[str, Any]) -> str:
-    before, _, rest = text.partition(BEGIN)
-    _, mark, after = rest.partition(END)
+    before, _, following = text.partition(BEGIN)
+    _, mark, after = following.partition(END)
     if not mark:
         raise SystemExit(f"report: {PAGE.name} has no part between {BEGIN} and {END}")
     return f"{before}{BEGIN}\n{page(measured)}\n{END}{after}"

@@ -15,7 +15,7 @@ from typing import Any
 
 from chaos import recovery
 from chaos.figures import report_text
-from chaos.nemesis import DECK
+from chaos.nemesis import BROKER_DECK, DECK
 from chaos.run import Options, perform
 from dagmaster.observe import log
 
@@ -25,10 +25,18 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, help="decides faults and load; by default another one each time")
     parser.add_argument("--seconds", type=float, default=Options.seconds, help="how long faults happen")
     parser.add_argument("--faults", type=int, help="how many, over that time")
-    parser.add_argument("--only", action="append", default=[], choices=[*DECK], help="only this kind; may be repeated")
+    parser.add_argument(
+        "--only", action="append", default=[], choices=[*DECK, *BROKER_DECK], help="only this kind; may be repeated"
+    )
     parser.add_argument("--orchestrators", type=int, default=Options.orchestrators)
     parser.add_argument("--workers", type=int, default=Options.workers)
     parser.add_argument("--rate", type=float, default=Options.tasks_per_second, help="tasks a second")
+    parser.add_argument(
+        "--transport",
+        choices=["postgres", "servicebus"],
+        default=Options.transport,
+        help="servicebus: with a stand-in that loses, doubles, delays and reorders messages, and that is killed",
+    )
     parser.add_argument("--no-rasters", action="store_true", help="without raster jobs")
     parser.add_argument(
         "--recovery", action="store_true", help="measure recoveries instead, by default and fast settings"
@@ -55,6 +63,7 @@ def options_of(arguments: argparse.Namespace) -> Options:
         workers=arguments.workers,
         tasks_per_second=arguments.rate,
         has_rasters=not arguments.no_rasters,
+        transport=arguments.transport,
         logs=arguments.logs,
     )
 

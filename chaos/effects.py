@@ -190,11 +190,11 @@ class Effects:
     @classmethod
     def of(cls, lines: Iterable[str]) -> "Effects":
         effects = cls()
-        for letter, effect, *rest in (line.split() for line in lines):
+        for letter, effect, *values in (line.split() for line in lines):
             match letter:
                 case "E":
                     effects.executed[effect] += 1
-                    effects.pids[effect] = int(rest[0])
+                    effects.pids[effect] = int(values[0])
                 case "F":
                     effects.finished.add(effect)
                 case "P":

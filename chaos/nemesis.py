@@ -11,6 +11,7 @@ answers. How long recovery took is measured on what was struck:
     one that was asked to stop        the same, from the signal
     a link, a clock                   until that process has written something again; from the moment it was healed
     the server, rows, the disk        until anyone has written something again; from the moment it was healed
+    the message broker                until anyone has written something again; from the moment it was killed
     poison                            until its job has failed for good; from its submission
 """
 
@@ -21,7 +22,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -62,6 +63,9 @@ DECK = {
     "clock jumps": 2,
     "poison": 3,
 }
+# With a message broker as the transport, in addition.
+BROKER_DECK = {"broker killed": 3, "broker away": 1}
+BROKER_AWAY_SECONDS = 60.0
 WATCH_SECONDS = 60.0
 PROBE_SECONDS = 0.1
 FREE_SECONDS = 20.0
@@ -72,12 +76,12 @@ _KILLED = frozenset({-signal.SIGKILL, CRASHED})
 Probe = Callable[[], Awaitable[bool]]
 
 
-def draw(seed: int, count: int, only: Sequence[str] = ()) -> list[str]:
+def draw(seed: int, count: int, only: Sequence[str] = (), kinds_of: Mapping[str, int] = DECK) -> list[str]:
     """The kinds of so many faults, in order: every kind comes before any deck is over."""
     dice = random.Random(f"faults {seed}")
     kinds: list[str] = []
     while len(kinds) < count:
-        deck = [kind for kind, times in DECK.items() for _ in range(times) if not only or kind in only]
+        deck = [kind for kind, times in kinds_of.items() for _ in range(times) if not only or kind in only]
         dice.shuffle(deck)
         kinds += deck
     return kinds[:count]
@@ -123,6 +127,7 @@ class Nemesis:
         self._lease_seconds = float(settings["task_lease_sec"])
         self._busy: set[str] = set()
         self._server = asyncio.Lock()
+        self._broker = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         self._watches: set[asyncio.Task[None]] = set()
         self._poisons = Counter[str]()
@@ -148,8 +153,10 @@ class Nemesis:
             "disk full": self._fill_disk,
             "clock jumps": self._skew,
             "poison": self._poison,
+            "broker killed": lambda fault: self._kill_broker(fault, self._dice.uniform(0, 3)),
+            "broker away": lambda fault: self._kill_broker(fault, BROKER_AWAY_SECONDS),
         }
-        assert self._kinds.keys() == DECK.keys()
+        assert self._kinds.keys() == DECK.keys() | BROKER_DECK.keys()
 
     # The run
 
@@ -189,7 +196,7 @@ class Nemesis:
     def _heal(self, fault: Fault) -> None:
         fault.counted_from = time.monotonic()
 
-    async def rest(self) -> None:
+    async def stop(self) -> None:
         """Undo everything, let everyone run, and see what is still being waited for."""
         for task in list(self._tasks):
             task.cancel()
@@ -537,6 +544,21 @@ class Nemesis:
         await asyncio.sleep(self._dice.uniform(1, 3))
         await self._insist(lambda: self.cast.rows("DELETE FROM chaos.disk_full"))
         await self._watch_victim(fault, None)
+
+    async def _kill_broker(self, fault: Fault, seconds: float) -> None:
+        """What it holds is lost. Work goes on meanwhile: workers poll."""
+        broker = self.stage.broker
+        if broker is None or self._broker.locked():
+            raise NobodyFreeError
+        async with self._broker:
+            self._strike(fault)
+            broker.kill()
+            try:
+                since = await self._now()
+                self._watch(fault, self._written(since))
+                await asyncio.sleep(seconds)
+            finally:
+                await asyncio.to_thread(broker.start)
 
     # Links
 

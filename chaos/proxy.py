@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 CHUNK_BYTES = 65_536
-LOOK_SECONDS = 0.02
+POLL_SECONDS = 0.02
 ANSWER_SECONDS = 1.0
 SOCKET = ".s.PGSQL.5432"
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
@@ -189,7 +189,7 @@ class Link:
             mean, spread = self.weather.delay_seconds
             await asyncio.sleep(self._random.uniform(mean - spread, mean + spread))
         while self.weather.holds(way):
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
 
     def _tampered(self, way: Way, chunk: bytes, connection: _Connection) -> list[bytes]:
         if way == "up":

@@ -16,7 +16,7 @@ from chaos import audit
 from chaos.effects import Effects
 from chaos.figures import Outcome, recoveries
 from chaos.load import Acknowledged, Load, Wishes
-from chaos.nemesis import Nemesis, draw, moments
+from chaos.nemesis import BROKER_DECK, DECK, Nemesis, draw, moments
 from chaos.stage import FAST_PROFILE, Stage, settle, staged
 
 TELL_SECONDS = 5.0
@@ -37,6 +37,7 @@ class Options:
     tasks_per_second: float = 75.0
     step_seconds: tuple[float, ...] = (0, 0.2, 1, 3)  # of chains: the longer, the more jobs there are to lose
     has_rasters: bool = True
+    transport: str = "postgres"
     quiet_seconds: float = 120.0  # the bound within which everything must have ended
     max_losses: int = 5
     logs: Path | None = None  # where the roles' logs are kept
@@ -63,7 +64,11 @@ class Pulse:
 async def perform(options: Options) -> Outcome:
     began = time.monotonic()
     async with staged(
-        options.settings, orchestrators=options.orchestrators, workers=options.workers, has_catalog=options.has_rasters
+        options.settings,
+        orchestrators=options.orchestrators,
+        workers=options.workers,
+        has_catalog=options.has_rasters,
+        has_broker=options.transport == "servicebus",
     ) as stage:
         print(
             f"{options.orchestrators} orchestrators and {options.workers} workers run; seed {options.seed}", flush=True
@@ -118,21 +123,22 @@ class Performance:
 
     async def _faults(self, streaming: asyncio.Task[None]) -> None:
         options = self.options
-        kinds = draw(options.seed, options.faults, options.only)
+        deck = DECK | BROKER_DECK if options.transport == "servicebus" else DECK
+        kinds = draw(options.seed, options.faults, options.only, deck)
         happening = asyncio.create_task(self.nemesis.run(kinds, moments(options.seed, options.faults, options.seconds)))
         await asyncio.wait([happening, streaming], return_when=asyncio.FIRST_COMPLETED)
         if streaming.done():
             happening.cancel()
             await streaming
         await happening
-        await self.nemesis.rest()
+        await self.nemesis.stop()
         await settle([streaming])
 
     async def _quiet(self) -> bool:
         deadline = time.monotonic() + self.options.quiet_seconds
         while time.monotonic() < deadline:
             with suppress(psycopg.Error):
-                await self._look()
+                await self._sample()
                 if not self.pulse.open_jobs:
                     return True
             await asyncio.sleep(LOOK_SECONDS)
@@ -140,7 +146,7 @@ class Performance:
 
     # Watching
 
-    async def _look(self) -> None:
+    async def _sample(self) -> None:
         (row,) = await self.stage.cast.rows("""
             SELECT (SELECT count(*) FROM dagapp.dag_tasks) AS attempts,
                    (SELECT count(*) FROM dagapp.dag_tasks WHERE status IN ('queued', 'running')) AS open_tasks,
@@ -150,7 +156,7 @@ class Performance:
     async def _feel_pulse(self) -> None:
         while True:
             with suppress(psycopg.Error):  # the server is away: what was seen last stands
-                await self._look()
+                await self._sample()
             await asyncio.sleep(LOOK_SECONDS)
 
     async def _tell(self) -> None:

@@ -136,8 +136,8 @@ class Soak:
         now = self.samples[-1]
         roles = [f"{process.name} MB" for process in self.stage.cast.processes]
         largest = " ".join(f"{now[name]:.0f}" for name in roles)
-        rest = "  ".join(f"{name} {now.get(name, 0):,.0f}" for name in ALLOWANCES if name not in ("MB", "files"))
-        return f"roles {largest} MB  {rest}"
+        numbers = "  ".join(f"{name} {now.get(name, 0):,.0f}" for name in ALLOWANCES if name not in ("MB", "files"))
+        return f"roles {largest} MB  {numbers}"
 
 
 def resident_megabytes(pid: int) -> float:

@@ -17,6 +17,7 @@ from typing import Any, cast
 
 import psycopg
 from tests.engine.processes import FAST, Fleet, Process, Role
+from tests.servicebus.broker import BrokerProcess
 
 from chaos import audit
 from chaos.proxy import Link, Proxy
@@ -24,13 +25,15 @@ from dagmaster.database.catalog.pgstac import deploy_catalog
 from dagmaster.database.schema.deploy import deploy
 from dagmaster.local.embedded import DATABASE, Cluster
 from dagmaster.local.platform import fast_profile
-from dagmaster.settings import Settings
+from dagmaster.settings import DEFAULT_QUEUES, Settings
 
 # What `up` sets on one machine; all else is as it ships.
 AS_IT_SHIPS: dict[str, Any] = dict.fromkeys(FAST)
 FAST_PROFILE: dict[str, Any] = AS_IT_SHIPS | fast_profile(Settings.model_construct())
 _COMMON = {"log_level": "info", "health_port": 0, "api_enabled": "false"}
 SUBMITTER = "submitter"
+# Shares of the messages that the broker loses, doubles, delays and reorders, and of the batches that it refuses.
+_BROKER_FAULTS = ("--drop", "0.05", "--duplicate", "0.1", "--delay", "0.1", "--reorder", "0.1", "--busy", "0.05")
 
 
 class Cast(Fleet):
@@ -63,8 +66,23 @@ class Cast(Fleet):
 
 
 class Stage:
-    def __init__(self, folder: Path, settings: dict[str, Any], *, has_catalog: bool, has_audit: bool) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        settings: dict[str, Any],
+        *,
+        has_catalog: bool,
+        has_audit: bool,
+        broker: BrokerProcess | None = None,
+    ) -> None:
         self.folder = folder
+        self.broker = broker
+        if broker is not None:
+            settings = {
+                **settings,
+                "transport": "servicebus",
+                "service_bus_connection_string": broker.connection_string,
+            }
         self.cluster = Cluster.at(None if os.geteuid() == 0 else folder, name=f"chaos-{os.getpid()}")
         self.cluster.asks_passwords = False  # processes connect through proxies, which know none
         self.proxy = Proxy(self.cluster.socket_folder)
@@ -73,6 +91,8 @@ class Stage:
         self._has_audit = has_audit
 
     def raise_curtain(self) -> None:
+        if self.broker is not None:
+            self.broker.start()
         self.cluster.start()
         deploy(self.cluster.dsn)
         if self._has_catalog:
@@ -101,6 +121,8 @@ class Stage:
     def fall(self) -> dict[int, str]:
         """End everything; answers which processes outlived those that they belonged to."""
         left = self.cast.end()
+        if self.broker is not None:
+            self.broker.kill()
         if self.proxy.links:
             self.proxy.stop()
         self.cluster.remove()
@@ -110,11 +132,19 @@ class Stage:
 
 @asynccontextmanager
 async def staged(
-    settings: dict[str, Any], *, orchestrators: int, workers: int, has_catalog: bool = False, has_audit: bool = True
+    settings: dict[str, Any],
+    *,
+    orchestrators: int,
+    workers: int,
+    has_catalog: bool = False,
+    has_audit: bool = True,
+    has_broker: bool = False,
 ) -> AsyncIterator[Stage]:
     remove_leftovers()
     folder = Path(tempfile.mkdtemp(prefix=f"dagmaster-chaos-{os.getpid()}-"))
-    stage = Stage(folder, settings, has_catalog=has_catalog, has_audit=has_audit)
+    queues = (*DEFAULT_QUEUES, "dag-jobs")
+    broker = BrokerProcess(queues, "--lock-seconds", "5", *_BROKER_FAULTS) if has_broker else None
+    stage = Stage(folder, settings, has_catalog=has_catalog, has_audit=has_audit, broker=broker)
     try:
         stage.raise_curtain()
         await stage.enter(orchestrators, workers)

@@ -320,7 +320,13 @@ MUTANTS: Final = (
         "lock order swapped",
         INTERLEAVINGS,
         ("tests/database/test_interleavings.py", "-k", "report_to_ended"),
-        [Edit("src/dagmaster/database/maintenance/retention.py", '"tasks", "results"', '"results", "tasks"')],
+        [
+            Edit(
+                "src/dagmaster/database/maintenance/retention.py",
+                '"tasks",\n    "results",',
+                '"results",\n    "tasks",',
+            )
+        ],
         adapted="here retention locks two tables the other way round",
     ),
 )

@@ -14,7 +14,7 @@ from typing import Any
 
 import psycopg
 from absurd_sdk import AsyncAbsurd
-from driver import CHAIN_STEPS, JOB_STEPS, LOOK_SECONDS, Driver, Peer, main, ready
+from driver import CHAIN_STEPS, END_POLL_SECONDS, JOB_STEPS, Driver, Peer, main, ready
 
 BATCH = 50
 POLL_SECONDS = 0.02
@@ -92,7 +92,7 @@ class AbsurdDriver:
             while (result := await self.client.fetch_task_result(task, queue)) is None or result.state != "completed":
                 if result is not None and result.state in {"failed", "cancelled"}:
                     raise RuntimeError(f"a task is {result.state}: {result}")
-                await asyncio.sleep(LOOK_SECONDS)
+                await asyncio.sleep(END_POLL_SECONDS)
 
 
 async def drive(dsn: str, serve: Callable[[Driver], Awaitable[None]]) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 
 import sqlalchemy
 from dbos import DBOS, DBOSClient, DBOSConfig
-from driver import CHAIN_STEPS, JOB_STEPS, LOOK_SECONDS, Driver, Peer, main, ready
+from driver import CHAIN_STEPS, END_POLL_SECONDS, JOB_STEPS, Driver, Peer, main, ready
 
 CONCURRENCY = 100
 THREADS = 8
@@ -97,7 +97,7 @@ class DbosDriver:
         while self.client.list_workflows(
             workflow_id_prefix=prefix, status=OPEN, limit=1, load_input=False, load_output=False
         ):
-            time.sleep(LOOK_SECONDS)
+            time.sleep(END_POLL_SECONDS)
 
 
 def launch(dsn: str, listen: list[str]) -> None:

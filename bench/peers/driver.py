@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 CHAIN_STEPS, JOB_STEPS = 20, 3
-LOOK_SECONDS = 0.01  # between looks at whether it is done, the same for all
+END_POLL_SECONDS = 0.01  # between polls for the end, the same for all peers
 
 
 class Driver(Protocol):
@@ -41,7 +41,7 @@ class Peer:
 
 def pause(left: int) -> float:
     """Seconds until the next look where looking costs: seldom while much is left to do."""
-    return min(0.2, max(LOOK_SECONDS, left / 20_000))
+    return min(0.2, max(END_POLL_SECONDS, left / 20_000))
 
 
 def ready() -> None:

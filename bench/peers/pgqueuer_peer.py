@@ -1,5 +1,5 @@
 """pgqueuer: a bare queue. Results and the fan-in are the driver's:
-one insert for each task, a look at how many there are.
+one insert for each task, a query of how many there are.
 
 Batches of 50, a pool, uvloop, LISTEN/NOTIFY: its documented ways to be fast. One `enqueue` for the whole fan-out.
 """

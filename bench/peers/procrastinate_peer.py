@@ -1,5 +1,5 @@
 """procrastinate: a bare queue. Results and the fan-in are the driver's:
-one insert for each task, a look at how many there are.
+one insert for each task, a query of how many there are.
 
 LISTEN/NOTIFY, tasks side by side on a pool, one `batch_defer` for the whole fan-out.
 """

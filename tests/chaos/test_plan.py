@@ -7,7 +7,7 @@ import pytest
 from chaos import skewed
 from chaos.__main__ import options_of, parsed
 from chaos.load import POISONS, Wishes, catalog
-from chaos.nemesis import DECK, draw, moments
+from chaos.nemesis import BROKER_DECK, DECK, draw, moments
 from chaos.run import Options
 from dagmaster.workflows.inputs import check_inputs
 
@@ -25,6 +25,11 @@ def test_every_kind_comes_within_a_deck(seed: int) -> None:
 
 def test_only_what_is_asked_for_is_drawn() -> None:
     assert set(draw(1, 20, ["cut", "delay"])) == {"cut", "delay"}
+
+
+def test_with_a_broker_it_is_struck_too() -> None:
+    assert not set(draw(1, 200)) & BROKER_DECK.keys()
+    assert set(draw(1, 200, (), DECK | BROKER_DECK)) == DECK.keys() | BROKER_DECK.keys()
 
 
 def test_moments_are_in_order_and_spread_over_the_time() -> None:

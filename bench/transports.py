@@ -1,0 +1,116 @@
+"""The transports side by side, on one server in one run: PostgreSQL, and Service Bus with its stand-in.
+
+In every round, for each transport, an orchestrator and two workers do
+  50 ms   a fan-out of tasks that take 50 ms, over 2 × 20 slots
+  no-op   a fan-out of no-op tasks
+  chain   a chain of 20 steps
+so that a ratio is of two neighbours in time. The stand-in (tests/servicebus/broker.py) is a single Python process on
+the same machine: it takes processor time that Azure would not take, and its connections have no distance. The figures
+say what the transport costs the engine; they say nothing about Azure.
+
+    python bench/transports.py [--rounds 2] [--scale 1] [--json FILE]
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import statistics
+import sys
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import ours
+from server import private_server
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tests.servicebus.broker import BrokerProcess
+
+from dagmaster.library.workflows import WorkflowLibrary
+from dagmaster.workflows.load import read
+
+SLOTS = 20
+TASK_SECONDS = 0.05
+_FAN_OF_SLEEPS = ours.fan("sleeps", ours.QUEUE).replace(
+    'handler: noop, queue: dag-worker-tasks, params: {number: "{{ item }}"}',
+    f"handler: sleep, queue: dag-worker-tasks, params: {{seconds: {TASK_SECONDS}}}",
+)
+Figures = dict[str, list[float]]
+
+
+@contextmanager
+def environment(**variables: str) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+async def measure(server: Any, settings: dict[str, str], scale: float) -> dict[str, float]:
+    slow, quick = int(4_000 * scale), int(5_000 * scale)
+    with environment(WORKER_SLOTS=str(SLOTS), **settings):
+        async with ours.platform(server) as running:
+            await running.run("fan", count=200)
+            measured = {
+                "50 ms tasks/s": slow / await running.run("sleeps", count=slow),
+                "no-op tasks/s": quick / await running.run("fan", count=quick),
+                "chain ms/step": 1000 * statistics.median([await running.chain() for _ in range(3)]) / ours.CHAIN_STEPS,
+            }
+            await running.until("SELECT count(*) = 0 FROM dagapp.dag_outbox")
+    return measured
+
+
+async def compare(options: argparse.Namespace) -> dict[str, Any]:
+    workflow = read(textwrap.dedent(_FAN_OF_SLEEPS), "bench")
+    ours.WORKFLOWS = WorkflowLibrary({**ours.WORKFLOWS.workflows, workflow.workflow_id: workflow})
+    figures: dict[str, Figures] = {"postgres": {}, "servicebus": {}}
+    with private_server() as server, BrokerProcess([ours.QUEUE, "dag-jobs"]) as broker:
+        ours.new_database(server)
+        broker_settings = {"TRANSPORT": "servicebus", "SERVICE_BUS_CONNECTION_STRING": broker.connection_string}
+        for number in range(options.rounds):
+            order = [("postgres", {}), ("servicebus", broker_settings)]
+            for name, settings in order if number % 2 == 0 else order[::-1]:
+                measured = await measure(server, settings, options.scale)
+                print(
+                    f"  {name:10} " + "   ".join(f"{what} {value:8.1f}" for what, value in measured.items()), flush=True
+                )
+                for what, value in measured.items():
+                    figures[name].setdefault(what, []).append(value)
+        history = await ours.verified(server)
+    ratios = {
+        what: [mine / theirs for mine, theirs in zip(values, figures["postgres"][what], strict=True)]
+        for what, values in figures["servicebus"].items()
+    }
+    return {"figures": figures, "servicebus over postgres": ratios, "history": history}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--scale", type=float, default=1.0)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    print(f"{os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}, default durability")
+    measured = asyncio.run(compare(options))
+    print("servicebus over postgres")
+    for what, values in measured["servicebus over postgres"].items():
+        print(f"  {what:16} {statistics.median(values):5.2f}  ({min(values):.2f} to {max(values):.2f})")
+    print(f"history: {measured['history']}")
+    if options.json:
+        options.json.write_text(json.dumps(measured, indent=2))
+    return 1 if measured["history"]["findings"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
