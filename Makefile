@@ -61,7 +61,8 @@ setup:
 lock: setup          ## renew requirements/*.txt (needs uv on PATH)
 	uv pip compile --quiet --universal --generate-hashes --no-header --python-version 3.11 --all-extras pyproject.toml -o requirements/base.txt
 	uv pip compile --quiet --universal --generate-hashes --no-header --python-version 3.11 --all-extras pyproject.toml requirements/dev.in -o requirements/dev.txt
-	for role in orchestrator worker serving gateway; do uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --python-version 3.11 --extra $$role --constraints requirements/base.txt pyproject.toml -o requirements/$$role.txt; done
+	for role in orchestrator worker serving; do uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --python-version 3.11 --extra $$role --extra azure --extra s3 --extra otel --constraints requirements/base.txt pyproject.toml -o requirements/$$role.txt; done
+	uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --python-version 3.11 --extra gateway --extra otel --constraints requirements/base.txt pyproject.toml -o requirements/gateway.txt
 	uv pip compile --quiet --universal --generate-hashes --no-header --python-version 3.11 requirements/node.in -o requirements/node.txt
 	cd bench/peers && for peer in *.in; do uv pip compile --quiet --universal --generate-hashes --no-header --python-version 3.11 $$peer -o $${peer%.in}.txt; done
 

@@ -147,8 +147,8 @@ def _literal(value: Any) -> str:
 
 def _plural(kind: str) -> str:
     """The plural of a type in words, such as `object with …`; links and values stay as they are."""
-    noun, space, rest = kind.partition(" ")
-    return f"{noun}s{space}{rest}" if noun.isalpha() else kind
+    noun, space, following = kind.partition(" ")
+    return f"{noun}s{space}{following}" if noun.isalpha() else kind
 
 
 def _kind(schema: Schema) -> str:

@@ -102,7 +102,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def template_database(cluster: Cluster) -> str:
-    """A deployed database, to be cloned only: nobody may be connected to it then."""
+    """A deployed database, to be cloned only: it may have no connections then."""
     with administrator(cluster) as connection:
         connection.execute(f"CREATE DATABASE {TEMPLATE}")
     deploy(cluster.dsn_of(TEMPLATE))

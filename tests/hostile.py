@@ -15,6 +15,12 @@ INJECTIONS = (
 BODIES = {
     "deep array": b"[" * 20_000,
     "deep object": b'{"a":' * 5_000 + b"1" + b"}" * 5_000,
+    "deep inputs": b'{"workflow_id": "echo_test", "inputs": {"message": ' + b"[" * 400 + b"]" * 400 + b"}}",
+    "deep parameters": b'{"platform_id": "ddh", "platform_refs": {"dataset_id": "d", "resource_id": "r", '
+    b'"version_id": "1"}, "source": {"blob": "ddh/floods.tif"}, "parameters": {"title": '
+    + b"[" * 900
+    + b"]" * 900
+    + b"}}",
     "nan": b'{"a": NaN}',
     "infinity": b'{"priority": Infinity, "count": -Infinity, "limit": 1e999}',
     "huge number": b'{"priority": ' + b"9" * 5000 + b"}",

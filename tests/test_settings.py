@@ -64,7 +64,7 @@ def test_what_does_not_fit_together_is_refused(monkeypatch):
     ]
 
 
-def test_a_janitor_may_not_be_quicker_than_the_owners_it_looks_after(monkeypatch):
+def test_a_janitor_may_not_be_quicker_than_the_owners_of_jobs(monkeypatch):
     (problem,) = refusal(monkeypatch, JANITOR_PATIENCE_SEC="60", ORPHAN_THRESHOLD_SEC="60")
 
     assert problem.startswith("ORPHAN_THRESHOLD_SEC=60 must be shorter than JANITOR_PATIENCE_SEC=60")

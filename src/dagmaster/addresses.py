@@ -128,7 +128,7 @@ def location_of(url: str) -> Location | None:
 def rebased(url: str, base: str, own_host: str | None = None) -> str:
     """A stored URL below the base where the server is reached now, which may have another port than when it was stored.
 
-    Only paths, and URLs of a loopback host or of `own_host`, change: any other host is a public URL, or someone else's.
+    Only paths, and URLs of a loopback host or of `own_host`, change: any other host is a public URL, or not ours.
     """
     served = _SERVED.match(url)
     if served is None or not _is_own_host(served["host"], own_host):

@@ -37,6 +37,7 @@ TRANSACTIONS: Final = (
     "upload",
     "external_copies",
     "external_claim",
+    "fail_tasks",
 )
 # Single statements, which commit themselves: before the commit means before the statement is sent.
 STATEMENTS: Final = (
@@ -58,9 +59,13 @@ STATEMENTS: Final = (
     "renew_leases",
     "retire_worker",
     "save_checkpoint",
+    "outbox_claim",
+    "outbox_forget",
+    "outbox_delete",
+    "outbox_postpone",
 )
 # Along the path of a job: claimed, decided, committed, published, received, settled, stored, run and reported; and once
-# its submitter was called back.
+# its submitter was called back. With a message broker: ids of tasks were sent, submissions were stored.
 STEPS: Final = (
     "orchestrator.claimed",
     "orchestrator.fenced",
@@ -79,6 +84,8 @@ STEPS: Final = (
     "handler.before-publish",
     "handler.after-publish",
     "callback.after-post",
+    "relay.after-send",
+    "relay.after-store",
 )
 
 

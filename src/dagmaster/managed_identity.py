@@ -9,16 +9,18 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Final
-
-import httpx2
+from typing import TYPE_CHECKING, Any, Final
 
 from dagmaster.errors import Unavailable
 from dagmaster.settings import Settings
 
+if TYPE_CHECKING:
+    import httpx2  # where it is used, because most workers need no token
+
 METADATA_SERVICE: Final = "http://169.254.169.254/metadata/identity/oauth2/token"
 EARLY_SECONDS: Final = 300.0  # a token is renewed so long before it expires
 _SHORTEST_SECONDS: Final = 30.0
+_RETRY_SECONDS: Final = 15.0  # after a renewal that failed while the token is still valid
 _HINT: Final = (
     "give this machine a managed identity with the roles that it needs; if it has several, set AZURE_CLIENT_ID"
 )
@@ -33,10 +35,10 @@ class IdentityEndpoint:
     headers: dict[str, str] = field(repr=False)
 
     @classmethod
-    def of(cls, settings: Settings, resource: str) -> "IdentityEndpoint":
+    def of(cls, settings: Settings, resource: str, client_id: str | None = None) -> "IdentityEndpoint":
         params = {"resource": resource}
-        if settings.azure_client_id:
-            params["client_id"] = settings.azure_client_id
+        if chosen := client_id or settings.azure_client_id:
+            params["client_id"] = chosen
         if settings.identity_endpoint and settings.identity_header:
             params["api-version"] = "2019-08-01"
             return cls(settings.identity_endpoint, params, {"X-IDENTITY-HEADER": settings.identity_header})
@@ -46,45 +48,68 @@ class IdentityEndpoint:
 
 class ManagedIdentity:
     def __init__(self, endpoint: IdentityEndpoint, clock: Callable[[], float] = time.time) -> None:
-        self._endpoint = endpoint
+        self.endpoint = endpoint
         self._clock = clock
         self._token: str | None = None
         self._expires_at = 0.0
+        self._retry_at = 0.0
         self._lock = threading.Lock()
 
-    async def token(self, http: httpx2.AsyncClient) -> str:
+    async def token(self, http: "httpx2.AsyncClient") -> str:
         """A token that is valid for a while."""
+        return (await self.token_and_expiry(http))[0]
+
+    async def token_and_expiry(self, http: "httpx2.AsyncClient") -> tuple[str, float]:
+        """A token that is valid for a while, and when it expires, in seconds since 1970."""
+        import httpx2
+
         if not self._is_valid():
-            endpoint = self._endpoint
+            endpoint = self.endpoint
             try:
                 response = await http.get(endpoint.url, params=endpoint.params, headers=endpoint.headers)
             except httpx2.HTTPError as error:
                 raise _no_token(type(error).__name__) from None
             self._keep(response)
         assert self._token is not None
-        return self._token
+        return self._token, self._expires_at
 
-    def token_blocking(self, http: httpx2.Client) -> tuple[str, datetime]:
-        """A token that is valid for a while, and when it expires. Threads wait for the one that asks for it."""
+    def token_blocking(self, http: "httpx2.Client") -> tuple[str, datetime]:
+        """A token that is valid for a while, and when it expires. Threads wait for the one that asks for it. If no new
+        one can be obtained, the previous one is used until it expires: then few callers wait for the service, which may
+        respond to nothing."""
         with self._lock:
-            if not self._is_valid():
-                endpoint = self._endpoint
+            is_usable = self._token is not None and self._clock() < self._expires_at
+            if not self._is_valid() and not (is_usable and self._clock() < self._retry_at):
                 try:
-                    response = http.get(endpoint.url, params=endpoint.params, headers=endpoint.headers)
-                except httpx2.HTTPError as error:
-                    raise _no_token(type(error).__name__) from None
-                self._keep(response)
+                    self._renew(http)
+                except Unavailable:
+                    if not is_usable:
+                        raise
+                    self._retry_at = self._clock() + _RETRY_SECONDS
             assert self._token is not None
             return self._token, datetime.fromtimestamp(self._expires_at, UTC)
 
-    def forget(self) -> None:
-        """The token was refused: obtain another one."""
-        self._token = None
+    def _renew(self, http: "httpx2.Client") -> None:
+        import httpx2
+
+        endpoint = self.endpoint
+        try:
+            response = http.get(endpoint.url, params=endpoint.params, headers=endpoint.headers)
+        except httpx2.HTTPError as error:
+            raise _no_token(type(error).__name__) from None
+        self._keep(response)
+
+    def forget(self, token: str | None = None) -> None:
+        """The token was refused: obtain another one. If the refused one is given, a newer one is kept."""
+        if token is None or token == self._token:
+            self._token = None
 
     def _is_valid(self) -> bool:
         return self._token is not None and self._clock() < self._expires_at - EARLY_SECONDS
 
-    def _keep(self, response: httpx2.Response) -> None:
+    def _keep(self, response: "httpx2.Response") -> None:
+        import httpx2
+
         if response.status_code != httpx2.codes.OK:
             raise _no_token(f"it answered {response.status_code}")
         try:

@@ -12,3 +12,11 @@ def size_text(size_bytes: int) -> str:
         if size_bytes >= size:
             return f"{size_bytes / size:,.1f} {unit}"
     return counted(size_bytes, "byte")
+
+
+def duration(seconds: float) -> str:
+    """A time in the largest unit of which it has at least one: `45 s`, `3 min`."""
+    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{max(0.0, seconds):.0f} s"

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, Self, get_args, get_origin
 from urllib.parse import quote, unquote, urlsplit
 
 from annotated_types import Ge, Gt, Le
-from pydantic import Field, PositiveInt, ValidationError, field_validator, model_validator
+from pydantic import Field, PositiveInt, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
@@ -29,9 +29,13 @@ SCOPES = ("viewer", "reviewer", "author", "operator", "worker", "gateway", "admi
 SERVERS = ("api", "gateway", "serving")
 _ROLE = re.compile(rf"[^=,]+=(?:{'|'.join(SCOPES)}|b2b:[a-z0-9][a-z0-9_-]*)")
 _SHARE = re.compile(r"(?:\*|[A-Za-z0-9][A-Za-z0-9_.-]{0,63})=(?:100(?:\.0{1,2})?|[0-9]{1,2}(?:\.[0-9]{1,2})?)")
+_CONCURRENCY = re.compile(r"[^=,]+=[1-9][0-9]{0,4}")
 # Of a URL or of a text of key words and values.
 _PASSWORD = re.compile(r"://[^:/?#]*:([^@/?#]+)@|password *= *(?:'([^']+)'|([^ ']+))")
 _ACCOUNT = re.compile("[a-z0-9]{3,24}")
+_SHARED_ACCESS = re.compile("SharedAccess(?:Key|Signature)=([^;]+)")
+_NAMESPACE = re.compile("[A-Za-z][A-Za-z0-9-]{4,48}[A-Za-z0-9]")
+_HOST = re.compile("[A-Za-z0-9]([A-Za-z0-9.-]{0,250}[A-Za-z0-9])?")
 _ROOT_HOME = Path("/var/lib/dagmaster")
 
 # At most a day: with a longer interval or timeout, a failure would hardly ever be noticed.
@@ -55,7 +59,11 @@ _SHORTER = (
     ),
 )
 # Other settings that can contradict each other; without them, none does.
-_CONFLICTING = ("oidc_issuer", "oidc_client_id", "oidc_scope", "dag_callback_url")
+_CONFLICTING = (
+    *("oidc_issuer", "oidc_client_id", "oidc_scope", "dag_callback_url", "transport"),
+    *("worker_executor", "dask_scheduler_address", "worker_queue_concurrency"),
+    *("use_managed_identity", "db_admin_user", "db_admin_managed_identity_client_id"),
+)
 
 
 class Settings(BaseSettings):
@@ -72,6 +80,26 @@ class Settings(BaseSettings):
     log_format: Literal["text", "json"] = Field(
         "text", description="Plain text for people, or one JSON object per line"
     )
+    otel_exporter_otlp_endpoint: str | None = Field(
+        None,
+        max_length=512,
+        description="http(s)://… of an OpenTelemetry collector (OTLP over HTTP, usually port 4318), which receives "
+        "traces; without it there are none. Needs the extra `otel`",
+    )
+    otel_exporter_otlp_headers: str | None = Field(
+        None,
+        repr=False,
+        description="Headers for the collector, such as `authorization=Bearer …`, separated by commas; never logged",
+    )
+    otel_traces_sampler_arg: float = Field(
+        1.0, ge=0, le=1, description="Share of traces that are recorded, if the client has not decided it already"
+    )
+    traces_fan_out_limit: int = Field(
+        100,
+        ge=0,
+        le=100_000,
+        description="Children of a fan_out, and steps of a job, that are traced; later ones have no spans",
+    )
 
     database_url: str | None = Field(
         None,
@@ -83,6 +111,32 @@ class Settings(BaseSettings):
     postgres_db: str = Field("dagmaster", description="Name of the database on POSTGRES_HOST")
     postgres_user: str = Field("dagmaster", description="User name on POSTGRES_HOST")
     postgres_password: str | None = Field(None, repr=False, description="Password on POSTGRES_HOST; never logged")
+    database_pooler_url: str | None = Field(
+        None,
+        repr=False,
+        description="postgresql://… of a pooler, such as pgbouncer, in front of the same database: the short reads of "
+        "the API go through it. DATABASE_URL must be the server itself",
+    )
+    use_managed_identity: bool = Field(
+        False,
+        description="Log in to PostgreSQL with a token of the managed identity instead of a password; requires TLS",
+    )
+    managed_identity_client_id: str | None = Field(
+        None,
+        max_length=100,
+        description="Client id of the managed identity that logs in to PostgreSQL; by default AZURE_CLIENT_ID",
+    )
+    db_admin_managed_identity_client_id: str | None = Field(
+        None,
+        max_length=100,
+        description="Client id of the managed identity with which `dagmaster db` deploys and migrates the schema; by "
+        "default the same as for everything else",
+    )
+    db_admin_user: str | None = Field(
+        None,
+        max_length=63,
+        description="User in PostgreSQL of DB_ADMIN_MANAGED_IDENTITY_CLIENT_ID; requires USE_MANAGED_IDENTITY",
+    )
     data_folder: Path | None = Field(
         None, description="Folder of the embedded PostgreSQL and of the platform's files", alias="DAGMASTER_DATA"
     )
@@ -180,6 +234,33 @@ class Settings(BaseSettings):
     )
 
     job_queue_name: Name = Field("dag-jobs", description="Queue for submissions by producers that do not use the API")
+    transport: Literal["postgres", "servicebus"] = Field(
+        "postgres",
+        description="How workers learn of new tasks: by notifications of PostgreSQL, or by messages of Azure Service "
+        "Bus. Orchestrators and workers need the same value",
+    )
+    service_bus_fqdn: str | None = Field(
+        None,
+        max_length=253,
+        description="Host name of the Service Bus namespace, such as example.servicebus.windows.net; used with the "
+        "managed identity",
+    )
+    service_bus_namespace: str | None = Field(
+        None, max_length=50, description="Name of the namespace; short for SERVICE_BUS_FQDN in the public cloud"
+    )
+    service_bus_connection_string: str | None = Field(
+        None,
+        repr=False,
+        max_length=2000,
+        description="Endpoint=sb://…;SharedAccessKeyName=…;SharedAccessKey=…, instead of the managed identity; never "
+        "logged",
+    )
+    service_bus_submitter: str | None = Field(
+        None,
+        max_length=64,
+        description="Recorded as `submitted_by` of all submissions from the Service Bus queue JOB_QUEUE_NAME; by "
+        "default what the message says",
+    )
     worker_queue: Names = Field(DEFAULT_QUEUES, description="Queues from which a worker takes tasks")
     default_queue: Name = Field(
         "dag-worker-tasks", description="Queue of tasks whose workflow and handler name no queue"
@@ -193,7 +274,7 @@ class Settings(BaseSettings):
     )
     dag_callback_insecure: bool = Field(
         False,
-        description="Allow DAG_CALLBACK_URL with http at non-loopback addresses: whoever can read the network can read "
+        description="Allow DAG_CALLBACK_URL with http at non-loopback addresses: anyone who reads the network reads "
         "the key and all data of tasks",
     )
     worker_type: str = Field("general", description="A label that is shown with the worker; it has no other effect")
@@ -203,8 +284,39 @@ class Settings(BaseSettings):
     worker_processes: PositiveInt = Field(
         2, le=1_000, description="Plain handlers that one worker runs at the same time, each in its own child process"
     )
+    worker_queue_concurrency: Annotated[tuple[str, ...], NoDecode] = Field(
+        (),
+        description="Tasks of a queue that one worker runs at the same time, such as "
+        "`container-tasks=2,functionapp-tasks=8`. Other queues are limited by WORKER_SLOTS and WORKER_PROCESSES only, "
+        "which apply to these queues too",
+    )
     worker_memory_mb: PositiveInt = Field(
         4096, le=16_000_000, description="Memory limit of the child process of a plain handler, in MB"
+    )
+    worker_executor: Literal["processes", "dask"] = Field(
+        "processes",
+        description="Where plain handlers run: in child processes of the worker, or in child processes on the machines "
+        "of a Dask cluster",
+    )
+    dask_scheduler_address: str | None = Field(
+        None, max_length=512, description="tls://… or tcp://… of the scheduler of a Dask cluster, with its port"
+    )
+    dask_slots: int = Field(
+        0,
+        ge=0,
+        le=10_000,
+        description="Plain handlers that one worker runs on the Dask cluster at the same time; 0: as many as the "
+        "cluster has threads",
+    )
+    dask_tls_ca: Path | None = Field(None, description="File with the certificates that the Dask cluster trusts (PEM)")
+    dask_tls_cert: Path | None = Field(
+        None, description="File with the certificate of this worker as a client of the Dask cluster (PEM)"
+    )
+    dask_tls_key: Path | None = Field(None, description="File with the private key of DASK_TLS_CERT (PEM)")
+    dask_insecure: bool = Field(
+        False,
+        description="Allow DASK_SCHEDULER_ADDRESS with tcp:// at non-loopback addresses: everyone who reaches the "
+        "cluster can run programs on it and read all data of tasks",
     )
     worker_poll_interval: Seconds = Field(
         2.0,
@@ -289,14 +401,14 @@ class Settings(BaseSettings):
         None, repr=False, description="Secret of OIDC_CLIENT_ID, if the issuer requires one; never logged"
     )
     oidc_scope: Name = Field(
-        "openid profile", description="What the web UI asks OIDC_ISSUER for, separated by spaces; includes `openid`"
+        "openid profile", description="OIDC scopes that the web UI requests, separated by spaces; must include `openid`"
     )
     session_hours: float = Field(
         12.0,
         gt=0,
         le=720,
-        description="A browser that has signed in is signed out after this many hours at the latest; earlier with the "
-        "key or the token with which it signed in",
+        description="The session of a browser ends after this many hours, or earlier if the key or the token with "
+        "which it began becomes invalid",
     )
 
     api_enabled: bool = Field(True, description="The process of an orchestrator also serves the API")
@@ -354,7 +466,7 @@ class Settings(BaseSettings):
         30.0, description="The gateway waits this long for the response of an orchestrator"
     )
     gateway_rate_per_second: float = Field(
-        20.0, gt=0, le=100_000, description="Requests a second that one caller may send to the gateway in the long run"
+        20.0, gt=0, le=100_000, description="Requests per second that one caller may send to the gateway on average"
     )
     gateway_burst: PositiveInt = Field(
         100, le=1_000_000, description="Requests that one caller may send to the gateway at once"
@@ -368,8 +480,8 @@ class Settings(BaseSettings):
     legacy_url: str | None = Field(
         None,
         max_length=512,
-        description="http(s)://… of the old system; requests of the old API that are not served here are forwarded to "
-        "it. If it is not set, all are served here",
+        description="http(s)://… of the old system, to which some requests of the old API are forwarded; by default "
+        "none is",
     )
     legacy_key: str | None = Field(
         None, repr=False, description="Function key of the old system, sent to it as x-functions-key; never logged"
@@ -378,12 +490,12 @@ class Settings(BaseSettings):
         (),
         description="Percentages of submissions to the old API that are forwarded to the old system, by job type, such "
         "as `process_large_raster=25,raster_validate=0,*=100`; `*` is every other job type. A job type without a "
-        "percentage runs here",
+        "percentage is not forwarded",
     )
     legacy_read_only: bool = Field(
-        False, description="Only reads are forwarded to the old system, for jobs that are not known here"
+        False, description="Forward only reads to the old system, about jobs that this platform does not know"
     )
-    legacy_timeout_sec: Seconds = Field(30.0, description="An answer of the old system is awaited for this long")
+    legacy_timeout_sec: Seconds = Field(30.0, description="Seconds to wait for a response of the old system")
     serving_host: str = Field(
         "127.0.0.1",
         description="Address on which the map server listens; non-loopback addresses need AUTH_ENABLED",
@@ -434,13 +546,13 @@ class Settings(BaseSettings):
     external_folder: Path | None = Field(None, description="Folder of public data, if it is not in STORAGE_FOLDER")
     storage_backend: Backend = Field(
         "folder",
-        description="What holds the zones: folders, containers of an Azure storage account, or S3 buckets",
+        description="Where the zones are stored: in folders, containers of an Azure storage account, or S3 buckets",
     )
-    bronze_backend: Backend | None = Field(None, description="The same for raw data, if it differs")
+    bronze_backend: Backend | None = Field(None, description="Backend of raw data, if it is not STORAGE_BACKEND")
     silver_backend: Backend | None = Field(
-        None, description="The same for processed data and intermediate files, if it differs"
+        None, description="Backend of processed data and intermediate files, if it is not STORAGE_BACKEND"
     )
-    external_backend: Backend | None = Field(None, description="The same for public data, if it differs")
+    external_backend: Backend | None = Field(None, description="Backend of public data, if it is not STORAGE_BACKEND")
     scratch_folder: Path | None = Field(
         None,
         description="Folder for large files before they are uploaded to an object store; by default `scratch` in the "
@@ -450,13 +562,15 @@ class Settings(BaseSettings):
         None, max_length=24, description="Azure storage account of the zones that are in Azure"
     )
     bronze_azure_account: str | None = Field(
-        None, max_length=24, description="Azure storage account of raw data, if it differs"
+        None, max_length=24, description="Azure storage account of raw data, if it is not AZURE_STORAGE_ACCOUNT_NAME"
     )
     silver_azure_account: str | None = Field(
-        None, max_length=24, description="Azure storage account of processed data, if it differs"
+        None,
+        max_length=24,
+        description="Azure storage account of processed data, if it is not AZURE_STORAGE_ACCOUNT_NAME",
     )
     external_azure_account: str | None = Field(
-        None, max_length=24, description="Azure storage account of public data, if it differs"
+        None, max_length=24, description="Azure storage account of public data, if it is not AZURE_STORAGE_ACCOUNT_NAME"
     )
     azure_storage_endpoint: str = Field(
         "https://{account}.blob.core.windows.net",
@@ -491,14 +605,14 @@ class Settings(BaseSettings):
     storage_ca_file: Path | None = Field(
         None, description="PEM file with the certificate authorities of object stores, if they are private ones"
     )
-    bronze_container: Name = Field("bronze", description="Container of raw data, if none is named")
-    silver_container: Name = Field("silver", description="Container of processed data, if none is named")
-    external_container: Name = Field("external", description="Container of public data, if none is named")
+    bronze_container: Name = Field("bronze", description="Default container of raw data")
+    silver_container: Name = Field("silver", description="Default container of processed data")
+    external_container: Name = Field("external", description="Default container of public data")
     external_url: str | None = Field(
         None,
         max_length=512,
-        description="http(s)://… at which anyone reaches the external zone: its objects are below it as "
-        "CONTAINER/BLOB; by default the map server serves them",
+        description="Public URL of the external zone, http(s)://…; its objects are at EXTERNAL_URL/CONTAINER/BLOB. "
+        "By default the map server serves them",
     )
     exporter: Literal["copy", "data_factory"] = Field(
         "copy",
@@ -523,7 +637,9 @@ class Settings(BaseSettings):
         description="URL of Azure Resource Manager; another one for sovereign clouds",
     )
     azure_client_id: str | None = Field(
-        None, max_length=100, description="Client id of a user-assigned managed identity; by default the system's"
+        None,
+        max_length=100,
+        description="Client id of a user-assigned managed identity; by default the system-assigned one",
     )
     identity_endpoint: str | None = Field(
         None,
@@ -561,29 +677,31 @@ class Settings(BaseSettings):
     allow_local_sources: bool = Field(False, description="Allow jobs to read files on the worker's machine by path")
     allow_https_sources: bool = Field(
         False,
-        description="Allow jobs to read from public web servers by https URL; "
+        description="Allow jobs to download their source from public web servers by https URL; "
         "`dagmaster process` downloads such URLs unless this is set to false",
     )
-    allow_vsi_sources: bool = Field(False, description="Allow jobs to read GDAL /vsi paths")
+    allow_vsi_sources: bool = Field(False, description="Allow jobs to read GDAL /vsi paths of object stores")
     allow_object_sources: bool = Field(
         False,
         description="Allow jobs to read any object that the platform can read by s3://BUCKET/KEY or "
         "az://CONTAINER/BLOB; `dagmaster process` copies such objects unless this is set to false",
     )
     allow_private_sources: bool = Field(
-        False, description="Allow `dagmaster process` to download from private, loopback and link-local addresses"
+        False,
+        description="Allow `dagmaster process` to download from private and loopback addresses; never from those of "
+        "metadata services",
     )
     max_download_mb: PositiveInt = Field(
-        50_000, description="Maximum size of a file that `dagmaster process` downloads, in MB"
+        50_000, description="Maximum size of a file that a job or `dagmaster process` downloads, in MB"
     )
     max_upload_mb: PositiveInt = Field(
         100_000, le=10_000_000, description="Maximum size of a file that is uploaded to the bronze zone, in MB"
     )
     upload_chunk_mb: PositiveInt = Field(
-        64, le=100_000, description="Maximum size of one request of an upload, in MB; a file is sent in several"
+        64, le=100_000, description="Maximum size of one request of an upload, in MB; larger files are sent in parts"
     )
     max_open_uploads: PositiveInt = Field(
-        100, le=100_000, description="Uploads that one caller may have begun and not finished"
+        100, le=100_000, description="Maximum number of unfinished uploads of one caller"
     )
     upload_expiry_hours: float = Field(
         24,
@@ -640,6 +758,24 @@ class Settings(BaseSettings):
             raise ValueError("not the name of a storage account: 3 to 24 lower-case letters and digits")
         return value
 
+    @field_validator("dask_scheduler_address")
+    @classmethod
+    def _address_of_scheduler(cls, value: str | None) -> str | None:
+        if value is not None:
+            parts = urlsplit(value)
+            is_bare = not (parts.path or parts.query or parts.fragment or "@" in parts.netloc)
+            if parts.scheme not in {"tcp", "tls"} or not parts.hostname or not parts.port or not is_bare:
+                raise ValueError("not tls://HOST:PORT or tcp://HOST:PORT")
+        return value
+
+    @field_validator("service_bus_fqdn", "service_bus_namespace")
+    @classmethod
+    def _service_bus_name(cls, value: str | None, info: ValidationInfo) -> str | None:
+        pattern = _NAMESPACE if info.field_name == "service_bus_namespace" else _HOST
+        if value is not None and not pattern.fullmatch(value):
+            raise ValueError("not a name of a Service Bus namespace")
+        return value
+
     @field_validator("azure_storage_endpoint")
     @classmethod
     def _endpoint_of_account(cls, value: str) -> str:
@@ -649,7 +785,14 @@ class Settings(BaseSettings):
         return value.rstrip("/")
 
     @field_validator(
-        "public_url", "callback_result_url", "legacy_url", "external_url", "adf_url", "dag_callback_url", "s3_endpoint"
+        "public_url",
+        "callback_result_url",
+        "legacy_url",
+        "external_url",
+        "adf_url",
+        "dag_callback_url",
+        "s3_endpoint",
+        "otel_exporter_otlp_endpoint",
     )
     @classmethod
     def _begins_links(cls, value: str | None) -> str | None:
@@ -685,6 +828,16 @@ class Settings(BaseSettings):
             raise ValueError("a job type is named twice")
         return value
 
+    @field_validator("worker_queue_concurrency")
+    @classmethod
+    def _places(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for pair in value:
+            if not _CONCURRENCY.fullmatch(pair):
+                raise ValueError("not pairs QUEUE=COUNT")
+        if len({pair.rpartition("=")[0] for pair in value}) < len(value):
+            raise ValueError("a queue is named twice")
+        return value
+
     @field_validator("trusted_proxies")
     @classmethod
     def _networks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
@@ -693,7 +846,13 @@ class Settings(BaseSettings):
         return value
 
     @field_validator(
-        "stac_href_prefixes", "trusted_proxies", "oidc_audience", "oidc_roles", "legacy_shares", mode="before"
+        "stac_href_prefixes",
+        "trusted_proxies",
+        "oidc_audience",
+        "oidc_roles",
+        "legacy_shares",
+        "worker_queue_concurrency",
+        mode="before",
     )
     @classmethod
     def _prefixes(cls, value: object) -> object:
@@ -729,10 +888,40 @@ class Settings(BaseSettings):
             conflicts.append("DAG_CALLBACK_URL must begin with https://, unless DAG_CALLBACK_INSECURE=true")
         if "openid" not in self.oidc_scope.split():
             conflicts.append("OIDC_SCOPE must include openid, or the issuer sends no ID token")
+        if foreign := self.queue_concurrency.keys() - set(self.worker_queue):
+            conflicts.append(
+                f"WORKER_QUEUE_CONCURRENCY names {', '.join(sorted(foreign))}, which WORKER_QUEUE does not name"
+            )
+        places = (self.service_bus_fqdn, self.service_bus_namespace, self.service_bus_connection_string)
+        if self.transport == "servicebus" and sum(place is not None for place in places) != 1:
+            conflicts.append(
+                "TRANSPORT=servicebus requires exactly one of SERVICE_BUS_FQDN, SERVICE_BUS_NAMESPACE and "
+                "SERVICE_BUS_CONNECTION_STRING"
+            )
         conflicts += self._storage_conflicts()
+        conflicts += self._cluster_conflicts()
+        conflicts += self._identity_conflicts()
         if conflicts:
             raise ValueError("\n".join(conflicts))
         return self
+
+    def _cluster_conflicts(self) -> Iterator[str]:
+        address, files = self.dask_scheduler_address, (self.dask_tls_ca, self.dask_tls_cert, self.dask_tls_key)
+        if self.worker_executor == "dask" and address is None:
+            yield "WORKER_EXECUTOR=dask requires DASK_SCHEDULER_ADDRESS"
+        if address is not None and address.startswith("tls://") and not all(files):
+            yield "DASK_SCHEDULER_ADDRESS with tls:// requires DASK_TLS_CA, DASK_TLS_CERT and DASK_TLS_KEY"
+        is_readable = address is not None and address.startswith("tcp://") and not is_loopback(_host(address))
+        if is_readable and not self.dask_insecure:
+            yield "DASK_SCHEDULER_ADDRESS must begin with tls://, unless DASK_INSECURE=true"
+
+    def _identity_conflicts(self) -> Iterator[str]:
+        if self.use_managed_identity and _PASSWORD.search(self.dsn() or ""):
+            yield "USE_MANAGED_IDENTITY=true uses tokens: remove the password from DATABASE_URL or POSTGRES_PASSWORD"
+        if bool(self.db_admin_user) != bool(self.db_admin_managed_identity_client_id):
+            yield "DB_ADMIN_MANAGED_IDENTITY_CLIENT_ID requires DB_ADMIN_USER, and the other way round"
+        if self.db_admin_user and not self.use_managed_identity:
+            yield "DB_ADMIN_USER requires USE_MANAGED_IDENTITY=true"
 
     def _storage_conflicts(self) -> Iterator[str]:
         in_azure = [zone for zone in ZONES if self.backend_of(zone) == "azure"]
@@ -748,6 +937,12 @@ class Settings(BaseSettings):
             yield "zones in different storage accounts need different containers: GDAL knows them by that name alone"
         if bool(self.s3_access_key_id) != bool(self.s3_secret_access_key):
             yield "S3_ACCESS_KEY_ID requires S3_SECRET_ACCESS_KEY, and the other way round"
+
+    @property
+    def queue_concurrency(self) -> dict[str, int]:
+        """How many tasks of a queue one worker runs at the same time, for the queues that it limits."""
+        pairs = (pair.rpartition("=") for pair in self.worker_queue_concurrency)
+        return {queue: int(count) for queue, _, count in pairs}
 
     def backend_of(self, zone: str) -> Backend:
         backend: Backend | None = getattr(self, f"{zone}_backend")
@@ -816,6 +1011,10 @@ class Settings(BaseSettings):
         return f"postgresql://{user}{secret}@{_in_a_url(self.postgres_host)}:{self.postgres_port}/{database}"
 
 
+def _host(url: str) -> str:
+    return urlsplit(url).hostname or ""
+
+
 def _is_protected(url: str) -> bool:
     """Whether others cannot read what is sent to a URL."""
     parts = urlsplit(url)
@@ -845,9 +1044,12 @@ def secrets_of(settings: Settings) -> list[str]:
 
 
 def _secret_in(name: str, value: str) -> str | None:
-    if name.endswith("database_url"):
+    if name.endswith("database_url") or name == "database_pooler_url":
         match = _PASSWORD.search(value)
         return next(filter(None, match.groups()), None) if match else None
+    if name == "service_bus_connection_string":
+        match = _SHARED_ACCESS.search(value)
+        return match[1] if match else None
     if name.endswith("_url"):
         return value.partition("?")[2]
     return value.rpartition("_")[2] if value.startswith("dgm_") else value

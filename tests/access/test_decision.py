@@ -130,7 +130,7 @@ def test_a_search_finds_the_assets_whose_latest_version_the_caller_may_read(clea
         assert (clearance in readable_clearances(caller)) == is_data
 
 
-def test_staff_and_nobody_else_may_preview():
+def test_only_staff_may_preview():
     assert {kind for kind, caller in CALLERS.items() if may_preview(caller)} == {"reviewer", "operator", "admin"}
 
 

@@ -67,7 +67,7 @@ def test_routes_that_change_something_do_not_get_by_with_a_permission_to_read():
         if not is_of_maps(route.path)  # which only reads
     }
 
-    # Validating stores nothing; whoever signs in sends a key.
+    # Validating stores nothing; signing in sends a key.
     assert changing == {"/api/v1/workflows/validate", "/api/v1/session"}
 
 
@@ -117,7 +117,7 @@ def test_a_worker_key_executes_and_reports_tasks_and_nothing_else():
 
 
 def test_anonymous_callers_and_callers_without_scopes_may_only_do_what_anyone_may():
-    for caller in (ANONYMOUS, Caller("somebody")):
+    for caller in (ANONYMOUS, Caller("without scopes")):
         assert [permission for permission in Permission if may(caller, permission)] == [Permission.ANYONE]
 
 

@@ -1,4 +1,4 @@
-"""Assets over HTTP: submitted, listed, reviewed; who sees what; and what a stale change is told."""
+"""Assets over HTTP: submitted, listed, reviewed; who sees what; and how a stale change is refused."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -190,7 +190,7 @@ class TestSubmission:
     @pytest.mark.parametrize(
         ("changes", "status", "code"),
         [
-            ({"platform_id": "nobody"}, 404, "platform.not-found"),
+            ({"platform_id": "unknown"}, 404, "platform.not-found"),
             ({"platform_refs": {"dataset_id": "floods", "colour": "red"}}, 400, "refs.invalid"),
             ({"source": {"blob": "none.tif"}}, 400, "source.not-found"),
             ({"source": {}}, 400, "source.invalid"),
@@ -436,9 +436,9 @@ class TestVisibility:
             if (await api.client.get(f"{V1}/assets/{name}", headers=headers)).status_code == 200
         }
         hidden = [
-            await api.client.get(f"{V1}/assets/{name}{rest}", headers=headers)
+            await api.client.get(f"{V1}/assets/{name}{path}", headers=headers)
             for name in {"floods-r1", "fires-r1", "storms-r1"} - seen
-            for rest in ("", "/history", "/versions/0")
+            for path in ("", "/history", "/versions/0")
         ]
 
         assert {asset["dataset_id"] for asset in page["items"]} == visible == seen
@@ -585,7 +585,7 @@ class TestPlatforms:
                     f"{V1}/audit", params={"action": "key_created", "actor": everything["items"][1]["actor"]}
                 )
             )
-            of_nobody = await ok(api.client.get(f"{V1}/audit", params={"actor": "nobody"}))
+            of_unknown = await ok(api.client.get(f"{V1}/audit", params={"actor": "unknown"}))
 
         actions = [event["action"] for event in everything["items"]]
         assert actions == ["submitted", "key_created", "platform_changed"]
@@ -594,5 +594,5 @@ class TestPlatforms:
         (created,) = of_keys["items"]
         assert (created["platform_id"], created["detail"]["name"]) == ("ddh", "hub")
         assert key["key"] not in str(everything)
-        assert of_nobody["items"] == []
+        assert of_unknown["items"] == []
         assert everything["items"][2]["reason"] == "renamed"

@@ -1,4 +1,4 @@
-"""Operators see what submitters were told, repeat it, and rotate the secrets that sign it."""
+"""Operators see which callbacks were delivered, repeat them, and rotate the secrets that sign them."""
 
 import asyncio
 import json
@@ -42,7 +42,7 @@ async def end(database: str, request_id: str, attempt: DeliveryAttempt, state: C
 
 async def test_callbacks_are_listed_by_request_platform_and_state(database, stage):
     for number in range(5):
-        stage.tell(f"r{number}", platform_id="ddh" if number % 2 else "arcgis")
+        stage.record_callbacks(f"r{number}", platform_id="ddh" if number % 2 else "arcgis")
     await end(database, "r1", DeliveryAttempt(204), CallbackState.DELIVERED)
     async with api(database) as client:
         pages = await everything(client, f"{V1}/callbacks", limit=2)
@@ -60,7 +60,7 @@ async def test_callbacks_are_listed_by_request_platform_and_state(database, stag
 
 
 async def test_a_callback_has_its_payload_and_its_attempts(database, stage):
-    stage.tell("r", url="https://hooks.example/x?token=canary-token&a=1")
+    stage.record_callbacks("r", url="https://hooks.example/x?token=canary-token&a=1")
     await end(database, "r", DeliveryAttempt(error="connection refused"), CallbackState.FAILED)
     (row,) = stage.callbacks()
     async with api(database, callback_result_url="https://gateway.example") as client:
@@ -80,8 +80,8 @@ async def test_a_callback_has_its_payload_and_its_attempts(database, stage):
 
 
 async def test_a_callback_is_repeated_by_an_operator(database, stage):
-    stage.tell("r")
-    stage.tell("busy")
+    stage.record_callbacks("r")
+    stage.record_callbacks("busy")
     await end(database, "r", DeliveryAttempt(500), CallbackState.FAILED)
     callbacks = {row["request_id"]: row["callback_id"] for row in stage.callbacks()}
     async with api(database) as client:
@@ -102,7 +102,7 @@ async def test_a_secret_is_shown_once_to_an_administrator(database, stage):
         answer = await client.post(f"{V1}/platforms/ddh/rotate-secret")
         first = await ok(client.post(f"{V1}/platforms/arcgis/rotate-secret", json={"overlap_seconds": 60}))
         second = await ok(client.post(f"{V1}/platforms/arcgis/rotate-secret", json={"overlap_seconds": 60}))
-        unknown = await client.post(f"{V1}/platforms/nobody/rotate-secret")
+        unknown = await client.post(f"{V1}/platforms/unknown/rotate-secret")
         too_long = await client.post(f"{V1}/platforms/ddh/rotate-secret", json={"overlap_seconds": 1e9})
         everywhere = [
             (await client.get(f"{V1}/{path}")).text for path in ("platforms", "platforms/arcgis", "callbacks", "stats")
@@ -134,8 +134,8 @@ def test_callbacks_are_for_operators_and_secrets_for_administrators():
 
 @pytest.mark.requirement("M3")
 async def test_the_command_line_lists_shows_and_repeats_callbacks(database, stage, capsys):
-    stage.tell("order-7")
-    stage.tell("order-8")
+    stage.record_callbacks("order-7")
+    stage.record_callbacks("order-8")
     await end(database, "order-7", DeliveryAttempt(error="connection refused"), CallbackState.FAILED)
     callback_id = str(stage.callbacks()[0]["callback_id"])
     log.configure("error")

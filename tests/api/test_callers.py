@@ -120,14 +120,14 @@ async def test_the_caller_is_the_actor_whatever_the_request_says(database):
         api(database, running, auth_enabled=True) as client,
     ):
         client.headers.update(bearer(keys["author"]))
-        body = {"workflow_id": "gated", "definition": GATED, "submitted_by": "somebody else"}
+        body = {"workflow_id": "gated", "definition": GATED, "submitted_by": "another person"}
         job_id = (await ok(client.post(f"{V1}/jobs", json=body), 202))["job_id"]
         await until(lambda: running.rows("SELECT 1 FROM dagapp.dag_tasks WHERE status = 'running'"))
         client.headers.update(bearer(keys["operator"]))
         cancelled = await ok(
-            client.post(f"{V1}/jobs/{job_id}/cancel", params={"wait": 20}, json={"by": "somebody else"}), 202
+            client.post(f"{V1}/jobs/{job_id}/cancel", params={"wait": 20}, json={"by": "another person"}), 202
         )
-        await ok(client.post(f"{V1}/jobs/{job_id}/resume", json={"by": "somebody else"}), 202)
+        await ok(client.post(f"{V1}/jobs/{job_id}/resume", json={"by": "another person"}), 202)
         job = (await ok(client.get(f"{V1}/jobs/{job_id}")))["job"]
         events = await ok(client.get(f"{V1}/jobs/{job_id}/events", params={"limit": 200}))
         await ok(client.post(f"{V1}/jobs/{job_id}/cancel", params={"wait": 20}), 202)
@@ -136,7 +136,7 @@ async def test_the_caller_is_the_actor_whatever_the_request_says(database):
     assert cancelled["requested_by"] == "a operator"
     resumed = [event for event in events["items"] if event["event_type"] == "job_resumed"]
     assert resumed[0]["event_data"]["by"] == "a operator"
-    assert "somebody else" not in json.dumps(events)
+    assert "another person" not in json.dumps(events)
 
 
 async def test_idempotency_keys_of_different_callers_are_different(database):
@@ -194,7 +194,7 @@ async def test_probes_tell_anonymous_callers_no_details(database):
     check(metrics, 401, "auth.required")
 
 
-async def test_a_token_of_the_issuer_is_accepted_and_its_outage_is_told(database):
+async def test_a_token_of_the_issuer_is_accepted_and_its_outage_is_reported(database):
     with issuer() as local:
         chosen = {"auth_enabled": True, "oidc_issuer": local.url, "oidc_audience": AUDIENCE}
         async with api(database, **chosen) as client:

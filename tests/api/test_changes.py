@@ -121,7 +121,7 @@ async def test_a_client_that_was_away_gets_what_it_has_missed(database):
         async with AsyncClient(base_url=server.url) as client:
             async with contextlib.aclosing(frames(client)) as stream:
                 cursor = (await anext(stream))["id"]
-            # Nobody watches while these jobs run, and while one of them runs again.
+            # No client is connected while these jobs run, and while one of them runs again.
             ended = (await running.run(workflow(FAN)))["job_id"]
             failed = (await running.run(workflow(FAILING)))["job_id"]
             await ok(client.post(f"{V1}/jobs/{failed}/resume"), 202)
@@ -139,7 +139,7 @@ async def test_a_client_that_was_away_gets_what_it_has_missed(database):
 @pytest.mark.parametrize(
     ("away", "reason"), [(timedelta(minutes=11), "too_old"), (timedelta(days=-1), "too_old"), (timedelta(0), None)]
 )
-async def test_a_client_that_was_away_for_too_long_is_told_to_read_everything_again(database, away, reason):
+async def test_a_client_that_was_away_for_too_long_has_to_read_everything_again(database, away, reason):
     async with served(app_of(database)) as server, AsyncClient(base_url=server.url) as client:
         cursor = cursor_of(datetime.now(UTC) - away)
         async with contextlib.aclosing(frames(client, cursor, kind="queues")) as stream:
@@ -168,7 +168,7 @@ async def test_heartbeats_move_the_cursor_on(database):
     assert cursors[0] < cursors[1] < cursors[2]
 
 
-async def test_a_slow_client_is_told_to_read_everything_again_and_costs_no_memory(database, monkeypatch):
+async def test_a_slow_client_has_to_read_everything_again_and_costs_no_memory(database, monkeypatch):
     monkeypatch.setattr(change_follower, "KEPT_BATCHES", 2)
     app = app_of(database)
     async with served(app):

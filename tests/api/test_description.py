@@ -102,7 +102,7 @@ def served(shared_database: str, tmp_path_factory: pytest.TempPathFactory) -> It
 
 
 async def _some_work(dsn: str, folder: Path) -> dict[str, str]:
-    """A job with children and retries that is over, messages that nobody can use, and an asset to review."""
+    """A job with children and retries that is over, messages that cannot be processed, and an asset to review."""
     async with engine(dsn) as running:
         job = await running.run("demo", count=20)
         for number in range(3):

@@ -1,6 +1,6 @@
 """Several processes: a request may arrive at any of them, and each reports its health.
 
-Nobody polls here within the time that is measured: what takes effect within a second has been heard of.
+No process polls within the time that is measured: what takes effect within a second was notified.
 """
 
 import asyncio
@@ -94,11 +94,11 @@ async def test_what_arrives_at_an_instance_that_does_not_own_the_job_takes_effec
             assert receipt == {"accepted": True}
         states = await running.wait(job_id)
 
-        await ok(services.put(f"{V1}/queues/dag-worker-tasks", json={"is_paused": True}))
+        await ok(services.put(f"{V1}/queues/functionapp-tasks", json={"is_paused": True}))
         await running.start_one("worker")
         shown = await ok(there.get(f"{V1}/queues"))
         still_queued = [task["status"] for task in await running.tasks(filler)]
-        await ok(there.put(f"{V1}/queues/dag-worker-tasks", json={"is_paused": False}))
+        await ok(there.put(f"{V1}/queues/functionapp-tasks", json={"is_paused": False}))
 
         async def is_claimed() -> bool:
             return any(task["worker_id"] for task in await running.tasks(filler))
@@ -110,14 +110,14 @@ async def test_what_arrives_at_an_instance_that_does_not_own_the_job_takes_effec
 
     assert owners == [full, owner]
     assert states == ["completed"]
-    assert [queue["is_paused"] for queue in shown["items"] if queue["queue"] == "dag-worker-tasks"] == [True]
+    assert [queue["is_paused"] for queue in shown["items"] if queue["queue"] == "functionapp-tasks"] == [True]
     assert set(still_queued) == {"queued"}
     assert {what: seconds for what, seconds in took.items() if seconds > 1.0} == {}
 
 
 async def _claimed(ledger: PostgresLedger, worker_id: UUID, job_id: UUID) -> str | None:
     """A task of this job, claimed."""
-    demand = Demand(("dag-worker-tasks",), ("hello_world", "echo"), 10)
+    demand = Demand(("functionapp-tasks",), ("hello_world", "echo"), 10)
     answer = await ledger.exchange(worker_id, [], demand, lease_seconds=60)
     return next((task.task_id for task in answer.claimed if task.job_id == job_id), None)
 
@@ -193,7 +193,7 @@ async def test_without_a_database_all_are_alive_and_none_is_ready(
 
 @contextmanager
 def taken_away(connection: psycopg.Connection[Any], dsn: str) -> Iterator[None]:
-    """Nobody is connected to this database, and nobody can connect."""
+    """This database has no connections and accepts none."""
     name = psycopg.conninfo.conninfo_to_dict(dsn)["dbname"]
     connection.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
     try:

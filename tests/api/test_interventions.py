@@ -60,6 +60,7 @@ async def test_a_cancel_shows_which_worker_acknowledged(database):
 
         answer = await ok(client.post(f"{V1}/jobs/{job_id}/cancel", params={"wait": 10}, json=wish), 202)
         shown = (await ok(client.get(f"{V1}/jobs/{job_id}")))["job"]
+        read = await ok(client.get(f"{V1}/jobs/{job_id}/cancel"))
         again = await client.post(f"{V1}/jobs/{job_id}/cancel")
         unknown = await client.post(f"{V1}/jobs/{uuid4()}/cancel")
 
@@ -70,6 +71,7 @@ async def test_a_cancel_shows_which_worker_acknowledged(database):
     assert task["requested_at"] <= task["acknowledged_at"] <= task["finished_at"]
     assert (shown["status"], shown["stopping"], shown["cancel_requested_by"]) == ("cancelled", "cancelled", "local")
     assert (again.status_code, again.json()) == (202, answer)
+    assert read == answer
     assert (unknown.status_code, unknown.json()["code"]) == (404, "job.not-found")
 
 
@@ -201,7 +203,7 @@ async def test_a_part_of_a_job_is_retried(database):
         answer = await ok(client.post(url, json={"node": node, "by": "ada"}), 202)
         again = await running.wait(job["job_id"])
         both = await client.post(url, json={"node": node, "stage": "x"})
-        unknown = await client.post(url, json={"node": "nobody"})
+        unknown = await client.post(url, json={"node": "unknown"})
 
     assert would["nodes"] == answer["nodes"]
     assert node in answer["nodes"]

@@ -173,12 +173,12 @@ async def test_a_response_that_breaks_off_is_not_taken_for_a_complete_one():
 
 async def test_without_a_map_server_the_problem_says_so_and_the_next_address_is_tried():
     closed = bind("127.0.0.1", 0)
-    nobody = f"http://127.0.0.1:{closed.getsockname()[1]}"
+    closed_url = f"http://127.0.0.1:{closed.getsockname()[1]}"
     closed.close()
-    async with origin(nobody) as client:
+    async with origin(closed_url) as client:
         away = await client.get("/stac/collections")
         api = await client.get("/openapi.json")
-    async with on_a_port(map_server().app) as url, origin(nobody, url) as client:
+    async with on_a_port(map_server().app) as url, origin(closed_url, url) as client:
         answers = [(await client.get("/tiles/echo/x")).status_code for _ in range(4)]
     async with origin() as client:
         none = await client.get("/tiles/echo/x")
@@ -190,7 +190,7 @@ async def test_without_a_map_server_the_problem_says_so_and_the_next_address_is_
     check(none, 404, "maps.not-configured")
 
 
-async def test_a_body_that_no_map_server_accepts_is_refused_here():
+async def test_a_body_that_no_map_server_accepts_is_refused_by_the_api():
     async with on_a_port(map_server().app) as url, origin(url) as client:
         answer = await client.post("/tiles/echo/x", content=b"x" * (LARGEST_BODY_BYTES + 1))
 

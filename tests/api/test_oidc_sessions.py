@@ -105,7 +105,7 @@ async def test_the_cookie_of_the_sign_in_is_short_lived_hidden_and_used_once(sha
         cookie = answer.headers["set-cookie"]
         client.cookies.delete("dagmaster_session")
         again = await client.get(back)
-        # Also for somebody who has kept the cookie: the issuer accepts a code once.
+        # Also for a client that has kept the cookie: the issuer accepts a code once.
         kept = await client.get(back, headers={"Cookie": cookie.split(";")[0]})
 
     assert {"HttpOnly", "SameSite=Lax", "Max-Age=600", "Path=/"} <= set(cookie.split("; "))
@@ -126,7 +126,7 @@ async def test_a_callback_that_is_not_of_this_sign_in_is_refused(shared_database
         ({"iss": "https://evil.example"}, 403, "session.bad-state"),
         ({"code": None}, 401, "session.refused"),
         ({"code": "x" * 5000}, 401, "session.refused"),
-        ({"code": "of somebody else"}, 401, "session.refused"),
+        ({"code": "of another person"}, 401, "session.refused"),
         ({"error": "access_denied", "error_description": "<script>alert(1)</script>"}, 401, "session.refused"),
     ]
     async with platform(shared_database, local) as client:

@@ -72,22 +72,22 @@ async def test_silent_instances_are_listed_as_silent_and_the_list_is_bounded(dat
 @pytest.mark.requirement("E19")
 async def test_queues_show_their_depth_and_are_paused_and_opened(database):
     async with engine(database, workers=0) as running, api(database, running) as client:
-        paused = await ok(client.put(f"{V1}/queues/dag-worker-tasks", json={"is_paused": True}))
+        paused = await ok(client.put(f"{V1}/queues/functionapp-tasks", json={"is_paused": True}))
         job_id = await running.submit("hello_world")
         await running.ledger.enqueue_message("m-1", "elsewhere", {})
         await until(lambda: running.rows("SELECT 1 FROM dagapp.dag_tasks WHERE status = 'queued'"))
         await running.start_worker()
         await asyncio.sleep(0.5)
         (queues,) = await everything(client, f"{V1}/queues")
-        opened = await ok(client.put(f"{V1}/queues/dag-worker-tasks", json={"max_running": 3}))
+        opened = await ok(client.put(f"{V1}/queues/functionapp-tasks", json={"max_running": 3}))
         job = await running.wait(job_id)
 
     by_name = {queue["queue"]: queue for queue in queues}
     assert paused["is_paused"]
     assert set(by_name) == {"dag-jobs", "dag-worker-tasks", "functionapp-tasks", "container-tasks"}
-    assert by_name["dag-worker-tasks"]["depth"] == 1
-    assert by_name["dag-worker-tasks"]["oldest_age_seconds"] > 0.4
-    assert by_name["dag-worker-tasks"]["live_workers"] == 1
+    assert by_name["functionapp-tasks"]["depth"] == 1
+    assert by_name["functionapp-tasks"]["oldest_age_seconds"] > 0.4
+    assert by_name["functionapp-tasks"]["live_workers"] == 1
     assert by_name["dag-jobs"]["kind"] == "submissions"
     assert by_name["container-tasks"]["oldest_age_seconds"] is None
     assert (opened["max_running"], opened["is_paused"]) == (3, False)
@@ -118,7 +118,7 @@ async def test_stats_and_health_report_the_state_of_the_platform(database):
         ready = await ok(client.get("/readyz"))
 
     assert (stats["jobs"]["completed"], stats["jobs"]["failed"]) == (1, 0)
-    assert stats["tasks"] == [{"queue": "dag-worker-tasks", "status": "succeeded", "count": 2}]
+    assert stats["tasks"] == [{"queue": "functionapp-tasks", "status": "succeeded", "count": 2}]
     assert stats["recent"][0]["workflow_id"] == "hello_world"
     assert stats["recent"][0]["p50_seconds"] > 0
     assert (health["live_orchestrators"], health["live_workers"]) == (1, 1)
@@ -270,7 +270,7 @@ async def test_a_worker_without_database_reports_over_http_and_late_reports_are_
     async with engine(database, workers=0) as running, api(database, running) as client:
         job_id = await running.submit("hello_world")
         worker_id = uuid4()
-        demand = Demand(("dag-worker-tasks",), ("hello_world", "echo"), 1)
+        demand = Demand(("functionapp-tasks",), ("hello_world", "echo"), 1)
 
         async def claimed():
             return (await running.ledger.exchange(worker_id, [], demand, lease_seconds=60)).claimed

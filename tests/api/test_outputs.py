@@ -55,14 +55,14 @@ async def test_what_has_no_output_says_so(database):
         job = await running.run(workflow(SIZED), count=3)
         of_job = f"{V1}/jobs/{job['job_id']}"
         failed = await client.get(f"{of_job}/nodes/each__1/output")
-        nobody = await client.get(f"{of_job}/nodes/nobody/output")
+        unknown = await client.get(f"{of_job}/nodes/unknown/output")
         missing = await client.get(f"{of_job}/payloads/{'0' * 64}")
         no_hash = await client.get(f"{of_job}/payloads/abc")
         no_job = await client.get(f"{V1}/jobs/{uuid4()}/payloads/{'0' * 64}")
         gathered = await ok(client.get(f"{of_job}/nodes/all/output"))
 
         assert (failed.status_code, failed.json()["code"]) == (404, "node.no-output")
-        assert (nobody.status_code, nobody.json()["code"]) == (404, "node.not-found")
+        assert (unknown.status_code, unknown.json()["code"]) == (404, "node.not-found")
         assert (missing.status_code, missing.json()["code"]) == (404, "payload.missing")
         assert no_hash.status_code == 422
         assert (no_job.status_code, no_job.json()["code"]) == (404, "job.not-found")

@@ -134,7 +134,7 @@ def test_a_second_orchestrator_takes_a_free_port_unless_one_is_chosen(capsys):
     with bind("127.0.0.1", 0) as first:
         port = first.getsockname()[1]
         default = Settings()
-        default.__dict__["api_port"] = port  # in use, but nobody has chosen it
+        default.__dict__["api_port"] = port  # in use, but it is only the default
         log.configure("warning", "json")
 
         with _api_socket(default), pytest.raises(Conflict) as refused:

@@ -205,7 +205,7 @@ async def test_a_change_of_the_key_is_a_change_of_the_session(database):
     check(jobs, 403, "auth.not-allowed")
 
 
-async def test_nobody_signs_in_without_a_valid_key(shared_database):
+async def test_signing_in_needs_a_valid_key(shared_database):
     cases = [
         ({"key": "dgm_aaaaaaaaaaaa_" + "b" * 43}, 401, "auth.invalid-key"),
         ({"key": "hunter2"}, 401, "auth.invalid-key"),
@@ -313,7 +313,7 @@ async def test_two_cookies_of_one_name_are_no_session(database):
     assert answer.json()["is_signed_in"] is False
 
 
-async def test_without_authentication_nobody_signs_in(database):
+async def test_without_authentication_there_is_no_sign_in(database):
     async with api(database) as client:
         seen = await ok(client.get(SESSION, headers={"Cookie": f"{COOKIE}=dgs_x"}))
         refused = await client.post(SESSION, json={"key": "dgm_x"})

@@ -86,19 +86,19 @@ async def test_a_cut_stream_continues_with_exactly_the_missing_events(database):
                     first.append(event)
                     if len(first) == 4:
                         break
-            # Cut here, and everything else happens while nobody watches.
+            # The connection ends, and the other events happen while no client is connected.
             open_gate(job_id)
             await running.wait(job_id)
             async with AsyncClient(base_url=server.url) as client:
-                rest = await all_of(client, job_id, last=first[-1]["id"])
+                later = await all_of(client, job_id, last=first[-1]["id"])
                 over = await client.get(
-                    f"{V1}/jobs/{job_id}/events/stream", headers={"Last-Event-ID": str(rest[-1]["id"])}
+                    f"{V1}/jobs/{job_id}/events/stream", headers={"Last-Event-ID": str(later[-1]["id"])}
                 )
-                by_query = [event async for event in frames(client, job_id, after=rest[0]["id"])]
+                by_query = [event async for event in frames(client, job_id, after=later[0]["id"])]
 
-        assert seen(first + rest) == await written(running, job_id)
+        assert seen(first + later) == await written(running, job_id)
         assert over.status_code == 204
-        assert seen(by_query) == seen(rest[1:])
+        assert seen(by_query) == seen(later[1:])
 
 
 async def test_a_stream_that_is_cut_repeatedly_misses_and_repeats_no_event(database):
@@ -212,10 +212,10 @@ async def test_disconnected_watchers_hold_no_connection_and_are_sent_no_more_eve
                     await asyncio.to_thread(_leave_after, server.url, job_id, read)
             await until(lambda: asyncio.sleep(0, app.state.services.follower.watchers == 0))
             async with AsyncClient(base_url=server.url) as client:
-                rest = await all_of(client, job_id)
+                later = await all_of(client, job_id)
 
     assert last > 1500
-    assert seen(rest)[-1][0] == last
+    assert seen(later)[-1][0] == last
     assert [r.getMessage() for r in caplog.records if r.name.startswith(("asyncio", "psycopg"))] == []
 
 

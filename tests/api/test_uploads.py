@@ -130,7 +130,7 @@ REFUSED = (
     ({"name": "x" * 2000}, 422, "request.invalid"),
     ({"sha256": "abc"}, 422, "request.invalid"),
     ({"sha256": "A" * 64}, 422, "request.invalid"),
-    ({"platform_id": "nobody"}, 404, "platform.not-found"),
+    ({"platform_id": "unknown"}, 404, "platform.not-found"),
     ({"platform_id": "../x"}, 422, "request.invalid"),
     ({"colour": "red"}, 422, "request.invalid"),
 )
@@ -250,7 +250,7 @@ async def test_the_same_file_again_continues_the_same_upload(client):
     check(unknown, 409, "upload.name-taken")
 
 
-async def test_an_object_that_somebody_else_put_there_meanwhile_stays(client, tmp_path):
+async def test_an_object_that_another_program_put_there_meanwhile_stays(client, tmp_path):
     name = fresh_name()
     where = (await begun(client, name=name)).headers["location"]
     target = tmp_path / f"bronze/bronze/local/{name}"
@@ -354,7 +354,7 @@ async def test_a_full_disk_is_reported_and_what_fits_is_kept(client, tmp_path, m
         if not Path(f"/proc/self/fd/{descriptor}").readlink().is_relative_to(tmp_path):
             return write(descriptor, data)
         if not room[0]:
-            room[0] = 10_000_000  # somebody frees space right afterwards
+            room[0] = 10_000_000  # space is freed right afterwards
             raise OSError(28, "No space left on device")
         written = write(descriptor, data[: room[0]])
         room[0] -= written
@@ -363,11 +363,11 @@ async def test_a_full_disk_is_reported_and_what_fits_is_kept(client, tmp_path, m
     monkeypatch.setattr(os, "write", limited)
     full = await client.patch(where, content=b"x" * 1_900_000, headers=at(0))
     asked = await client.head(where)
-    rest = await client.patch(where, content=b"y" * 1_000_000, headers=at(1_500_000))
+    last_part = await client.patch(where, content=b"y" * 1_000_000, headers=at(1_500_000))
 
     check(full, 503, "storage.full")
     assert asked.headers["upload-offset"] == "1500000"
-    assert rest.headers["upload-offset"] == "2500000"
+    assert last_part.headers["upload-offset"] == "2500000"
     (stored,) = tmp_path.rglob("*.tif")
     assert stored.read_bytes() == b"x" * 1_500_000 + b"y" * 1_000_000
 
@@ -463,7 +463,7 @@ async def test_an_uploaded_file_can_be_submitted_as_it_is_named(database, tmp_pa
     assert submitted.status_code == 202, submitted.text
 
 
-def test_the_limit_of_a_body_depends_on_the_path_and_not_on_a_look_alike():
+def test_the_limit_of_a_body_depends_on_the_exact_path_and_not_on_a_similar_one():
     class Middleware(RequestMiddleware):
         endpoint = listen.API
         uploads_below = "/api/v1/uploads"

@@ -206,15 +206,15 @@ async def test_a_limited_fan_out_shows_how_many_of_its_slots_are_used(database, 
     assert reasons[1]["count"] == 4
 
 
-async def tell_and_wait(ctx: Any) -> None:
+async def report_and_wait(ctx: Any) -> None:
     ctx.progress(0.4, "tile 4 of 10")
     await gate(ctx)
 
 
 async def test_a_running_node_shows_its_start_worker_and_progress(database):
-    reporting = Registration("tell_and_wait", f"{__name__}:tell_and_wait")
+    reporting = Registration("report_and_wait", f"{__name__}:report_and_wait")
     async with engine(database, handlers=[reporting]) as running, api(database, running) as client:
-        job_id = await running.submit(workflow(SHAPES.replace("handler: gate", "handler: tell_and_wait")))
+        job_id = await running.submit(workflow(SHAPES.replace("handler: gate", "handler: report_and_wait")))
 
         async def has_progress():
             reasons = (await waiting(client, job_id)).get("door", [])

@@ -39,7 +39,7 @@ async def test_earlier_definitions_can_be_listed_read_and_compared(database):
         texts = [(await ok(client.get(f"{base}/{item['definition_hash']}")))["yaml"] for item in listed]
         current = await ok(client.get(f"{base}/current"))
         unknown = await ok(client.get(f"{base}/{'0' * 64}"), 404)
-        other = await ok(client.get(f"{V1}/workflows/nobody/definitions"), 404)
+        other = await ok(client.get(f"{V1}/workflows/unknown/definitions"), 404)
         bad = await ok(client.get(base, params={"after": "x~y"}), 400)
 
     assert [len(page) for page in pages] == [2, 1]
@@ -79,7 +79,7 @@ async def test_statistics_have_rates_durations_and_recent_jobs(database):
         for fail in (False, True, False, False):
             last = await running.run(variant(), fail=fail)
         statistics = await ok(client.get(f"{V1}/workflows/work/statistics", params={"days": 1}))
-        await ok(client.get(f"{V1}/workflows/nobody/statistics"), 404)
+        await ok(client.get(f"{V1}/workflows/unknown/statistics"), 404)
 
     assert (empty["jobs"], empty["success_rate"], empty["p50_seconds"]) == (0, None, None)
     assert (statistics["jobs"], statistics["success_rate"], statistics["is_complete"]) == (4, 0.75, True)

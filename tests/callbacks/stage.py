@@ -50,8 +50,10 @@ class Stage:
         columns = ", ".join(values)
         self.rows(f"INSERT INTO dagapp.{table} ({columns}) VALUES ({places})", *values.values())
 
-    def tell(self, *request_ids: str, status: str = "approved", url: str = URL, platform_id: str = "ddh") -> None:
-        """Something that happened, as the triggers record it."""
+    def record_callbacks(
+        self, *request_ids: str, status: str = "approved", url: str = URL, platform_id: str = "ddh"
+    ) -> None:
+        """The callbacks of one event, as the triggers record them."""
         event_id = next(self._event_ids)
         for request_id in request_ids:
             values = {"request_id": request_id, "platform_id": platform_id, "status": status}

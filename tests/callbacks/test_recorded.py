@@ -1,4 +1,4 @@
-"""What a request is told: each change of the status that it can poll, and nothing else."""
+"""Which callbacks a request gets: one for each change of the status that it can poll."""
 
 from itertools import product
 from typing import Any
@@ -23,7 +23,7 @@ URL = "https://hooks.example/done"
 
 
 async def recorded_events(kit: Kit, submitted: AssetSubmissionResult | str) -> list[str]:
-    """What a request was told; the last of it is what it can poll."""
+    """The statuses of a request's callbacks; the last one is the status that it can poll."""
     request_id = submitted if isinstance(submitted, str) else submitted.request_id
     text = "SELECT status, url FROM dagapp.callback_events WHERE request_id = %s ORDER BY sequence"
     rows = await kit.rows(text, request_id)
@@ -51,7 +51,7 @@ async def test_a_version_that_is_processed_approved_and_made_public(kit):
     assert await recorded_events(kit, request) == ["awaiting_review", "approved", "published"]
 
 
-async def test_a_version_that_is_approved_and_published_at_once_is_told_both(kit):
+async def test_a_version_that_is_approved_and_published_at_once_has_both_callbacks(kit):
     request = await submitted(kit)
     await kit.process(request)
 
@@ -80,7 +80,7 @@ async def test_a_version_that_is_withdrawn(kit, act):
     assert await recorded_events(kit, request) == ["awaiting_review", "approved", "published", "unpublished"]
 
 
-async def test_a_job_that_fails_and_is_resumed_is_told_twice(kit):
+async def test_a_job_that_fails_and_is_resumed_has_two_callbacks(kit):
     request = await submitted(kit)
     await kit.end_job(request.job_id, "failed")
     assert await recorded_events(kit, request) == ["failed"]
@@ -95,7 +95,7 @@ async def test_a_job_that_fails_and_is_resumed_is_told_twice(kit):
     assert await recorded_events(kit, request) == ["failed", "failed"]
 
 
-async def test_a_request_for_something_that_exists_is_told_at_once(kit):
+async def test_a_request_for_something_that_exists_has_a_callback_at_once(kit):
     first = await submitted(kit, version_label="v1")
     await kit.process(first)
 
@@ -134,7 +134,7 @@ async def test_a_newer_revision_supersedes_the_older_one(kit):
     assert await recorded_events(kit, old) == ["awaiting_review", "unpublished"]
 
 
-async def test_a_request_without_a_url_is_told_nothing(kit):
+async def test_a_request_without_a_url_has_no_callback(kit):
     request = await kit.submit("dem")
     await kit.process(request)
     await approve(kit.store, request.asset_id, 0, caller=BOB, clearance=Clearance.PUBLIC)
@@ -142,7 +142,7 @@ async def test_a_request_without_a_url_is_told_nothing(kit):
     assert await kit.rows("SELECT 1 FROM dagapp.callback_events") == []
 
 
-async def test_other_requests_are_not_told(kit):
+async def test_other_requests_have_no_callback(kit):
     one, other = await submitted(kit, "one"), await submitted(kit, "other", content=b"other pixels")
     await kit.process(one)
 
@@ -150,7 +150,7 @@ async def test_other_requests_are_not_told(kit):
     assert await recorded_events(kit, other) == []
 
 
-async def test_an_asset_whose_jobs_end_is_not_told_as_a_job(kit):
+async def test_the_job_of_an_asset_has_no_callback_of_its_own(kit):
     request = await submitted(kit)
     await kit.process(request)
 

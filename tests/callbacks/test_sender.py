@@ -44,7 +44,7 @@ def secrets(stage, platform_id="ddh"):
 
 async def test_a_callback_is_signed_and_has_the_three_fields(stage, store):
     async with receiver() as hook:
-        stage.tell("r-1", url=hook.url)
+        stage.record_callbacks("r-1", url=hook.url)
 
         await deliver(sender_of(store, callback_result_url="https://gateway.example"))
 
@@ -65,8 +65,8 @@ async def test_a_callback_is_signed_and_has_the_three_fields(stage, store):
 
 async def test_each_platform_signs_with_its_own_secret(stage, store):
     async with receiver() as hook:
-        stage.tell("a", url=hook.url)
-        stage.tell("b", url=hook.url, platform_id="arcgis")
+        stage.record_callbacks("a", url=hook.url)
+        stage.record_callbacks("b", url=hook.url, platform_id="arcgis")
 
         await deliver(sender_of(store))
 
@@ -79,8 +79,8 @@ async def test_each_platform_signs_with_its_own_secret(stage, store):
 
 async def test_a_receiver_that_is_down_for_a_while_gets_everything_in_order_with_the_same_ids(stage, store):
     async with receiver(status(503), status(500), OK) as hook:
-        stage.tell("r", url=hook.url, status="awaiting_review")
-        stage.tell("r", url=hook.url)
+        stage.record_callbacks("r", url=hook.url, status="awaiting_review")
+        stage.record_callbacks("r", url=hook.url)
         sender = sender_of(store)
         for _ in range(3):
             await deliver(sender)
@@ -104,8 +104,8 @@ async def test_a_receiver_that_is_down_for_a_while_gets_everything_in_order_with
 
 async def test_a_callback_is_given_up_after_its_attempts_and_the_next_one_is_delivered(stage, store):
     async with receiver(status(500), status(500), status(500), OK) as hook:
-        stage.tell("r", url=hook.url, status="awaiting_review")
-        stage.tell("r", url=hook.url)
+        stage.record_callbacks("r", url=hook.url, status="awaiting_review")
+        stage.record_callbacks("r", url=hook.url)
         sender = sender_of(store)
         for _ in range(3):
             await deliver(sender)
@@ -116,10 +116,10 @@ async def test_a_callback_is_given_up_after_its_attempts_and_the_next_one_is_del
     assert sender.counters.failed == 1
 
 
-async def test_nobody_listens(stage, store):
+async def test_a_receiver_that_does_not_listen_is_a_failure(stage, store):
     async with receiver() as hook:
         pass
-    stage.tell("r", url=hook.url)
+    stage.record_callbacks("r", url=hook.url)
 
     await deliver(sender_of(store))
 
@@ -145,7 +145,7 @@ async def test_nobody_listens(stage, store):
 async def test_a_url_is_checked_again_at_delivery(stage, store, url, problem):
     """It may have been submitted with other settings, or written by hand."""
     async with receiver() as hook:
-        stage.tell("r", url=url.format(port=hook.port))
+        stage.record_callbacks("r", url=url.format(port=hook.port))
 
         await deliver(sender_of(store, allow_private_webhooks=False))
 
@@ -158,7 +158,7 @@ async def test_a_url_is_checked_again_at_delivery(stage, store, url, problem):
 @pytest.mark.requirement("X2", "X3")
 async def test_what_the_receiver_says_is_not_kept(stage, store, database):
     async with receiver(b"HTTP/1.1 500 canary-reason\r\nX-Canary: canary-header\r\n\r\ncanary-body") as hook:
-        stage.tell("r", url=hook.url)
+        stage.record_callbacks("r", url=hook.url)
 
         await deliver(sender_of(store))
 
@@ -172,7 +172,7 @@ async def test_an_unexpected_error_is_one_failed_attempt(stage, store, capsys):
         raise KeyError("secret-detail")
 
     log.configure("critical")
-    stage.tell("r", url="https://hooks.example/")
+    stage.record_callbacks("r", url="https://hooks.example/")
     sender = sender_of(store)
     sender.send = broken
 
@@ -184,8 +184,8 @@ async def test_an_unexpected_error_is_one_failed_attempt(stage, store, capsys):
 
 async def test_receivers_that_hang_leave_room_for_others(stage, store):
     async with receiver(delay_seconds=30) as slow, receiver() as quick:
-        stage.tell(*(f"slow-{number}" for number in range(2 * AT_ONCE)), url=slow.url)
-        stage.tell("quick", url=quick.url)
+        stage.record_callbacks(*(f"slow-{number}" for number in range(2 * AT_ONCE)), url=slow.url)
+        stage.record_callbacks("quick", url=quick.url)
         sender = sender_of(store)
 
         await sender.turn()
@@ -207,8 +207,8 @@ async def test_receivers_that_hang_leave_room_for_others(stage, store):
 async def test_two_senders_deliver_each_callback_once(stage, database):
     async with receiver() as hook:
         requests = [f"r{number}" for number in range(30)]
-        stage.tell(*requests, url=hook.url, status="awaiting_review")
-        stage.tell(*requests, url=hook.url)
+        stage.record_callbacks(*requests, url=hook.url, status="awaiting_review")
+        stage.record_callbacks(*requests, url=hook.url)
         senders = [sender_of(PostgresCallbacks(database, f"test-{number}")) for number in range(2)]
         running = [asyncio.create_task(sender.run()) for sender in senders]
         try:
@@ -236,7 +236,7 @@ async def test_two_senders_deliver_each_callback_once(stage, database):
 async def test_a_sender_that_is_stopped_gives_back_what_it_has_begun(stage, database, monkeypatch):
     monkeypatch.setattr(module, "LAST_SECONDS", 0.1)
     async with receiver(delay_seconds=30) as hook:
-        stage.tell("r", url=hook.url)
+        stage.record_callbacks("r", url=hook.url)
         sender = sender_of(PostgresCallbacks(database))
         running = asyncio.create_task(sender.run())
         async with asyncio.timeout(10):
@@ -264,7 +264,7 @@ async def test_a_sender_outlives_its_database_connection(stage, database):
         async with asyncio.timeout(15):
             while not stage.rows(end):
                 await asyncio.sleep(0.05)
-            stage.tell("r", url=hook.url)
+            stage.record_callbacks("r", url=hook.url)
             while not hook.requests:
                 sender.wake()
                 await asyncio.sleep(0.05)

@@ -30,7 +30,7 @@ async def claim(store, limit=10, limits=LIMITS):
 # --- jobs -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_end_of_a_job_with_a_callback_url_is_told(stage):
+def test_the_end_of_a_job_with_a_callback_url_is_recorded_as_a_callback(stage):
     named = stage.job(callback_url=URL, correlation_id="order 7")
     unnamed = stage.job(callback_url=URL)
     silent = stage.job()
@@ -45,7 +45,7 @@ def test_the_end_of_a_job_with_a_callback_url_is_told(stage):
 
 
 @pytest.mark.parametrize("end", ["partial_success", "failed", "cancelled"])
-def test_a_job_that_is_resumed_ends_twice_and_is_told_twice(stage, end):
+def test_a_job_that_is_resumed_ends_twice_and_has_two_callbacks(stage, end):
     job_id = stage.job(callback_url=URL)
     stage.moves(job_id, "running")
     stage.moves(job_id, end)
@@ -57,7 +57,7 @@ def test_a_job_that_is_resumed_ends_twice_and_is_told_twice(stage, end):
     assert [row["resume_count"] for row in stage.callbacks()] == [0, 1]
 
 
-def test_the_end_of_a_job_that_is_rolled_back_is_not_told(stage):
+def test_the_end_of_a_job_that_is_rolled_back_has_no_callback(stage):
     job_id = stage.job(callback_url=URL)
     stage.moves(job_id, "running")
 
@@ -67,7 +67,7 @@ def test_the_end_of_a_job_that_is_rolled_back_is_not_told(stage):
     assert stage.statuses() == []
 
 
-def test_what_happened_is_told_once(stage):
+def test_an_event_has_one_callback(stage):
     job_id = stage.job(callback_url=URL)
     stage.moves(job_id, "running")
     stage.moves(job_id, "completed")
@@ -78,7 +78,7 @@ def test_what_happened_is_told_once(stage):
             " VALUES ('other', 'local', 'completed', 'https://x', %s, 0)",
             job_id,
         )
-    stage.tell("r")
+    stage.record_callbacks("r")
     with pytest.raises(psycopg.errors.UniqueViolation):
         stage.rows(
             "INSERT INTO dagapp.callback_events (request_id, platform_id, status, url, asset_event_id)"
@@ -91,7 +91,7 @@ def test_what_happened_is_told_once(stage):
 
 
 async def test_a_callback_is_claimed_once_with_a_record_and_a_secret(stage, store):
-    stage.tell("r")
+    stage.record_callbacks("r")
 
     (callback,) = await claim(store)
 
@@ -105,7 +105,7 @@ async def test_a_callback_is_claimed_once_with_a_record_and_a_secret(stage, stor
 
 async def test_several_claim_at_once_and_each_callback_goes_to_one(stage, store, database):
     for number in range(12):
-        stage.tell(f"r{number}", url=f"https://host-{number}.example/")
+        stage.record_callbacks(f"r{number}", url=f"https://host-{number}.example/")
     stores = [ClockedCallbacks(database) for _ in range(4)]
     try:
         claimed = await asyncio.gather(*(claim(each, limit=5) for each in stores))
@@ -115,13 +115,13 @@ async def test_several_claim_at_once_and_each_callback_goes_to_one(stage, store,
 
     ids = [callback.callback_id for batch in claimed for callback in batch]
     assert len(ids) == len(set(ids))
-    rest = await claim(store, limit=100)
-    assert len(ids) + len(rest) == 12
+    last_claim = await claim(store, limit=100)
+    assert len(ids) + len(last_claim) == 12
 
 
-async def test_a_request_is_told_one_thing_after_the_other(stage, store):
-    stage.tell("other", "r", status="awaiting_review")
-    stage.tell("other", "r", status="approved")
+async def test_callbacks_of_a_request_are_delivered_in_order(stage, store):
+    stage.record_callbacks("other", "r", status="awaiting_review")
+    stage.record_callbacks("other", "r", status="approved")
 
     first = await claim(store)
     assert [(each.request_id, each.status) for each in first] == [
@@ -152,8 +152,8 @@ async def test_jobs_with_one_correlation_id_do_not_wait_for_each_other(stage, st
 
 
 async def test_a_slow_receiver_is_not_in_the_way_of_others(stage, store):
-    stage.tell(*(f"slow-{number:02}" for number in range(20)), url="https://slow.example/")
-    stage.tell("z", url="https://z.example/")
+    stage.record_callbacks(*(f"slow-{number:02}" for number in range(20)), url="https://slow.example/")
+    stage.record_callbacks("z", url="https://z.example/")
 
     claimed = await claim(store, limit=8)
 
@@ -166,7 +166,7 @@ async def test_a_slow_receiver_is_not_in_the_way_of_others(stage, store):
 async def test_a_receiver_is_a_host_and_port_in_any_notation(stage):
     urls = ["https://A.example/x?y", "https://a.EXAMPLE?z", "https://a.example:8443/x", "https://[2606::1]:443/"]
     for url in urls:
-        stage.tell("r", url=url)
+        stage.record_callbacks("r", url=url)
 
     assert [row["receiver"] for row in stage.callbacks()] == [
         "a.example",
@@ -177,7 +177,7 @@ async def test_a_receiver_is_a_host_and_port_in_any_notation(stage):
 
 
 async def test_an_attempt_that_was_lost_with_its_process_is_made_again(stage, store):
-    stage.tell("r")
+    stage.record_callbacks("r")
     (lost,) = await claim(store)
 
     store.advance(61)
@@ -193,7 +193,7 @@ async def test_an_attempt_that_was_lost_with_its_process_is_made_again(stage, st
 
 
 async def test_a_callback_whose_attempts_are_all_lost_is_given_up(stage, store):
-    stage.tell("r")
+    stage.record_callbacks("r")
     for _ in range(LIMITS.max_tries):
         assert await claim(store)
         store.advance(61)
@@ -206,7 +206,7 @@ async def test_a_callback_whose_attempts_are_all_lost_is_given_up(stage, store):
 
 
 async def test_a_result_is_recorded_even_if_the_lease_ran_out(stage, store):
-    stage.tell("r")
+    stage.record_callbacks("r")
     (callback,) = await claim(store)
 
     store.advance(61)
@@ -217,7 +217,7 @@ async def test_a_result_is_recorded_even_if_the_lease_ran_out(stage, store):
 
 async def test_nothing_pending_is_known_without_a_claim(stage, store):
     assert not (await store.claim(uuid4(), 5, LIMITS)).are_pending
-    stage.tell("r")
+    stage.record_callbacks("r")
     assert (await store.claim(uuid4(), 5, LIMITS)).are_pending
 
 
@@ -225,7 +225,7 @@ async def test_nothing_pending_is_known_without_a_claim(stage, store):
 
 
 async def test_a_callback_is_repeated_with_its_own_id_and_all_its_attempts(stage, store):
-    stage.tell("r")
+    stage.record_callbacks("r")
     (callback,) = await claim(store)
     await store.finish(callback, *GIVEN_UP)
 
@@ -242,7 +242,7 @@ async def test_a_repeated_callback_is_announced_once_it_is_committed(stage, data
     exchange = MemoryExchange()
     sender = exchange.notifier(CALLBACKS)
     operator = PostgresCallbacks(database, "test", exchange.notifier())
-    stage.tell("r")
+    stage.record_callbacks("r")
     (callback,) = await claim(operator)
     with pytest.raises(Conflict):
         await operator.repeat(callback.callback_id, "olga")
@@ -256,7 +256,7 @@ async def test_a_repeated_callback_is_announced_once_it_is_committed(stage, data
 
 
 async def test_a_callback_that_waits_is_tried_at_once(stage, store):
-    stage.tell("r")
+    stage.record_callbacks("r")
     (callback,) = await claim(store)
     await store.finish(callback, *RETRIED)
     assert await claim(store) == ()
@@ -267,7 +267,7 @@ async def test_a_callback_that_waits_is_tried_at_once(stage, store):
 
 
 async def test_a_callback_is_not_repeated_while_an_attempt_is_under_way(stage, store):
-    stage.tell("r")
+    stage.record_callbacks("r")
     (callback,) = await claim(store)
 
     with pytest.raises(Conflict, match="under way"):
@@ -279,7 +279,7 @@ async def test_a_callback_is_not_repeated_while_an_attempt_is_under_way(stage, s
 
 
 async def test_a_secret_is_replaced_with_an_overlap(stage, store):
-    stage.tell("r")
+    stage.record_callbacks("r")
     (callback,) = await claim(store)
     (first,) = callback.secrets
 
@@ -307,12 +307,12 @@ async def test_a_stolen_secret_ends_at_once(stage, store):
     assert [row["secret"] for row in stage.rows("SELECT secret FROM dagapp.platform_secrets")] == [replaced.secret]
     assert stolen.secret != replaced.secret
     with pytest.raises(NotFound):
-        await store.rotate_secret("nobody", overlap_seconds=0, actor="olga")
+        await store.rotate_secret("unknown", overlap_seconds=0, actor="olga")
 
 
 async def test_two_who_need_the_first_secret_of_a_platform_get_the_same(stage, store, database):
     for number in range(2):
-        stage.tell(f"r{number}", url=f"https://host-{number}.example/")
+        stage.record_callbacks(f"r{number}", url=f"https://host-{number}.example/")
     other = ClockedCallbacks(database)
     try:
         (one,), (two,) = await asyncio.gather(claim(store, limit=1), claim(other, limit=1))
@@ -326,7 +326,7 @@ async def test_two_who_need_the_first_secret_of_a_platform_get_the_same(stage, s
 @pytest.mark.requirement("D5")
 async def test_retention_deletes_callbacks_that_ended_long_ago(stage, store, database):
     for number in range(3):
-        stage.tell(f"r{number}", url=f"https://host-{number}.example/")
+        stage.record_callbacks(f"r{number}", url=f"https://host-{number}.example/")
     old, given_up, _waiting = await claim(store)
     await store.finish(old, *DELIVERED)
     await store.finish(given_up, *GIVEN_UP)

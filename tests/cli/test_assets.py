@@ -140,7 +140,7 @@ def test_every_decision_has_a_command(cli, submitted):
     withdrawn = cli("assets", "unpublish", "floods-r1", "--version", "0", "--yes", "--json")
     unpublished = cli("assets", "show", "floods-r1")
     deleted = cli("assets", "delete", "floods-r1", "--yes", "--reason", "a test", "--json")
-    gone, kept = cli("assets", "ls"), cli("assets", "ls", "--deleted", "--json")
+    listed, listed_deleted = cli("assets", "ls"), cli("assets", "ls", "--deleted", "--json")
 
     assert rejected.json["versions"][0]["rejection_reason"] == "shifted"
     assert again.json["versions"][0]["is_served"]
@@ -150,8 +150,8 @@ def test_every_decision_has_a_command(cli, submitted):
     assert withdrawn.json["latest_approved_version_ordinal"] is None
     assert "publish it again with:\n  dagmaster assets approve floods-r1 --version 0\n" in unpublished.err
     assert deleted.json["deleted_at"]
-    assert (gone.out, gone.err) == ("", "no assets\n")
-    assert [asset["dataset_id"] for asset in kept.json["assets"]] == ["floods-r1"]
+    assert (listed.out, listed.err) == ("", "no assets\n")
+    assert [asset["dataset_id"] for asset in listed_deleted.json["assets"]] == ["floods-r1"]
 
 
 @pytest.mark.requirement("M3")
@@ -300,9 +300,9 @@ def test_lists_continue_and_are_filtered(cli, running):
         refs = ("--ref", "dataset_id=floods", "--ref", f"resource_id=r{number}", "--ref", "version_id=1")
         assert cli("assets", "submit", "--platform", "ddh", *refs, "--blob", "floods.tif").code == 0
     page = cli("assets", "ls", "--limit", "2", "--json").json
-    rest = cli("assets", "ls", "--after", page["next"], "--json").json
+    second_page = cli("assets", "ls", "--after", page["next"], "--json").json
     matching = cli("assets", "ls", "--ref", "resource_id=r1", "--search", "FLOODS", "--platform", "ddh", "--json").json
 
     assert [asset["dataset_id"] for asset in page["assets"]] == ["floods-r2", "floods-r1"]
-    assert [asset["dataset_id"] for asset in rest["assets"]] == ["floods-r0"]
+    assert [asset["dataset_id"] for asset in second_page["assets"]] == ["floods-r0"]
     assert [asset["dataset_id"] for asset in matching["assets"]] == ["floods-r1"]

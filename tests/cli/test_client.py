@@ -155,12 +155,12 @@ def test_an_unreachable_server_is_distinguished_from_a_slow_one():
     with answering(lambda _: done.wait(1) and None, 0.2) as client, pytest.raises(Unavailable) as slow:
         client.job(JOB)
     done.set()
-    with pytest.raises(Unavailable) as nobody:
+    with pytest.raises(Unavailable) as refused:
         JsonClient.of(lambda: "http://127.0.0.1:1").job(JOB)
 
     assert slow.value.code == "server.slow"
-    assert nobody.value.code == "server.unreachable"
-    assert "Connection refused" in nobody.value.message
+    assert refused.value.code == "server.unreachable"
+    assert "Connection refused" in refused.value.message
 
 
 @pytest.mark.requirement("M3")
@@ -227,7 +227,7 @@ def frames(*sequences: int) -> bytes:
 
 @pytest.mark.requirement("M3")
 def test_a_cut_stream_continues_without_gaps_or_repeats():
-    """The server breaks off, repeats, leaves out, and is away; whoever listens sees each event once, in order."""
+    """The server breaks off, repeats, leaves out, and is away; the client sees each event once, in order."""
 
     def open_ended(body: bytes) -> Answering:
         def answer(request: BaseHTTPRequestHandler) -> None:

@@ -45,6 +45,7 @@ DATABASE_CHECKS = {
     "instances",
     "handlers",
     "dead-rows",
+    "outbox",
 }
 
 

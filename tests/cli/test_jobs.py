@@ -250,7 +250,7 @@ def test_a_large_output_is_written_to_a_file(on_platform, tmp_path):
     saved = on_platform("jobs", "node", large_id, "big", "--output", str(tmp_path / "big.json"))
     printed = on_platform("jobs", "node", large_id, "big", "--output", "-")
     small = on_platform("jobs", "node", job_id, "gather", "--output", str(tmp_path / "small.json"), "--json")
-    none = on_platform("jobs", "node", job_id, "nobody", "--output", str(tmp_path / "none.json"))
+    none = on_platform("jobs", "node", job_id, "unknown", "--output", str(tmp_path / "none.json"))
 
     assert f"jobs node {large_id} big --output FILE" in shown.out
     assert json.loads((tmp_path / "big.json").read_text()) == {"items": list(range(60_000)), "count": 60_000}

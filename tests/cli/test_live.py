@@ -9,12 +9,14 @@ from rich.console import Console
 
 from dagmaster.cli.command import State
 from dagmaster.cli.follow import failure_lines, watch
-from dagmaster.cli.live import Lines, LiveTable, counts_of
-from dagmaster.cli.show import JobPage, print_jobs, print_page
+from dagmaster.cli.live import Lines, LiveTable
+from dagmaster.cli.show import print_jobs, print_page
 from dagmaster.client.blockers import blockers_of
 from dagmaster.client.feed import Reconnection
 from dagmaster.client.models.jobs import JobDetail, JobSummary, PublicJob
 from dagmaster.client.models.nodes import ChildCounts, FailedNode, PublicNode, WaitingNodes
+from dagmaster.client.node_remarks import counts_of
+from dagmaster.client.outcome import JobPage
 
 pytestmark = pytest.mark.requirement("M3")
 
@@ -130,7 +132,7 @@ def test_reasons_outside_the_job_are_shown_with_a_remedy():
     ]
 
 
-def test_on_a_small_screen_what_fails_and_runs_is_shown_and_the_rest_counted():
+def test_on_a_small_screen_what_fails_and_runs_is_shown_and_the_others_are_counted():
     nodes = [a_node(f"n{number}") for number in range(100)]
     nodes[77], nodes[88] = a_node("n77", "failed", error_message="broken"), a_node("n88", "running")
 

@@ -75,8 +75,8 @@ async def test_platforms_are_listed_added_and_closed(catalog_database, tmp_path)
         closed = await client.change_platform("mine", is_active=False, reason="moved")
         names = [each.platform_id for each in await client.platforms()]
         shown = await client.platform("mine")
-        with pytest.raises(NotFound, match="nobody"):
-            await client.platform("nobody")
+        with pytest.raises(NotFound, match="unknown"):
+            await client.platform("unknown")
         with pytest.raises(InvalidRequest, match="'uuid' is missing"):
             await client.submit_asset("geonode", {"site": "x"}, blob="floods.tif")
 

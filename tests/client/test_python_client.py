@@ -172,7 +172,7 @@ async def test_errors_have_a_class_a_code_a_hint_and_a_status(database):
         with pytest.raises(NotFound) as missing:
             await client.job(JOB)
         with pytest.raises(InvalidRequest) as bad:
-            await client.submit("hello_world", {"nobody": 1})
+            await client.submit("hello_world", {"unknown": 1})
         with pytest.raises(InvalidRequest) as no_id:
             await client.job("../workers")
         job = await client.submit("hello_world")

@@ -124,7 +124,7 @@ async def test_an_outage_is_reported_recorded_and_made_up_for(catalog_database, 
         await kit.execute("UPDATE dagapp.external_layers SET updated_at = updated_at - interval '1 minute'")
         async with upkeep_of(working) as upkeep:
             await upkeep.publish_externally()
-        gone = await working.external_rows()
+        rows_left = await working.external_rows()
         (after,) = await kit.rows(DUE)
         events = await kit.rows("SELECT * FROM dagapp.asset_events")
 
@@ -134,7 +134,7 @@ async def test_an_outage_is_reported_recorded_and_made_up_for(catalog_database, 
     assert [row["is_due"] for row in skipped] == [True]  # not before a pause
     assert [row["title"] for row in published] == [row["title"] for row in still] == ["Heights"]
     assert withdrawn.layer.external == "due"
-    assert gone == []
+    assert rows_left == []
     assert (after["is_due"], after["attempts"], after["error_message"]) == (False, 0, None)
     seen = f"{refused.value}{refused.value.facts}{due}{withdrawn}{events}"
     assert "canary" not in seen

@@ -231,10 +231,10 @@ async def test_a_deleted_asset_and_an_unknown_layer_are_refused(commands: Comman
     with pytest.raises(NotFound) as unknown:
         await edit_metadata(commands.kit.store, "dem", "roads", request=LayerMetadataRequest(), caller=BOB)
     await delete(commands.kit.store, "dem", caller=BOB)
-    with pytest.raises(Conflict) as gone:
+    with pytest.raises(Conflict) as deleted:
         await commands.edit(title="Heights")
 
-    assert (unknown.value.code, gone.value.code) == ("layer.not-found", "asset.deleted")
+    assert (unknown.value.code, deleted.value.code) == ("layer.not-found", "asset.deleted")
 
 
 @pytest.mark.parametrize(

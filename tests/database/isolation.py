@@ -6,7 +6,7 @@ statements, in every order they could come in. A statement outside a transaction
 between its work and its commit.
 
     choose a session ──▶ it runs one step ──▶ done, or blocked (waits for a lock that the other one holds)
-                     ◀── whoever was blocked and no longer is has finished its step
+                     ◀── a session that was blocked, and no longer is, has finished its step
 
 `explore` plays all choices: it runs the sessions again and again, each time from a fresh state, and turns to the last
 point where another choice was left. A session that is blocked can't be chosen, so each interleaving that it plays is
@@ -41,7 +41,8 @@ _WRITES = (
     "pg_try_advisory_xact_lock",
 )
 # Others are apart: they write tables that the engine does not know, which their own tests try. The engine only inserts
-# callbacks, with the end of a job.
+# callbacks, with the end of a job, and messages of the outbox, with tasks; relays lock those rows and no others, except
+# that `fail_tasks` first locks queued tasks, in the order of their keys.
 _APART = (
     "asset_",
     "cache_",
@@ -51,7 +52,9 @@ _APART = (
     "documents_",
     "external_",
     "layer_",
+    "outbox_",
     "retention_callbacks",
+    "storage_",
     "upload_",
 )
 _KEYS = frozenset({"create_key", "rotate_key", "revoke_key", "record_key_uses", "add_first_signing_key"})

@@ -22,7 +22,7 @@ VALUES: dict[str, dict[str, Any]] = {
     "find_key": {"key_id": "key-7"},
     "find_session": {"session_id": "session-7"},
     "served_collections": {"clearances": ["public"]},
-    "asset_submission": {"request_id": "request-7"},
+    "asset_submission": {"request_ids": ["request-7", "~7"]},
     "layer_metadata_of": {"asset_id": ASSET, "layers": ["raster"]},
     "layer_external_due": {"asset_id": None, "limit": 20},
     "gateway_layer_metadata": {"asset_id": ASSET},

@@ -1,4 +1,4 @@
-"""The budget of a limited queue is held by whoever claims from it, also by one that has just learned of the limit."""
+"""Every worker that claims from a limited queue stays within its budget, also one that has just learned of it."""
 
 import asyncio
 
@@ -35,7 +35,7 @@ async def test_a_worker_that_knows_one_limit_also_respects_the_limit_of_another_
         await other.rollback()
     taken = await asking
 
-    assert not done, "somebody else holds the budget, and may be claiming"
+    assert not done, "another worker holds the budget, and may be claiming"
     assert [task.queue for task in taken] == [QUEUE]
 
 

@@ -328,15 +328,15 @@ async def test_the_extent_is_that_of_the_items_also_when_some_go(catalog_databas
         await catalog.publish((0, 1), (1, 1))
         whole = (await catalog.reader.get_collection("dem"))["extent"]
         await catalog.publish((1, 1))
-        rest = await catalog.reader.get_collection("dem")
+        collection = await catalog.reader.get_collection("dem")
         await catalog.publish()
         empty = await catalog.reader.get_collection("dem")
 
     assert whole["spatial"]["bbox"] == [[0, 46.0, 5.5, 46.5]]
     assert whole["temporal"]["interval"] == [["2023-06-01T00:00:00Z", "2025-01-01T00:00:00Z"]]
-    assert rest["description"] == "better"
-    assert rest["extent"]["spatial"]["bbox"] == [[4, 46.0, 5.5, 46.5]]
-    assert rest["extent"]["temporal"]["interval"] == [["2024-01-05T00:00:00Z", "2024-01-06T00:00:00Z"]]
+    assert collection["description"] == "better"
+    assert collection["extent"]["spatial"]["bbox"] == [[4, 46.0, 5.5, 46.5]]
+    assert collection["extent"]["temporal"]["interval"] == [["2024-01-05T00:00:00Z", "2024-01-06T00:00:00Z"]]
     assert empty["description"] == "Not published"
 
 

@@ -96,7 +96,7 @@ def test_an_unknown_database_is_not_found(cluster):
 
 @pytest.fixture(scope="module")
 def guarded(cluster):
-    """A user who needs a password; nobody else does."""
+    """A user who needs a password; other users do not."""
     rules = cluster.folder / "pg_hba.conf"
     rules.write_text(f"local all guarded scram-sha-256\n{rules.read_text()}")
     with administrator(cluster) as connection:

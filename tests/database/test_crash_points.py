@@ -192,7 +192,7 @@ class Trial:
         return code == CRASHED
 
     async def forgotten(self) -> None:
-        """Until the server has noticed that nobody is there any more."""
+        """Until the server has noticed that its client is gone."""
         deadline = time.monotonic() + 10
         asked = "SELECT 1 FROM pg_stat_activity WHERE application_name LIKE %s AND datname = current_database()"
         while await self.stage.rows(asked, f"%{DOOMED}%"):
@@ -256,13 +256,17 @@ def test_a_process_that_dies_at_a_commit_has_done_all_or_nothing_and_may_be_aske
         assert commit != COMMITS[name][-1] or left == undisturbed, f"{after}: not all of it is there"
 
 
+OF_OUTBOX = {"outbox_claim", "outbox_delete", "outbox_forget", "outbox_postpone"}
+
+
 def test_every_write_transaction_has_points_on_both_sides_of_its_commit_or_a_reason() -> None:
     assert not COMMITS.keys() & ELSEWHERE.keys()
     assert COMMITS.keys() | ELSEWHERE.keys() == {transaction.name for transaction in TRANSACTIONS}
     # Those of documents are swept with raster jobs and those of callbacks in test_callbacks.py, both in tests/engine,
     # those of assets and keys in tests/operations/test_crashes.py, those of commands in tests/commands/test_crashes.py,
-    # those of uploads in tests/operations/test_uploads.py, and those of external copies in tests/external.
-    commits = {commit for _, commit in SWEPT} | {"callbacks", "documents", *OF_ASSETS}
+    # those of uploads in tests/operations/test_uploads.py, those of external copies in tests/external, and those of the
+    # outbox in tests/simulation, where relays die at any of their calls.
+    commits = {commit for _, commit in SWEPT} | {"callbacks", "documents", "fail_tasks", *OF_ASSETS, *OF_OUTBOX}
     assert commits == {*faults.TRANSACTIONS, *faults.STATEMENTS, "orchestrator"}
 
 
@@ -275,4 +279,6 @@ def test_no_transaction_is_begun_without_points_at_its_commit() -> None:
         if "before-commit" not in match[2] or "after-commit" not in (match[3] or "")
     ]
 
-    assert bare == ["due.py", "history.py", "jobs.py"], "which only read"
+    assert bare == ["due.py", "history.py", "storage.py", "api.py", "jobs.py"], (
+        "which only read, or write temporary tables"
+    )

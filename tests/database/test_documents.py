@@ -97,7 +97,7 @@ def test_a_completed_revision_without_documents_is_passed_over(asset):
     assert asset.earlier(0, 3).properties["title"] == "one"
 
 
-def test_a_revision_that_was_superseded_is_told_so(asset):
+def test_a_superseded_revision_knows_the_newest_one(asset):
     asset.revision(0, 1, state="failed", a={"title": "one"})
     asset.revision(0, 2, a={"title": "two"})
 

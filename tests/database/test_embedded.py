@@ -1,4 +1,4 @@
-"""A private PostgreSQL survives what happens to machines, and disturbs nobody.
+"""A private PostgreSQL survives what happens to machines, and disturbs no other server.
 
 These start real servers; each has its own folder and is removed after its test.
 """
@@ -237,7 +237,7 @@ def start_as_nobody(data_folder: Path, name: str) -> None:
 
 
 def test_a_folder_that_others_can_enter_is_refused(new_cluster):
-    """With `trust`, whoever reaches the socket is the superuser."""
+    """With `trust`, every process that reaches the socket is the superuser."""
     cluster = new_cluster()
     cluster.socket_folder.mkdir(mode=0o700)
     cluster.socket_folder.chmod(0o755)

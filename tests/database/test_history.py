@@ -54,7 +54,7 @@ nodes:
 
 @pytest.fixture(scope="module")
 def good(cluster, template_database) -> Iterator[tuple[str, UUID]]:
-    """A database with sound jobs, and the id of one of them. Nobody is connected to it."""
+    """A database with sound jobs, and the id of one of them. It has no connections."""
     with fresh_database(cluster, template_database) as dsn:
         job_id = asyncio.run(_sound_run(dsn))
         yield str(conninfo_to_dict(dsn)["dbname"]), job_id
@@ -134,7 +134,7 @@ DAMAGE: list[tuple[str, FindingCode, str]] = [
         event("event_type = 'job_created', node_id = NULL", "right", "node_skipped"),
     ),
     ("a step that doesn't exist", FindingCode.TRANSITION, event("node_id = 'left'", "right", "node_skipped")),
-    ("a node that nobody made", FindingCode.TRANSITION, event("node_id = 'tiles__x'", "right", "node_skipped")),
+    ("a node that was never expanded", FindingCode.TRANSITION, event("node_id = 'tiles__x'", "right", "node_skipped")),
     ("type and state contradict", FindingCode.EVENT, event("event_type = 'node_failed'", "left", "node_completed")),
     ("an event of an older epoch", FindingCode.EPOCH, event("epoch = 0", "left", "node_dispatched")),
     ("a row of an older epoch", FindingCode.EPOCH, f"UPDATE {JOBS} SET epoch = 0 {OF_JOB}"),
@@ -201,7 +201,7 @@ DAMAGE: list[tuple[str, FindingCode, str]] = [
     ("events without a row", FindingCode.EVENTS_WITHOUT_ROW, f"DELETE FROM {NODES} {OF_JOB} AND node_id = 'tiles__1'"),
     ("a task is missing", FindingCode.TASK_MISSING, f"DELETE FROM {TASKS} {OF_JOB} AND node_id = 'left'"),
     (
-        "a task that nobody dispatched",
+        "a task that was never dispatched",
         FindingCode.TASK_WITHOUT_EVENT,
         f"UPDATE {TASKS} SET attempt = 5 {OF_JOB} AND node_id = 'left'",
     ),
@@ -228,7 +228,7 @@ DAMAGE: list[tuple[str, FindingCode, str]] = [
     ),
     ("an output from elsewhere", FindingCode.RESULT_OUTPUT, node("output = '{}'", "left")),
     (
-        "a result that nobody handled",
+        "a result that was never handled",
         FindingCode.RESULT_UNPROCESSED,
         f"UPDATE {RESULTS} SET processed = false {OF_JOB} AND node_id = 'left'",
     ),

@@ -178,7 +178,7 @@ class PostgresBench:
 
 
 class OverHttp(PostgresLedger):
-    """What a worker and its handlers call goes to the API, everything else to the database. What nobody may read over
+    """What a worker and its handlers call goes to the API, everything else to the database. What may not be read over
     HTTP (payloads and checkpoints of tasks that the worker does not hold) is read by the orchestrator here."""
 
     def __init__(self, dsn: str, requests: WorkerRequests) -> None:
@@ -315,14 +315,14 @@ class Driver:
     news: list[Any]
     planner: Planner = field(default_factory=a_planner)
 
-    async def turn(self, look: str = "", wake: dict[tuple[UUID, str], int] | None = None) -> list[Any]:
-        """Advance with a view that is read again; `look` names what else is read beside results. Returns the news."""
+    async def turn(self, also_read: str = "", wake: dict[tuple[UUID, str], int] | None = None) -> list[Any]:
+        """Advance with a view that is read again; `also_read` names what is read beside results. Returns the news."""
         (job,) = await self.bench.ledger.load_jobs([self.claim.job_id])
         view = job.view()
         completed = [node_id for node_id, state in view.nodes.items() if state.status is NodeStatus.COMPLETED]
         outputs = await self.bench.ledger.load_outputs(job.job_id, completed)
         view = replace(view, outputs=view.outputs | outputs)
-        scope = StepScope(**dict.fromkeys(look.split(), frozenset({job.job_id})), wake=wake or {})
+        scope = StepScope(**dict.fromkeys(also_read.split(), frozenset({job.job_id})), wake=wake or {})
         async with self.bench.ledger.open_jobs(self.owner_id, [self.claim], scope) as step:
             (opened,) = step.jobs.values()
             self.news = opened.news
@@ -446,11 +446,11 @@ async def test_messages_become_jobs_or_dead_letters_once(bench):
         return a_job(message.body["number"], message_id=message.message_id)
 
     first = await bench.ledger.take_messages("dag-jobs", 3, handle)
-    rest = await bench.ledger.take_messages("dag-jobs", 3, handle)
+    last_messages = await bench.ledger.take_messages("dag-jobs", 3, handle)
     none = await bench.ledger.take_messages("dag-jobs", 3, handle)
 
     assert sorted(map(str, first)) == sorted([str(a_job(0).job_id), str(a_job(2).job_id), "m1"])
-    assert (rest, none) == (["m3"], [])
+    assert (last_messages, none) == (["m3"], [])
     assert sorted(seen) == ["m0", "m1", "m2", "m3"]
     letters = {letter["message_id"]: letter for letter in await bench.rows("dag_dead_letters")}
     assert sorted(letters) == ["m1", "m3"]
@@ -486,7 +486,7 @@ async def test_messages_obey_idempotency_keys_as_other_submissions_do(bench):
         ("without-a-key", 8, None, None, "a"),
         ("keyed-later", 9, None, None, "a"),
     ]
-    facts = {name: rest for name, *rest in messages}
+    facts = {name: content for name, *content in messages}
 
     def handle(message: JobMessage) -> NewJob:
         number, key, by, request = facts[message.message_id]
@@ -723,7 +723,7 @@ async def test_orphans_are_claimed_only_where_they_are_asked_for(bench):
 
 @pytest.mark.requirement("E5")
 async def test_an_instance_that_was_silent_itself_reclaims_no_orphans(bench):
-    """After an outage nobody has been heard of: they would take the same jobs from each other, again and again."""
+    """After an outage no heartbeat is recent: instances would take the same jobs from each other, again and again."""
     await bench.ledger.create_jobs([a_job(1)])
     second = await an_owner(bench, 2)
     await claim_all(bench, await an_owner(bench, 1))
@@ -1142,10 +1142,10 @@ async def test_a_worker_takes_only_what_it_asked_for(bench):
     none = await take(bench, NO_DEMAND)
     light = await take(bench, replace(SERVED, light=2))
     heavy = await take(bench, Demand((QUEUE,), (), 0, ("echo",), 2))
-    rest = await take(bench, Demand((QUEUE,), ("sleep",), 5, ("echo",), 5))
+    last_tasks = await take(bench, Demand((QUEUE,), ("sleep",), 5, ("echo",), 5))
 
-    assert [len(x) for x in (other_queue, other_handler, none, light, heavy, rest)] == [0, 0, 0, 2, 2, 1]
-    assert len({task.task_id for task in (*light, *heavy, *rest)}) == 5
+    assert [len(x) for x in (other_queue, other_handler, none, light, heavy, last_tasks)] == [0, 0, 0, 2, 2, 1]
+    assert len({task.task_id for task in (*light, *heavy, *last_tasks)}) == 5
 
 
 @every_worker_ledger
@@ -1259,6 +1259,22 @@ async def test_a_lease_is_renewed_by_its_holder_only(bench):
     assert silent == frozenset()
     row = await only(bench, "dag_tasks")
     assert (row["lease_until"], row["progress"]) == (START + timedelta(seconds=100), {"fraction": 0.5})
+
+
+@pytest.mark.requirement("E7")
+async def test_a_task_that_waited_for_a_slot_has_started_when_its_handler_did(bench):
+    """Otherwise it would be taken for one that has run for too long."""
+    await owned(bench, a_job(1))
+    (task,) = await take(bench)
+    waiting = Running(task.job_id, task.node_id, task.attempt, run_seconds=0.0)
+    starts = []
+
+    for at, run_seconds in ((40, 0.0), (60, 15.0), (70, 25.0), (80, None), (90, 89.0)):
+        await bench.set_clock(at)
+        await bench.ledger.renew(WORKER, [replace(waiting, run_seconds=run_seconds)], lease_seconds=LEASE)
+        starts.append(((await only(bench, "dag_tasks"))["started_at"] - START).total_seconds())
+
+    assert starts == [40, 45, 45, 45, 45]
 
 
 @every_worker_ledger
@@ -2097,8 +2113,8 @@ async def test_payloads_of_a_decision_that_is_not_committed_are_not_there(bench)
         async with bench.ledger.open_jobs(driver.owner_id, [driver.claim], StepScope()) as step:
             ((job_id, job),) = step.jobs.items()
             changes = Changes(job_id, job.epoch, job.sequence, payloads={"0" * 64: large("x")})
-            changes.nodes.append(NodeChange("nobody", NodeStatus.READY))
-            changes.record(EventType.NODE_READY, node="nobody")
+            changes.nodes.append(NodeChange("unknown", NodeStatus.READY))
+            changes.record(EventType.NODE_READY, node="unknown")
             await step.commit([changes])
 
     with pytest.raises((psycopg.Error, KeyError, AssertionError)):
@@ -2115,7 +2131,7 @@ async def test_children_are_read_in_slices_by_index(bench):
     every = await bench.ledger.read_results(job_id, "tiles", 0, 100)
     middle = await bench.ledger.read_results(job_id, "tiles", 1, 2)
     beyond = await bench.ledger.read_results(job_id, "tiles", 4, 5)
-    nobody = await bench.ledger.read_results(job_id, "nobody", 0, 5)
+    unknown = await bench.ledger.read_results(job_id, "unknown", 0, 5)
 
     assert [(r.index, r.node_id, r.status, r.output, r.error_message) for r in every] == [
         (0, "tiles__0", "completed", "a", None),
@@ -2124,7 +2140,7 @@ async def test_children_are_read_in_slices_by_index(bench):
         (3, "tiles__3", "completed", {"d": 1}, None),
     ]
     assert [r.index for r in middle] == [1, 2]
-    assert (beyond, nobody) == ([], [])
+    assert (beyond, unknown) == ([], [])
 
 
 @pytest.mark.requirement("W7")
@@ -2258,7 +2274,7 @@ def illegal_changes(job_id: UUID) -> dict[str, Changes]:
         "a job back to pending": changes(job_moves=[JobTransition(JobStatus.PENDING)]),
         "a second live task": changes(tasks=[again]),
         "the same attempt again": changes(tasks=[replace(again, attempt=1)]),
-        "an unknown node": changes(nodes=[NodeChange("nobody", NodeStatus.READY)]),
+        "an unknown node": changes(nodes=[NodeChange("unknown", NodeStatus.READY)]),
         "an event out of turn": Changes(job_id, 1, 2, events=[changes().events[0]], nodes=[]),
     }
 

@@ -1,4 +1,4 @@
-"""A release that adds a column and an index migrates a live database: nobody who works notices."""
+"""A release that adds a column and an index migrates a live database while it is in use."""
 
 import asyncio
 import threading
@@ -142,7 +142,7 @@ def indexes_of(dsn: str) -> dict[str, bool]:
 
 
 async def test_a_release_with_columns_and_indexes_migrates_beside_a_working_engine(database):
-    """Statements that were prepared before the change run on after it, and nobody waits for a lock for long."""
+    """Statements that were prepared before the change run on after it, and no one waits long for a lock."""
     async with engine(database, orchestrators=2, workers=2, **UNHURRIED) as running, api(database, running) as client:
         async with load(running) as measured, readers(client, measured) as answers:
             before = len(measured.job_ids)

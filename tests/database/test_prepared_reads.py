@@ -183,9 +183,9 @@ async def test_requests_do_not_get_the_rows_of_each_other(reads, database):
             await asyncio.sleep(0)
             return await reads.dicts("one_visit", {"number": number})
 
-    found = await asyncio.gather(*(request(number) for number in range(2, 41)))
+    rows = await asyncio.gather(*(request(number) for number in range(2, 41)))
 
-    assert found == [[{"number": number, "name": f"of {number}"}] for number in range(2, 41)]
+    assert rows == [[{"number": number, "name": f"of {number}"}] for number in range(2, 41)]
 
 
 async def test_an_expected_read_that_fails_fails_the_one_before_and_leaves_nothing(reads):

@@ -253,7 +253,7 @@ def test_a_deployment_answers_what_it_came_upon(empty_database):
 
 @pytest.mark.requirement("D4")
 def test_what_is_made_from_nothing_is_what_is_wanted(empty_database):
-    """So that nobody has to compare it."""
+    """So that other processes need not compare it."""
     deploy.deploy(empty_database)
 
     assert deploy.pending(empty_database) == []
@@ -566,7 +566,7 @@ def test_migrations_at_once_report_each_what_it_did(database):
     assert len(changed) == 1
     assert not changed[0].done_by_another
     assert all(report.is_current and report.pending == [] for report in reports)
-    # One that began after the first had ended found nothing to do and waited for nobody.
+    # One that began after the first had ended found nothing to do and did not wait.
     assert deploy.run_migration(database, NEWER) == deploy.Migration([], [], is_current=True, done_by_another=False)
 
 

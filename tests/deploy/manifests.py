@@ -41,8 +41,8 @@ def image_environment(role: str) -> dict[str, str]:
 
 
 def role_of(image: str) -> str | None:
-    found = re.search(r"dagmaster-(\w+)", image)
-    return found[1] if found else None
+    match = re.search(r"dagmaster-(\w+)", image)
+    return match[1] if match else None
 
 
 def compose() -> dict[str, Any]:

@@ -57,7 +57,14 @@ def test_every_variable_of_a_container_is_a_setting(container):
 
 @EACH_CONTAINER
 def test_the_settings_of_a_container_are_valid(container, monkeypatch):
-    secrets = {"DATABASE_URL": "postgresql://x@h/d", "PUBLIC_URL": "https://h", "TRUSTED_PROXIES": "10.0.0.1"}
+    secrets = {
+        "DATABASE_URL": "postgresql://x@h/d",
+        "PUBLIC_URL": "https://h",
+        "TRUSTED_PROXIES": "10.0.0.1",
+        "STORAGE_BACKEND": "azure",
+        "AZURE_STORAGE_ACCOUNT_NAME": settings.AZURITE_ACCOUNT,
+        "AZURE_STORAGE_ENDPOINT": "http://azurite:10000/{account}",
+    }
     for name, value in {
         **variables_of(container),
         **{name: secrets.get(name, "x") for name in container.secrets},
@@ -80,6 +87,8 @@ def test_secrets_are_not_in_the_files(container):
 def test_a_container_has_the_credentials_of_its_role_and_no_others(container):
     """A gateway must not be able to write, so it has no URL of the database but that of its own role."""
     own = {"GATEWAY_DATABASE_URL", "GATEWAY_KEY"} if container.role == "gateway" else {"DATABASE_URL"}
+    if container.file == "compose.yaml" and container.role != "gateway" and not container.arguments:
+        own |= {"AZURE_STORAGE_ACCOUNT_KEY"}  # that of Azurite only: settings refuse it for other accounts
 
     assert container.secrets & SECRET == own
 
@@ -141,8 +150,8 @@ def test_images_exist_and_have_a_version():
 
 @pytest.mark.parametrize("file", ["compose.yaml", "deploy", "Dockerfile*", "scripts"])
 def test_no_file_names_the_tag_latest_or_a_package_index(file):
-    found = [ROOT / file] if (ROOT / file).is_file() else list(ROOT.glob(file))
-    files = [each for path in found for each in ([path] if path.is_file() else path.rglob("*")) if each.is_file()]
+    paths = [ROOT / file] if (ROOT / file).is_file() else list(ROOT.glob(file))
+    files = [each for path in paths for each in ([path] if path.is_file() else path.rglob("*")) if each.is_file()]
     assert files
     for each in files:
         if each.suffix == ".pyc":

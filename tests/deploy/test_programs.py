@@ -63,7 +63,7 @@ def test_the_health_check_asks_the_port_of_the_role(role):
     assert paths == ["/livez"]
 
 
-def test_the_health_check_fails_if_only_a_restart_would_help_or_nobody_responds():
+def test_the_health_check_fails_if_only_a_restart_would_help_or_no_process_responds():
     with server(503, []) as port:
         assert checked(RUN_MODE="worker", HEALTH_PORT=str(port)).returncode == 1
     assert checked(RUN_MODE="worker", HEALTH_PORT=str(port)).returncode == 1
@@ -170,8 +170,8 @@ def deploy(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str
 
 
 def position(lines: list[str], *words: str) -> int:
-    (found,) = (number for number, line in enumerate(lines) if all(word in line for word in words))
-    return found
+    (line_number,) = (number for number, line in enumerate(lines) if all(word in line for word in words))
+    return line_number
 
 
 @pytest.mark.skipif(not shutil.which("kubectl"), reason="kubectl is not installed")

@@ -42,6 +42,22 @@ def test_the_snippet_accepts_what_dagmaster_signs_and_nothing_else():
     assert not is_genuine({}, body)
 
 
+@pytest.mark.parametrize("snippet", ["receive-callbacks.md", "integrate-a-platform.md"])
+@pytest.mark.parametrize("text", ["", "²", "-1", "1e9", "9" * 30, "é", "v1,é", "v1,"])
+def test_headers_that_no_one_signs_are_refused_without_an_error(snippet, text):
+    """A receiver that fails would be called again and again."""
+    (body,) = (each.body for each in blocks_in(ROOT / "docs/guides" / snippet) if each.info == "python")
+    start = body.index("def is_genuine(")
+    names: dict[str, Any] = {"SECRET": SECRET}
+    exec("import base64, hashlib, hmac, time\n" + body[start:].split("\n\n\n")[0], names)
+    genuine = sign([SECRET], "id-1", int(time.time()), b"{}")
+    secret = [SECRET] if snippet == "receive-callbacks.md" else []
+
+    assert names["is_genuine"](*secret, genuine, b"{}")
+    for name in genuine:
+        assert not names["is_genuine"](*secret, {**genuine, name: text}, b"{}")
+
+
 @pytest.fixture
 def receiver_url() -> Iterator[str]:
     class Receiver(BaseHTTPRequestHandler):

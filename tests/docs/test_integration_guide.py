@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -82,8 +83,11 @@ def test_a_partner_submits_is_called_back_and_sees_its_data_published(tmp_path: 
         )
         assert client.stdout is not None
         lines = [client.stdout.readline().strip(), client.stdout.readline().strip()]
-        dagmaster("assets", "approve", "8", "--clearance", "public")
-        rest, _ = client.communicate(timeout=60)
+        assets = json.loads(dagmaster("assets", "ls", "--json"))["assets"]
+        (dataset,) = [asset["dataset_id"] for asset in assets if asset["platform_refs"] == {"sheet": "8"}]
+        assert re.fullmatch("8-[0-9a-f]{8}", dataset), "as the guide says"
+        dagmaster("assets", "approve", dataset, "--clearance", "public")
+        output, _ = client.communicate(timeout=60)
         platform.end()
 
     assert by_curl.returncode == 0, by_curl.stdout + by_curl.stderr
@@ -93,5 +97,5 @@ def test_a_partner_submits_is_called_back_and_sees_its_data_published(tmp_path: 
     assert '"dry_run"' in by_curl.stdout
     assert '"request_id":"curl-1"' in by_curl.stdout
     assert lines == ["submitted portal-8", "awaiting_review"]
-    assert rest.split() == ["approved", "now", "published"]
+    assert output.split() == ["approved", "now", "published"]
     assert client.returncode == 0

@@ -155,22 +155,23 @@ def test_gdal_is_not_needed_yet(target, monkeypatch):
     assert present.observation == "GDAL 3.9.1, rasterio 1.4"
 
 
-def answer_of_the_api(monkeypatch, **health: Any) -> list[Judgement]:
+def answer_of_the_api(monkeypatch, **body: Any) -> list[Judgement]:
     monkeypatch.setattr(machine, "__version__", "1.2")
-    monkeypatch.setattr(machine.httpx2, "get", lambda *_, **__: SimpleNamespace(json=lambda: health))
+    monkeypatch.setattr(machine.httpx2, "get", lambda *_, **__: SimpleNamespace(json=lambda: body))
     return list(machine.check_api(machine.Target(Settings(), {}, "http://x")))
 
 
+def health(version: str, *checks: dict[str, Any]) -> dict[str, Any]:
+    numbers = {"database_seconds": 0.01, "live_orchestrators": 1, "live_workers": 1}
+    return {"version": version, "is_ready": not checks, "checks": list(checks), **numbers}
+
+
 @pytest.mark.parametrize(
-    ("health", "expected"),
-    [
-        ({"version": "1.2", "checks": []}, [OK]),
-        ({"version": "1.1", "checks": []}, [WARNING]),
-        ({"message": "I am another server"}, [PROBLEM]),
-    ],
+    ("body", "expected"),
+    [(health("1.2"), [OK]), (health("1.1"), [WARNING]), ({"message": "I am another server"}, [PROBLEM])],
 )
-def test_the_api_is_judged(monkeypatch, health, expected):
-    assert levels(answer_of_the_api(monkeypatch, **health)) == expected
+def test_the_api_is_judged(monkeypatch, body, expected):
+    assert levels(answer_of_the_api(monkeypatch, **body)) == expected
 
 
 def test_an_api_that_refuses_connections_is_a_problem(monkeypatch):
@@ -183,10 +184,10 @@ def test_an_api_that_refuses_connections_is_a_problem(monkeypatch):
 
 
 def test_an_unhealthy_api_is_reported(monkeypatch):
-    checks = [{"name": "database", "detail": "away", "is_ok": False}]
-    (finding,) = answer_of_the_api(monkeypatch, version="1.2", checks=checks)
+    database_check = {"name": "database", "detail": "unreachable", "is_ok": False, "hint": "start it"}
+    (finding,) = answer_of_the_api(monkeypatch, **health("1.2", database_check))
 
-    assert (finding.level, finding.observation) == (PROBLEM, "http://x is not healthy: database: away")
+    assert finding == (PROBLEM, "http://x is not healthy: database: unreachable", "start it")
 
 
 def test_workflow_files_are_judged(target, monkeypatch):
@@ -363,6 +364,32 @@ def test_open_transactions_are_judged(judged, seconds, expected):
     assert judged(database.check_transactions, doctor_oldest_transaction=[]) == [OK]
     oldest = row(seconds=seconds, who="process 5", state="idle in transaction")
     assert judged(database.check_transactions, doctor_oldest_transaction=[oldest]) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("waiting", "expected"),
+    [
+        ([], [OK]),
+        ([("q", 3, 5.0, None)], [OK]),
+        ([("q", 3000, 1800.0, None)], [OK]),  # all workers are busy
+        ([("q", 3, 500.0, "the queue does not exist"), ("r", 1, 2.0, None)], [WARNING, OK]),
+    ],
+)
+def test_ids_that_are_not_sent_for_long_are_shown(monkeypatch, waiting, expected):
+    rows = [SimpleNamespace(queue=q, messages=n, oldest_seconds=age, error=error) for q, n, age, error in waiting]
+    monkeypatch.setattr(database, "server", FakeServer({"outbox_facts": rows}))
+    settings = settings_with(transport="servicebus", service_bus_namespace="example-bus")
+
+    found = list(database.check_outbox(database.Database("", settings, alive_seconds=60)))
+
+    assert levels(found) == expected
+    assert all("does not exist" in (judgement.fix or "") for judgement in found if judgement.level is WARNING)
+
+
+def test_without_a_broker_the_outbox_is_not_judged(judged):
+    old = SimpleNamespace(queue="q", messages=3, oldest_seconds=5000.0, error=None)
+
+    assert judged(database.check_outbox, outbox_facts=[old]) == [OK]
 
 
 @pytest.mark.parametrize(

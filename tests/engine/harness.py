@@ -33,8 +33,8 @@ from dagmaster.observe import log
 from dagmaster.operations.submit import submit
 from dagmaster.orchestrator.loop import Orchestrator
 from dagmaster.orchestrator.routing import RegistryRouter
+from dagmaster.roles.transports import orchestrator_transport, worker_topics, worker_transport
 from dagmaster.settings import Settings, load
-from dagmaster.transports.postgres import PostgresTransport, topics_of
 from dagmaster.worker.loop import Worker
 from dagmaster.workflows.load import WorkflowLimits, read
 from dagmaster.workflows.model import Workflow
@@ -132,9 +132,20 @@ class Engine:
             max_params_bytes=self.settings.max_params_bytes,
             render_limits=RenderLimits(self.settings.template_timeout_sec, AT_ONCE_SECONDS),
         )
-        transport = PostgresTransport(notifier, [])
-        orchestrator = Orchestrator(self.settings, ledger, beats, notifier, transport, planner, self.library)
-        self._closing += [notifier, ledger, beats]
+        chosen = orchestrator_transport(self.settings, self.dsn, notifier)
+        ledger.writes_outbox = chosen.relay is not None
+        orchestrator = Orchestrator(
+            self.settings,
+            ledger,
+            beats,
+            notifier,
+            chosen.transport,
+            planner,
+            self.library,
+            relay=chosen.relay,
+            job_queue=chosen.job_queue,
+        )
+        self._closing += [chosen, notifier, ledger, beats]
         self.orchestrators.append(orchestrator)
         self._running.append(asyncio.create_task(orchestrator.run()))
         return orchestrator
@@ -144,16 +155,17 @@ class Engine:
         served = tuple(queues or settings.worker_queue)
         settings = settings.model_copy(update={"worker_queue": served})
         worker_id = uuid4()
-        notifier = PostgresNotifier(self.dsn, topics_of(served, str(worker_id)))
+        notifier = PostgresNotifier(self.dsn, worker_topics(settings, worker_id))
         if self.has_notifiers:
             notifier.start()
         ledgers = [PostgresLedger(self.dsn, role, notifier) for role in ("worker", "lease", "handler")]
         database = pool(self.dsn, "handlers", 0, 4)
         await database.open()
+        chosen = worker_transport(settings, notifier, ledgers[1], worker_id)
         worker = Worker(
-            settings,
+            chosen.settings,
             ledgers[0],
-            PostgresTransport(notifier, served, str(worker_id)),
+            chosen.transport,
             notifier,
             self.registry,
             lease_ledger=ledgers[1],
@@ -161,7 +173,7 @@ class Engine:
             worker_id=worker_id,
             database=database,
         )
-        self._closing += [notifier, *ledgers, database]
+        self._closing += [chosen, notifier, *ledgers, database]
         self.workers.append(worker)
         self._running.append(asyncio.create_task(worker.run()))
         return worker

@@ -185,7 +185,7 @@ async def both(dsn: str, folder: Path) -> AsyncIterator[tuple[Engine, Publisher]
         yield running, publisher
 
 
-async def test_a_job_that_is_resumed_ends_twice_and_each_end_is_told_once(database, tmp_path):
+async def test_a_job_that_is_resumed_ends_twice_and_each_end_is_delivered_once(database, tmp_path):
     async with both(database, tmp_path) as (running, publisher):
         submitted = await submit(publisher, "mendable")
         running.notifier.notify(JOBS)

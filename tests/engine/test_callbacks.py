@@ -1,4 +1,4 @@
-"""Callbacks with real processes: a job that ends is told once, and a death on the way loses nothing."""
+"""Callbacks with real processes: the end of a job is delivered once, and no crash loses it."""
 
 import asyncio
 import json
@@ -54,7 +54,7 @@ async def delivered(running: Fleet, count: int) -> list[dict[str, object]]:
     return await running.until(all_of_them, 30, f"{count} callbacks to be delivered")
 
 
-async def test_the_end_of_a_job_is_told_once_and_signed(database, tmp_path):
+async def test_the_end_of_a_job_is_delivered_once_and_signed(database, tmp_path):
     async with (
         receiver() as hook,
         fleet(database, tmp_path, orchestrators=2, workers=1, allow_private_webhooks=True) as running,
@@ -86,7 +86,7 @@ async def test_a_sender_that_dies_at_each_step_is_followed_by_one_that_repeats_t
     async with receiver() as hook, fleet(database, tmp_path, allow_private_webhooks=True) as running:
         doomed = running.process("orchestrator")
         for number, (point, posts) in enumerate(DEATHS.items(), 1):
-            stage.tell(point, url=hook.url)
+            stage.record_callbacks(point, url=hook.url)
 
             doomed.start(crash_point=point)
             assert await doomed.ended(30) == CRASHED

@@ -92,7 +92,7 @@ async def test_a_running_handler_is_notified_within_a_second_and_waiting_nodes_n
         assert task["stop_seen_at"] >= task["stop_requested_at"]
         stopping = next(event for event in await running.events(job_id) if event["event_type"] == "job_stopping")
         assert stopping["event_data"] == {"reason": "cancelled", "by": "ana", "why": "wrong file"}
-        assert not (await cancel(running.ledger, job_id)).is_new  # whoever lost the answer may ask again
+        assert not (await cancel(running.ledger, job_id)).is_new  # a client that lost the response may ask again
 
 
 @pytest.mark.requirement("E14")

@@ -113,7 +113,7 @@ async def _log_of(running: Fleet, job_id: UUID) -> str:
 
 
 async def test_handlers_in_c_calls_are_given_back_and_a_second_signal_hurries(database, tmp_path) -> None:
-    """The grace is an hour; nothing of it is needed once someone is in a hurry, and nobody pays for it."""
+    """The grace is an hour; a second signal ends it at once, and no attempt is counted."""
     async with fleet(
         database, tmp_path, orchestrators=1, workers=1, shutdown_grace_sec=3600, task_lease_sec=30, lease_renew_sec=1
     ) as running:
@@ -143,7 +143,7 @@ async def _says(log: Path, words: str) -> bool:
 
 
 async def test_an_attempt_that_is_being_replaced_saves_nothing(database) -> None:
-    """Whoever takes the task away has not committed yet: saving waits for that."""
+    """The transaction that takes the task away has not committed yet: saving waits for that."""
     async with engine(database, verify_history=False) as running:
         job_id = await running.submit(GATED)
         await until(lambda: running.rows("SELECT 1 FROM dagapp.dag_tasks WHERE status = 'running'"))

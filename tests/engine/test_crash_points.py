@@ -145,6 +145,11 @@ CALLED = _around(
 )
 # Swept in test_callbacks.py.
 CALLBACKS = [*_points("callback."), *_around("callbacks")]
+# Swept in tests/servicebus/test_engine.py.
+BROKER = [
+    *_points("relay."),
+    *_around("outbox_claim", "outbox_forget", "outbox_delete", "outbox_postpone", "fail_tasks"),
+]
 
 
 def test_every_named_crash_point_is_swept():
@@ -160,7 +165,7 @@ def test_every_named_crash_point_is_swept():
     }
     ends = {*ENDING["orchestrator"], *ENDING["worker"]}
 
-    elsewhere = {*CALLED, *CALLBACKS}
+    elsewhere = {*CALLED, *CALLBACKS, *BROKER}
     assert named | ends | elsewhere == set(faults.POINTS)
     assert not (named | ends) & elsewhere
 
@@ -198,8 +203,11 @@ class Sweep:
         return deaths
 
     async def _dies(self, process: Process, point: str) -> bool:
-        """A job that was sent while nobody of this role was there, and another to one that waits for it, are its own
-        from beginning to end: where both have ended, jobs of this workflow don't lead there."""
+        """Whether a process dies at this point of the code.
+
+        One job is sent while no process of this role runs, another while one waits for it. If both have ended and the
+        process lives, jobs of this workflow do not pass this point.
+        """
         since = (await self.running.rows("SELECT clock_timestamp() AS now"))[0]["now"]
         message_id = await self.send()
         process.start(crash_point=point)
@@ -423,7 +431,7 @@ class Reference:
 
     inputs: Mapping[str, Any] = field(default_factory=dict)
     more: Sequence[str] = ()
-    same: Sequence[str] = ()  # of its result: what each job has, whoever died; by default all of it
+    same: Sequence[str] = ()  # of its result: what each job has, whichever process died; by default all of it
     items: int = 0  # that a job describes
 
 

@@ -724,7 +724,7 @@ async def test_jobs_spread_evenly_over_orchestrators(database):
 
 
 async def _add_bad_job(running):
-    """A job whose definition nobody can read any more."""
+    """A job whose definition cannot be read any more."""
     job_id = new_job_id(1_700_000_000_000)
     await running.rows(
         "INSERT INTO dagapp.dag_workflow_definitions (definition_hash, workflow_id, workflow_version, body)"
@@ -772,7 +772,7 @@ ONCE = """
 
 
 @pytest.mark.requirement("E27")
-async def test_an_exception_that_nobody_expected_fails_the_node_or_the_job(database, monkeypatch):
+async def test_an_unexpected_exception_fails_the_node_or_the_job(database, monkeypatch):
     monkeypatch.setattr(owned, "ATTEMPTS", 2)
 
     class Confused:

@@ -1,4 +1,4 @@
-"""The janitor finds what nobody else would, acts only on what is still so, and leaves alone what is merely slow."""
+"""The janitor finds what no other process would, acts only on what is still so, and ignores what is only slow."""
 
 import asyncio
 from typing import Any
@@ -256,7 +256,7 @@ async def owner_that_is_at_it(running: Engine, job_id: UUID) -> None:
 
 
 async def owner_that_is_dead(running: Engine, job_id: UUID) -> None:
-    """Whoever claims orphans takes care of it."""
+    """The orchestrator that claims orphans takes care of it."""
     owner = await lapsed_lease(running, job_id)
     await running.rows("DELETE FROM dagapp.orchestrators WHERE heartbeat_at > clock_timestamp()")
     assert owner is None

@@ -366,7 +366,7 @@ async def _with(running: Fleet, process: Process, *counters: str) -> dict[str, i
 
 @pytest.mark.requirement("E5", "E6")
 async def test_an_orchestrator_frozen_inside_a_transaction_does_not_keep_its_jobs_from_others(database, tmp_path):
-    """It keeps the job's row locked; whoever takes over ends its session, and with it the lock."""
+    """It keeps the job's row locked; the orchestrator that takes over ends its session, and with it the lock."""
     async with fleet(database, tmp_path, orchestrators=2, workers=1) as running:
         job_id = await running.submit_one(chain(50, 0.01, running.executions))
         zombie = await _frozen_inside(running, job_id)
@@ -724,7 +724,7 @@ class LostAnswers:
 
 @pytest.mark.requirement("E27")
 async def test_jobs_whose_claim_was_never_answered_continue(database):
-    """They belong to an instance that is alive and doesn't know of them; nobody else would take them."""
+    """They belong to an instance that is alive and doesn't know of them; no other instance would take them."""
     async with engine(database, orchestrators=1, workers=1, orphan_threshold_sec=60) as running:
         (orchestrator,) = running.orchestrators
         claims = ("claim_jobs", "claim_orphans")

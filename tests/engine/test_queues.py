@@ -195,11 +195,12 @@ async def test_a_claimed_task_is_the_message_that_the_spec_describes(database):
         "attempt": 1,
         "handler": "echo",
         "params": {"message": "hi"},
-        "queue": "dag-worker-tasks",
+        "queue": "functionapp-tasks",
         "timeout_seconds": 3600,
         "retry_count": 0,
         "losses": 0,
         "params_ref": None,
+        "traceparent": None,
     }
     assert message.task_id == f"{job_id}_echo_1"
 

@@ -66,7 +66,7 @@ def scene(
 
 
 class Hub:
-    """A storage with files to process, and a look at what came of them."""
+    """A storage with files to process, and functions that read the results."""
 
     def __init__(self, folder: Path, running: Engine, catalog: CatalogReader, store: AssetStore) -> None:
         self.folder, self.running, self.catalog = folder, running, catalog
@@ -584,7 +584,7 @@ async def test_impossible_options_are_refused_by_the_first_step_and_nothing_is_w
         assert (job["status"], task["node_id"], task["attempt"]) == ("failed", "validate", 1), wrong
         assert message in job["error_message"]
     assert not hub.silver().exists() or not [path for path in hub.silver().rglob("*") if path.is_file()]
-    assert "output_tier=best" in job["error_message"], "every reason is told"
+    assert "output_tier=best" in job["error_message"], "every reason is in the message"
 
 
 @pytest.mark.requirement("R6")

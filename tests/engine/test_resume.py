@@ -359,7 +359,7 @@ async def test_one_child_runs_again(database):
 
         assert (answer.children, again["status"]) == ({"split": 1}, "completed")
         assert sorted(_runs) == ["3", "last"]
-        for unknown in ("split__5", "split__03", "split__x", "start", "nobody"):
+        for unknown in ("split__5", "split__03", "split__x", "start", "unknown"):
             with pytest.raises(NotFound):
                 await retry(running.ledger, job["job_id"], JobPart(node=unknown))
 

@@ -78,32 +78,32 @@ async def test_a_job_goes_with_everything_that_is_its_own(database, later):
     async with engine(database) as running:
         running.add(GIVING)
         one = Submission(workflow_id="giving", submitted_by="hub", idempotency_key="k")
-        gone = (await submit_once(running.ledger, running.library, one)).job_id
+        deleted_id = (await submit_once(running.ledger, running.library, one)).job_id
         running.notifier.notify("jobs")
-        await running.wait(gone)
+        await running.wait(deleted_id)
         kept = await running.submit(WAITING)
         # Until its node shows that it runs, its last event for now is still to come.
         await until(lambda: running.rows("SELECT 1 FROM dagapp.dag_node_states WHERE status = 'running'"))
         await running.ledger.save_checkpoint(Running(kept, "gate", 1), "phase", {})
-        await running.rows("INSERT INTO dagapp.dag_checkpoints VALUES (%s, 'one', 'phase', 1, '1')", gone)
-        for job_id in (gone, kept):
+        await running.rows("INSERT INTO dagapp.dag_checkpoints VALUES (%s, 'one', 'phase', 1, '1')", deleted_id)
+        for job_id in (deleted_id, kept):
             await running.ledger.store_payload(job_id, b'"large"')
         letter = "INSERT INTO dagapp.dag_dead_letters (queue, reason, description, body) VALUES ('q', %s, '', %s)"
-        await running.rows(letter, "PoisonTask", f'{{"job_id": "{gone}"}}')
+        await running.rows(letter, "PoisonTask", f'{{"job_id": "{deleted_id}"}}')
         await running.rows(letter, "PoisonTask", f'{{"job_id": "{kept}"}}')
         await running.rows(letter, "Malformed", "{}")
         document = "INSERT INTO dagapp.stac_documents VALUES (%s, 0, 1, %s, '{}')"
-        for dataset in (f"job-{gone}", f"job-{kept}", "dem"):
+        for dataset in (f"job-{deleted_id}", f"job-{kept}", "dem"):
             await running.rows(document, dataset, "")
             await running.rows(document, dataset, "item")
-        assert min((await rows_of(running, [gone])).values()) > 0
+        assert min((await rows_of(running, [deleted_id])).values()) > 0
         before = await rows_of(running, [kept])
 
         assert await later.count(DAY) == 1
         assert await later.prune_jobs(DAY, 100) == 1
         forgotten = await later.prune_rest(DAY, 100)
 
-        assert set((await rows_of(running, [gone])).values()) == {0}
+        assert set((await rows_of(running, [deleted_id])).values()) == {0}
         assert await rows_of(running, [kept]) == before
         assert (forgotten.letters, forgotten.definitions, forgotten.partitions) == (1, 1, ())
         datasets = await running.value("SELECT array_agg(DISTINCT dataset_id) FROM dagapp.stac_documents")

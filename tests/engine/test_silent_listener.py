@@ -84,7 +84,7 @@ async def test_notifications_resume_after_a_connection_fell_silent(database, mon
         try:
             assert await notifier.wait(5) == {"jobs"}  # it listens
             await asyncio.sleep(1)
-            assert await notifier.wait(0) == frozenset(), "checks that succeed wake nobody"
+            assert await notifier.wait(0) == frozenset(), "checks that succeed wake no process"
             before = proxy.connections
 
             proxy.silence()

@@ -1,4 +1,4 @@
-"""What jobs leave in storage goes away once nobody can need it, and nothing else does."""
+"""What jobs leave in storage is deleted once it cannot be needed any more, and nothing else is."""
 
 import asyncio
 import threading

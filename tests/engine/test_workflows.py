@@ -654,7 +654,7 @@ async def test_the_shipped_test_workflows_run(database, workflow_id):
 
 
 @pytest.mark.requirement("W10")
-def test_every_shipped_workflow_is_run_here():
+def test_every_shipped_workflow_is_run_by_these_tests():
     assert {path.stem for path in shipped()} == {*SHIPPED, *OF_RASTERS, *OF_EXTERNAL_COPIES}
 
 

@@ -177,16 +177,16 @@ def azure(storage: Path | None = None) -> Iterator[AzureLike]:
             if token not in state.valid_tokens:
                 return "unauthorized", lambda: (401, {"error": {"code": "ExpiredAuthenticationToken"}})
             assert parse_qs(urlsplit(self.path).query) == {"api-version": ["2018-06-01"]}
-            rest = path.removeprefix(FACTORY)
-            if rest == "/pipelines/copy-public/createRun":
+            operation = path.removeprefix(FACTORY)
+            if operation == "/pipelines/copy-public/createRun":
                 return "createRun", lambda: state.create(body)
-            if rest == "/queryPipelineRuns":
+            if operation == "/queryPipelineRuns":
                 return "query", lambda: state.query(body)
-            if match := re.fullmatch(r"/pipelineruns/([^/]+)/cancel", rest):
+            if match := re.fullmatch(r"/pipelineruns/([^/]+)/cancel", operation):
                 return "cancel", lambda: state.cancel(match[1])
-            if match := re.fullmatch(r"/pipelineruns/([^/]+)", rest):
+            if match := re.fullmatch(r"/pipelineruns/([^/]+)", operation):
                 return "get", lambda: state.get(match[1])
-            return "unknown", lambda: (404, {"error": {"message": f"no such resource {rest}"}})
+            return "unknown", lambda: (404, {"error": {"message": f"no such resource {operation}"}})
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     state.url = f"http://127.0.0.1:{server.server_port}"

@@ -190,7 +190,7 @@ async def test_refusals_say_what_to_do_and_contain_no_token(cloud: AzureLike, wh
     assert CANARY not in str(refused.value)
 
 
-async def test_an_address_that_nobody_answers_is_unavailable():
+async def test_an_address_that_does_not_answer_is_unavailable():
     identity = ManagedIdentity(IdentityEndpoint("http://127.0.0.1:1/", {}, {}))
     factory = DataFactory("http://127.0.0.1:1", FACTORY, "copy-public", identity, Pauses().sleep)
 

@@ -68,7 +68,7 @@ LEAKY = workflow(
     """
 )
 # Where a canary may be found, by design.
-OF_CALLBACKS = {"dagapp.dag_jobs", "dagapp.asset_submissions", "dagapp.callback_events"}
+OF_CALLBACKS = {"dagapp.dag_jobs", "dagapp.asset_submissions", "dagapp.callback_events", "dagapp.callback_subscribers"}
 OF_SECRETS = {"dagapp.platform_secrets"}
 REFS = {"dataset_id": "floods", "resource_id": "r1", "version_id": "2024"}
 _ROWS = re.compile(r"^COPY (\S+) [^\n]*\n(.*?)^\\\.$", re.MULTILINE | re.DOTALL)
@@ -161,7 +161,10 @@ async def test_no_secret_appears_where_it_does_not_belong(secret_dsn, tmp_path, 
         local = stack.enter_context(issuer())
         hook = await stack.enter_async_context(receiver())
         secrets = secret_settings(
-            database_url=secret_dsn, gateway_database_url=gateway_role, gateway_key=keys["gateway"]
+            database_url=secret_dsn,
+            database_pooler_url=secret_dsn,
+            gateway_database_url=gateway_role,
+            gateway_key=keys["gateway"],
         )
         others = {
             "auth_enabled": True,
@@ -311,6 +314,11 @@ async def _use(site: Site, places: Places) -> Known:
             {"workflow_id": "echo_test", "callback_url": f"https://u:{CALLBACK}@127.0.0.1/?token={CALLBACK}"},
             operator,
         ),
+        "bad subscriber": (
+            f"{front}/api/platform/submit",
+            {**submission, "callback_url": None, "subscriber": {"successUri": f"ftp://u:{CALLBACK}@127.0.0.1/"}},
+            hub,
+        ),
     }
     async with httpx2.AsyncClient(timeout=30) as client:
         receipt = await ok(client.post(f"{front}/api/platform/submit", json=submission, headers=hub), 202)
@@ -320,7 +328,8 @@ async def _use(site: Site, places: Places) -> Known:
             places.add("answers", answer.text)
         asked = await client.get(f"{orchestrator}/api/jobs/status/{OLD_ID}", headers=operator)
         places.add("answers", json.dumps(receipt), asked.text)
-        body = {"workflow_id": "leaky", "callback_url": site.callback_url}
+        subscriber = dict.fromkeys(("successUri", "inProgressUri", "failedUri"), site.callback_url)
+        body = {"workflow_id": "leaky", "subscriber": subscriber}
         job = await ok(client.post(f"{front}/api/gateway/submit", json=body, headers=operator), 202)
         await site.running.wait(job["job_id"], until=("failed",))
         secret = await ok(client.post(f"{orchestrator}/api/v1/platforms/ddh/rotate-secret", json={}, headers=admin))

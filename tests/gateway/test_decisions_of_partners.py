@@ -82,11 +82,11 @@ async def test_the_key_of_another_platform_learns_nothing_whatever_the_row_says(
 
 
 async def test_the_second_person_is_still_needed(kit: Kit):
-    await waiting(kit, caller=HUB)
+    asset_id = await waiting(kit, caller=HUB)
     await allow(kit)
 
     with pytest.raises(Conflict) as refused:
-        await approve(kit.store, "floods-r1", 0, caller=HUB, needs_second_person=True)
+        await approve(kit.store, asset_id, 0, caller=HUB, needs_second_person=True)
 
     assert refused.value.code == "approval.own-submission"
 

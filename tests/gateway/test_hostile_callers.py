@@ -187,6 +187,11 @@ async def test_addresses_and_names_that_lead_elsewhere_are_refused_and_nothing_i
             answers["old API", url] = await place.orchestrator.post(
                 "/api/jobs/submit/raster_ingest", json={"blob_name": "ddh/floods.tif", "callback_url": url}
             )
+            for field in ("successUri", "inProgressUri", "failedUri"):
+                subscriber = {"successUri": "https://hub.example/done"} | {field: url}
+                answers[field, url] = await place.gateway.post(
+                    "/api/platform/submit", json=submission(subscriber=subscriber), headers=hub
+                )
         jobs = [{"workflow_id": "hello_world", "callback_url": url} for url in CALLBACK_URLS]
         batches = [
             await ok(place.gateway.post("/api/gateway/submit/batch", json={"submissions": part}))
@@ -462,6 +467,87 @@ async def test_ids_of_others_look_like_ids_that_do_not_exist(kit: Kit, tmp_path)
 
     assert differences == {}
     assert max(seconds.values()) < 3 * min(seconds.values()) + 0.02, seconds
+
+
+@pytest.mark.requirement("G3")
+async def test_platforms_do_not_notice_the_request_ids_of_each_other(kit: Kit, tmp_path):
+    hub, other = [
+        bearer(await key_of(kit.dsn, name, "b2b", platform=platform))
+        for name, platform in (("hub", "ddh"), ("other", "geonode"))
+    ]
+    first = submission(request_id="order-7", callback_url="https://hub.example/done")
+    second = {
+        "platform_id": "geonode",
+        "platform_refs": {"uuid": "u1", "version": "1"},
+        "source": {"blob": "geonode/other.tif"},
+        "request_id": "order-7",
+        "callback_url": "https://other.example/done",
+    }
+    async with site(kit, tmp_path) as place:
+        receipts, statuses, again = [], [], []
+        for body, key in ((first, hub), (second, other)):
+            receipts.append(await ok(place.gateway.post("/api/platform/submit", json=body, headers=key), 202))
+        for body, key in ((first, hub), (second, other)):
+            again.append(await ok(place.gateway.post("/api/platform/submit", json=body, headers=key), 202))
+            for client, url in ((place.gateway, "/api/platform/status"), (place.orchestrator, "/api/v1/status")):
+                statuses.append(await ok(client.get(f"{url}/order-7", headers=key)))
+        changed = await place.gateway.post(
+            "/api/platform/submit", json=second | {"version_label": "1", "priority": 3}, headers=other
+        )
+        listed = await ok(
+            place.gateway.get(f"/api/assets/{receipts[1]['asset_id']}/versions/0/requests", headers=other)
+        )
+        # The clients have the key of an administrator, who sees both requests.
+        decision = {"request_id": "order-7", "clearance_level": "public"}
+        by_staff = [
+            await place.gateway.get("/api/platform/status/order-7"),
+            await place.orchestrator.get("/api/v1/status/order-7"),
+            await place.gateway.post("/api/platform/approve", json=decision),
+        ]
+    for row in await kit.rows("SELECT job_id FROM dagapp.dag_jobs"):
+        await kit.end_job(row["job_id"], "failed")
+    told = await kit.rows("SELECT request_id, platform_id, url FROM dagapp.callback_events ORDER BY platform_id")
+
+    assert receipts == again
+    assert [receipt["request_id"] for receipt in receipts] == ["order-7", "order-7"]
+    assert receipts[0]["asset_id"] != receipts[1]["asset_id"]
+    assert [(status["request_id"], status["asset_id"]) for status in statuses] == [
+        ("order-7", receipt["asset_id"]) for receipt in receipts for _ in range(2)
+    ]
+    check(changed, 409, "submission.id-taken")
+    assert [request["request_id"] for request in listed] == ["order-7"]
+    for refused in by_staff:
+        check(refused, 409, "submission.ambiguous")
+    assert [(row["request_id"], row["platform_id"], row["url"]) for row in told] == [
+        ("order-7", "ddh", "https://hub.example/done"),
+        ("order-7", "geonode", "https://other.example/done"),
+    ]
+
+
+@pytest.mark.requirement("G3")
+async def test_platforms_do_not_notice_that_another_one_has_a_dataset_of_the_same_name(kit: Kit, tmp_path):
+    hub, other = [
+        bearer(await key_of(kit.dsn, name, "b2b", platform=platform))
+        for name, platform in (("hub", "ddh"), ("other", "geonode"))
+    ]
+    body = {
+        "platform_id": "geonode",
+        "platform_refs": {"uuid": "-".join([REFS["dataset_id"], REFS["resource_id"]]), "version": "1"},
+        "source": {"blob": "geonode/other.tif"},
+    }
+    async with site(kit, tmp_path) as place:
+
+        async def submit(sent, key, status=202):
+            return await ok(place.gateway.post("/api/platform/submit", json=sent, headers=key), status)
+
+        before = await submit(body | {"dry_run": True}, other, 200)
+        first = await submit(submission(), hub)
+        after = await submit(body | {"dry_run": True}, other, 200)
+        receipt = await submit(body, other)
+
+    name, asset_id = body["platform_refs"]["uuid"], receipt["asset_id"]
+    assert [each["dataset_id"] for each in (before, after, receipt)] == [f"{name}-{asset_id[:8]}"] * 3
+    assert first["dataset_id"] == f"{name}-{first['asset_id'][:8]}"
 
 
 async def test_a_foreign_asset_is_unknown_by_each_of_its_names(kit: Kit, tmp_path):

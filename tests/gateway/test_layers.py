@@ -42,12 +42,12 @@ async def test_layers_are_read_by_their_own_platform_and_edited_by_reviewers(kit
         lists = [(await ok(client.get("/api/layers", headers=headers)))["items"] for headers in (hub, other, staff)]
         forbidden = await client.delete("/api/assets/floods-r1", headers=hub)
         deleted = await ok(client.delete("/api/assets/floods-r1/versions/0", headers=staff))
-        gone = await ok(client.get("/api/layers", headers=staff))
+        layers_left = await ok(client.get("/api/layers", headers=staff))
 
     assert (fresh.headers["etag"], edited["etag"], stale.status_code) == ('"0"', "1", 412)
     assert (refused.status_code, unseen.status_code, unknown.status_code) == (403, 404, 404)
     assert [(row["layer"], row["title"], row["updated_by"]) for row in own["items"]] == [("raster", "Floods", None)]
-    assert hidden["items"] == gone["items"] == []
+    assert hidden["items"] == layers_left["items"] == []
     assert "metadata.publish" in [each["name"] for each in listed["items"]]
     assert run["is_changed"]
     assert by_partner.status_code == 403

@@ -76,12 +76,12 @@ async def test_the_gateway_refuses_what_it_can_refuse_itself(database, tmp_path)
         large = await client.patch(where, content=b"x" * 1_000_001, headers={**hub, **at(0)})
         forbidden = await client.post(UPLOADS, json={"name": "a", "size_bytes": 1}, headers=viewer)
         anonymous = await client.patch(where, content=b"x", headers=at(0))
-        nobody = await client.patch(where, content=b"x", headers={**hub, **at(0)})
+        unreachable = await client.patch(where, content=b"x", headers={**hub, **at(0)})
         elsewhere = await client.get(f"{UPLOADS}/..%2f..%2fkeys", headers=hub)
 
     check(large, 413, "request.too-large")
     assert (forbidden.status_code, anonymous.status_code) == (403, 401)
-    check(nobody, 503, "gateway.no-orchestrator")
+    check(unreachable, 503, "gateway.no-orchestrator")
     assert elsewhere.status_code in (404, 422)
 
 
@@ -106,8 +106,8 @@ async def test_what_reached_the_gateway_before_the_client_was_lost_is_kept(datab
         async with asyncio.timeout(10):
             while True:
                 offset = int((await client.head(where)).headers["upload-offset"])
-                rest = b"a" * (3_000_000 - offset)
-                answer = await client.patch(where, content=rest, headers=at(offset))
+                remaining = b"a" * (3_000_000 - offset)
+                answer = await client.patch(where, content=remaining, headers=at(offset))
                 if answer.status_code == 204:
                     break
                 assert answer.status_code in (409, 423)

@@ -235,10 +235,10 @@ def test_multi_phase_gives_the_same_result_wherever_it_was_interrupted(tmp_path,
     whole = run_handler("multi_phase", {"phases": 4})
     for done in range(4):
         stopped = run_handler("multi_phase", {"phases": 4}, shutting_down_after=done)
-        rest = run_handler("multi_phase", {"phases": 4}, after=stopped)
+        resumed = run_handler("multi_phase", {"phases": 4}, after=stopped)
 
-        assert (stopped.status, rest.output["phases_run"]) == ("returned", names[done:])
-        assert rest.output["digest"] == whole.output["digest"]
+        assert (stopped.status, resumed.output["phases_run"]) == ("returned", names[done:])
+        assert resumed.output["digest"] == whole.output["digest"]
     again = run_handler("multi_phase", {"phases": 4}, after=whole)
     assert again.output == {"phases_run": [], "resumed_after": "finished", "digest": whole.output["digest"]}
     assert not [path for path in tmp_path.rglob("*") if path.is_file()], "it cleans up"

@@ -5,6 +5,7 @@ import pytest
 import rasterio
 from affine import Affine
 from tests.handlers.test_raster_handlers import ABOUT
+from tests.object_stores.servers import tier_of
 
 from dagmaster.settings import load
 from dagmaster.storage import Location, Zone, open_storage
@@ -28,13 +29,13 @@ def terrain(path) -> None:
         file.write(values)
 
 
-def cog_of(settings, file) -> tuple[dict, bytes]:
+def cog_of(settings, file, params=PARAMS) -> tuple[dict, bytes]:
     storage = open_storage(settings)
     storage.create_containers()
     for info in list(storage.list(Folder(Zone.SILVER, "silver", f"cogs/{ABOUT['dataset_id']}"))):
         storage.delete(info.location)
     storage.put_file(storage.location("dem.tif"), file)
-    output = run_handler("raster.create_cog", PARAMS, settings=settings).output
+    output = run_handler("raster.create_cog", params, settings=settings).output
     return output, storage.get(Location(Zone.SILVER, output["cog_container"], output["cog_blob"]))
 
 
@@ -43,12 +44,28 @@ def test_a_cog_from_an_object_store_is_the_one_from_a_folder(name, request, tmp_
     server = request.getfixturevalue(name)
     file = tmp_path / "dem.tif"
     terrain(file)
-    here, there = tmp_path / "here", tmp_path / "there"
+    local, remote = tmp_path / "local", tmp_path / "remote"
 
-    expected, local_bytes = cog_of(load(DAGMASTER_DATA=str(here), PUBLIC_URL="https://maps.example.org"), file)
-    output, remote_bytes = cog_of(server.settings_for(there, public_url="https://maps.example.org"), file)
+    expected, local_bytes = cog_of(load(DAGMASTER_DATA=str(local), PUBLIC_URL="https://maps.example.org"), file)
+    output, remote_bytes = cog_of(server.settings_for(remote, public_url="https://maps.example.org"), file)
 
     assert remote_bytes == local_bytes
     assert output["sha256"] == expected["sha256"]
     assert output["stac_item"] == expected["stac_item"]
-    assert not [path for path in there.rglob("*.tif") if path.is_file()], "no copy is left"
+    assert not [path for path in remote.rglob("*.tif") if path.is_file()], "no copy is left"
+
+
+@pytest.mark.requirement("S3")
+@pytest.mark.parametrize("name", ["azurite", "s3_server"])
+def test_the_tier_of_the_output_decides_on_the_tier_in_the_store(name, request, tmp_path):
+    settings = request.getfixturevalue(name).settings_for(tmp_path)
+    storage = open_storage(settings)
+    terrain(tmp_path / "dem.tif")
+
+    tiers = {}
+    for tier in ("analysis", "archive"):
+        output, _ = cog_of(settings, tmp_path / "dem.tif", {**PARAMS, "output_tier": tier})
+        tiers[tier] = tier_of(storage, Location(Zone.SILVER, output["cog_container"], output["cog_blob"]))
+
+    assert tiers["archive"] in ("Cool", "STANDARD_IA")
+    assert tiers["analysis"] in ("Hot", "STANDARD", None)

@@ -276,7 +276,7 @@ def test_an_item_names_its_source_with_crs_and_checksum(storage: Path) -> None:
     name = depths(storage, "deep water.tif", 3.0)
     path = storage / "bronze" / "bronze" / name
     store = open_storage(Settings(STORAGE_FOLDER=str(storage)))
-    digest = checksum_of(store, find_source(store, SourceParams(blob_name=name)))
+    digest = checksum_of(store, find_source(store, SourceParams(blob_name=name), JOB_ID))
     source = {"blob_name": name, "raster_type": "dem", "crs": "EPSG:32633", "sha256": digest}
 
     trial = run_handler("raster.create_cog", {"source": source, "about": ABOUT})

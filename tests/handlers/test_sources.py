@@ -47,19 +47,19 @@ def replace(path: Path) -> None:
 
 
 def test_a_source_with_the_etag_of_the_submission_is_found_and_another_one_is_refused(storage, folder):
-    source = find_source(storage, SourceParams(blob_name="a.tif"))
+    source = find_source(storage, SourceParams(blob_name="a.tif"), JOB_ID)
     etag = etag_of(storage, source)
 
-    assert find_source(storage, SourceParams(blob_name="a.tif", etag=etag)) == source
+    assert find_source(storage, SourceParams(blob_name="a.tif", etag=etag), JOB_ID) == source
     replace(folder / "a.tif")
     with pytest.raises(UnfitData, match="has changed since it was submitted") as refused:
-        find_source(storage, SourceParams(blob_name="a.tif", etag=etag))
+        find_source(storage, SourceParams(blob_name="a.tif", etag=etag), JOB_ID)
     assert refused.value.code == "source.changed"
     assert "'bronze/a.tif'" in refused.value.message
 
 
 def read_and_replace(storage, folder, etag, error=None):
-    source = find_source(storage, SourceParams(blob_name="a.tif"))
+    source = find_source(storage, SourceParams(blob_name="a.tif"), JOB_ID)
     with unchanged(storage, source, etag):
         replace(folder / "a.tif")
         if error:
@@ -68,7 +68,7 @@ def read_and_replace(storage, folder, etag, error=None):
 
 @pytest.mark.parametrize("error", [None, OSError("no such block"), UnfitData("is rejected", code="raster.rejected")])
 def test_a_change_while_it_is_read_explains_every_error(storage, folder, error):
-    etag = etag_of(storage, find_source(storage, SourceParams(blob_name="a.tif")))
+    etag = etag_of(storage, find_source(storage, SourceParams(blob_name="a.tif"), JOB_ID))
 
     with pytest.raises(UnfitData) as refused:
         read_and_replace(storage, folder, etag, error)
@@ -78,7 +78,7 @@ def test_a_change_while_it_is_read_explains_every_error(storage, folder, error):
 
 
 def test_other_errors_and_a_task_that_is_given_back_pass(storage, folder):
-    source = find_source(storage, SourceParams(blob_name="a.tif"))
+    source = find_source(storage, SourceParams(blob_name="a.tif"), JOB_ID)
     etag = etag_of(storage, source)
 
     with pytest.raises(OSError, match="disk"), unchanged(storage, source, etag):
@@ -89,7 +89,7 @@ def test_other_errors_and_a_task_that_is_given_back_pass(storage, folder):
 
 
 def test_a_source_that_is_deleted_while_it_is_read_is_named(storage, folder):
-    source = find_source(storage, SourceParams(blob_name="a.tif"))
+    source = find_source(storage, SourceParams(blob_name="a.tif"), JOB_ID)
 
     with pytest.raises(UnfitData, match="does not exist"), unchanged(storage, source, None):
         (folder / "a.tif").unlink()
@@ -107,7 +107,7 @@ def test_every_task_compares_the_etag_before_it_reads(folder, handler):
 
 
 def test_a_cog_is_not_published_if_its_source_changed_while_it_was_written(folder, storage, monkeypatch):
-    etag = etag_of(storage, find_source(storage, SourceParams(blob_name="a.tif")))
+    etag = etag_of(storage, find_source(storage, SourceParams(blob_name="a.tif"), JOB_ID))
     block = Copy.block
 
     def replacing(self, col, row):

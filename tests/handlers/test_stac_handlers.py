@@ -1,4 +1,4 @@
-"""Handlers that store STAC documents: what was promised is there, or the job is told what is not. None is published."""
+"""Handlers that store STAC documents: they store all of them, or fail and say what is missing. None is published."""
 
 import asyncio
 from typing import Any
@@ -362,7 +362,7 @@ async def test_documents_of_a_reviewed_revision_do_not_change(bench, decision):
 
 @pytest.mark.requirement("A5")
 async def test_a_review_that_is_decided_while_documents_are_written_is_waited_for(bench):
-    """The trigger locks the revision: whoever comes second sees what the first one did."""
+    """The trigger locks the revision: the second transaction sees what the first one did."""
     async with bench._connections.connection() as connection:
         async with connection.transaction():
             await connection.execute("SELECT 1 FROM dagapp.asset_revisions FOR UPDATE")

@@ -27,7 +27,7 @@ Script = list[str]
 @dataclass
 class Case:
     workflow: Workflow
-    scripts: dict[str, Script]  # by node id, children included; whoever is missing succeeds at once
+    scripts: dict[str, Script]  # by node id, children included; a node that is missing succeeds at once
     values: dict[str, int]  # what a task puts out as `v`; its `items` are as many
     reads: dict[str, str]  # whose output a node's template reads
     seed: int = 0

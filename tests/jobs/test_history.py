@@ -211,8 +211,8 @@ def test_any_missing_event_is_reported_even_if_the_others_were_renumbered():
     events = sound_events()
 
     for n, missing in enumerate(events):
-        rest = [event._replace(sequence=i) for i, event in enumerate(events[:n] + events[n + 1 :], start=1)]
-        codes = {finding.code for finding in checked(rest)}
+        remaining = [event._replace(sequence=i) for i, event in enumerate(events[:n] + events[n + 1 :], start=1)]
+        codes = {finding.code for finding in checked(remaining)}
         assert codes, missing
         assert codes != {FindingCode.JOB_ROW} or missing.node_id is None or missing.event_type == "node_started", (
             missing

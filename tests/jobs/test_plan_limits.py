@@ -113,7 +113,7 @@ def test_params_that_children_share_are_encoded_once_and_are_one_payload(monkeyp
 
 
 @pytest.mark.requirement("E18")
-def test_a_transaction_holds_so_many_bytes_of_payloads_and_the_rest_waits_for_the_next():
+def test_the_payloads_of_a_transaction_are_limited_and_the_others_wait_for_the_next():
     view, payloads, tasks = large_view("{{ [inputs.text, item] }}", ["x" * MB] * 4), [], 0
 
     while True:

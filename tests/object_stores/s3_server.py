@@ -1,6 +1,7 @@
 """An S3 server for tests: moto, with a log of its requests. Run as a program: PORT LOG_FILE.
 
-moto looks whether an object exists, and writes it later. In S3, that is one step: here, such requests run one by one.
+moto checks whether an object exists, and writes it later. In S3, that is one step:
+this server runs such requests one by one.
 """
 
 import json

@@ -24,6 +24,8 @@ from uuid import uuid4
 import trustme
 
 from dagmaster.settings import AZURITE_ACCOUNT, Settings
+from dagmaster.storage import Location, Storage
+from dagmaster.storage.azure import AzureBackend
 
 ROOT = Path(__file__).parents[2]
 AZURITE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
@@ -38,6 +40,23 @@ class Request:
     path: str
     range: str | None
     status: int = 0
+
+
+def length_of(read: Request) -> int:
+    """Bytes of the range that a request asks for."""
+    assert read.range, read
+    first, _, last = read.range.removeprefix("bytes=").partition("-")
+    return int(last) - int(first) + 1
+
+
+def tier_of(storage: Storage, location: Location) -> str | None:
+    """The access tier in Azure, or the storage class in S3."""
+    backend = storage._stores[location.zone]._backend
+    if isinstance(backend, AzureBackend):
+        account = backend._account
+        url = f"{account.endpoint}/{location.path}?{account.sas(location, 'r')[0]}"
+        return account._http().head(url).headers.get("x-ms-access-tier")
+    return backend._client.head_object(Bucket=location.container, Key=location.blob).get("StorageClass")
 
 
 @dataclass
@@ -58,8 +77,8 @@ class Azurite(Server):
     def requests(self) -> list[Request]:
         """Reads of objects, from the debug log: one line has the URL, and the headers of the request."""
         text = self.log.read_text(errors="replace")
-        found = re.findall(r"RequestMethod=(\w+) RequestURL=(\S+?) RequestHeaders:(\{.*?\}) ClientIP", text)
-        return [Request(method, url.partition("?")[0], _range_in(headers)) for method, url, headers in found]
+        requests = re.findall(r"RequestMethod=(\w+) RequestURL=(\S+?) RequestHeaders:(\{.*?\}) ClientIP", text)
+        return [Request(method, url.partition("?")[0], _range_in(headers)) for method, url, headers in requests]
 
 
 class S3(Server):

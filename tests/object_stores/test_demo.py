@@ -33,8 +33,8 @@ def demo(output: Path, settings: dict[str, str]) -> str:
 
 def cogs_of(settings) -> dict[str, str]:
     storage = open_storage(settings)
-    found = storage.list(Folder(Zone.SILVER, storage.containers[Zone.SILVER], "cogs/landscape"))
-    return {info.location.blob: storage.sha256(info.location) for info in found}
+    objects = storage.list(Folder(Zone.SILVER, storage.containers[Zone.SILVER], "cogs/landscape"))
+    return {info.location.blob: storage.sha256(info.location) for info in objects}
 
 
 @pytest.mark.slow

@@ -180,6 +180,18 @@ async def test_the_references_decide_asset_version_and_dataset(kit: Kit):
     assert await kit.store.assets(limit=5, refs={"resource_id": "r2"}) == []
 
 
+@pytest.mark.requirement("G4")
+async def test_a_number_among_the_references_is_its_digits(kit: Kit):
+    """ArcGIS counts the layers of an item."""
+    source = {"platform_id": "arcgis", "caller": ADA}
+    number = await kit.submit(platform_refs={"item_id": "3a5f", "layer_index": 0, "version": "1"}, **source)
+    text = await kit.submit(platform_refs={"item_id": "3a5f", "layer_index": "0", "version": "1"}, **source)
+
+    assert number.asset_id == text.asset_id == "2011f31c8bb6a2fe411399dbef441c4f"
+    with pytest.raises(ValueError, match="valid string"):
+        await kit.submit(platform_refs={"item_id": "3a5f", "layer_index": True, "version": "1"}, **source)
+
+
 async def test_a_dataset_id_that_is_taken_gets_the_beginning_of_the_asset_id(kit: Kit):
     await kit.submit("floods-r1")
 

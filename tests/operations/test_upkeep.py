@@ -1,4 +1,4 @@
-"""Data that nobody needs is purged, what is served never is; reviewers are notified; old history is deleted."""
+"""Data that is not needed is purged, what is served never is; reviewers are notified; old history is deleted."""
 
 import os
 import subprocess

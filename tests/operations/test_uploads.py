@@ -48,8 +48,10 @@ async def sent(uploads: UploadOperations, upload: UploadInfo, data: bytes = DATA
     now = await uploads.get(upload.upload_id, ADA)
     if now.is_finished:
         return now
-    rest = data[now.offset_bytes :]
-    return await uploads.append(upload.upload_id, ADA, offset=now.offset_bytes, length=len(rest), chunks=pieces(rest))
+    remaining = data[now.offset_bytes :]
+    return await uploads.append(
+        upload.upload_id, ADA, offset=now.offset_bytes, length=len(remaining), chunks=pieces(remaining)
+    )
 
 
 def request(name: str = "scene.tif", **fields: object) -> UploadRequest:

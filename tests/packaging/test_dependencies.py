@@ -33,10 +33,27 @@ ROOTS = {
 CLIENT = ("client", "cli", "access", "jobs", "assets", "callbacks", "library", "workflows", "observe")
 CLIENT_MODULES = ("dagmaster.handlers.registry", "dagmaster.doctor.machine", "dagmaster.local.discovery")
 DIRECT = SOURCE / "dagmaster" / "cli" / "direct_schema.py"
+# Modules of observe/ that only servers import.
+OF_SERVERS = {SOURCE / "dagmaster/observe" / name for name in ("metrics.py", "probes.py")}
 # Modules of these packages that need another extra.
-OBJECT_STORES = {
-    "azure": {SOURCE / "dagmaster/storage" / name for name in ("azure.py", "azure_account.py", "azure_sas.py")},
-    "s3": {SOURCE / "dagmaster/storage/s3.py"},
+OPTIONAL = {
+    "azure": {
+        *(
+            SOURCE / "dagmaster/storage" / name
+            for name in ("azure.py", "azure_account.py", "azure_sas.py", "objects.py")
+        ),
+        SOURCE / "dagmaster/transports/servicebus_client.py",
+    },
+    "s3": {SOURCE / "dagmaster/storage" / name for name in ("s3.py", "objects.py")},
+    "otel": {SOURCE / "dagmaster/observe/traces.py"},
+    "dask": {SOURCE / "dagmaster/worker/executors" / name for name in ("dask.py", "dask_agent.py")},
+}
+# Distributions that share a package for imports, by what is below it.
+SHARED = {
+    "opentelemetry.sdk": "opentelemetry-sdk",
+    "opentelemetry.exporter.otlp.proto.http": "opentelemetry-exporter-otlp-proto-http",
+    "opentelemetry": "opentelemetry-api",
+    "azure.servicebus": "azure-servicebus",
 }
 
 
@@ -62,10 +79,10 @@ def imports(path: Path, *, at_start_only: bool = False) -> Iterator[str]:
 
 @cache
 def _imports(path: Path, at_start_only: bool) -> tuple[str, ...]:
-    return tuple(_found(ast.parse(path.read_text()), at_start_only))
+    return tuple(_imported_modules(ast.parse(path.read_text()), at_start_only))
 
 
-def _found(tree: ast.AST, at_start_only: bool) -> Iterator[str]:
+def _imported_modules(tree: ast.AST, at_start_only: bool) -> Iterator[str]:
     for node in _at_start(tree) if at_start_only else ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -101,10 +118,18 @@ def third_party(files: set[Path], *, at_start_only: bool = False, follows: bool 
                     seen.add(other)
                     pending.append(other)
             elif top not in sys.stdlib_module_names:
-                names = distributions().get(top, {canonicalize_name(top)})
-                exact = {name for name in names if name.replace("-", ".") in module.replace("_", ".")} or names
-                needed.update(dict.fromkeys(exact, file.relative_to(SOURCE).as_posix()))
+                needed.update(dict.fromkeys(distributions_of(module), file.relative_to(SOURCE).as_posix()))
     return needed
+
+
+def distributions_of(module: str) -> set[str]:
+    """Those that may contain a module."""
+    for beginning, name in SHARED.items():
+        if f"{module}.".startswith(f"{beginning}."):
+            return {name}
+    top = module.partition(".")[0]
+    names = distributions().get(top, {canonicalize_name(top)})
+    return {name for name in names if name.replace("-", ".") in module.replace("_", ".")} or names
 
 
 def files_of(*packages: str) -> set[Path]:
@@ -116,7 +141,7 @@ def undeclared(needed: dict[str, str], extra: str | None) -> dict[str, str]:
 
 
 def client_files() -> set[Path]:
-    return {*files_of(*CLIENT), *filter(None, map(file_of, CLIENT_MODULES))} - {DIRECT}
+    return {*files_of(*CLIENT), *filter(None, map(file_of, CLIENT_MODULES))} - {DIRECT} - OF_SERVERS
 
 
 def test_the_client_and_the_command_line_need_no_extra():
@@ -132,7 +157,7 @@ def test_the_base_installation_declares_nothing_that_the_client_and_the_command_
 
 
 def test_what_a_command_imports_later_belongs_to_an_extra():
-    everything = set().union(*(declared(extra) for extra in ROOTS))
+    everything = set().union(*(declared(extra) for extra in EXTRAS))
 
     assert third_party(files_of(*CLIENT)).keys() - everything == set()
 
@@ -140,16 +165,15 @@ def test_what_a_command_imports_later_belongs_to_an_extra():
 @pytest.mark.parametrize("extra", ROOTS)
 def test_an_extra_declares_what_its_packages_import(extra):
     """Modules of other packages that they import at their start count too."""
-    files = files_of(*ROOTS[extra]) - set().union(*OBJECT_STORES.values())
+    files = files_of(*ROOTS[extra]) - set().union(*OPTIONAL.values())
     needed = third_party(files, follows=True, at_start_only=True) | third_party(files)
 
     assert undeclared(needed, extra) == {}
 
 
-@pytest.mark.parametrize("extra", sorted(OBJECT_STORES))
-def test_the_extra_of_an_object_store_declares_what_its_modules_import(extra):
-    shared = {SOURCE / "dagmaster/storage/objects.py"}
-    needed = third_party(OBJECT_STORES[extra] | shared)
+@pytest.mark.parametrize("extra", sorted(OPTIONAL))
+def test_an_extra_for_some_modules_declares_what_they_import(extra):
+    needed = third_party(OPTIONAL[extra])
 
     assert undeclared(needed, extra) == {}
     assert names(EXTRAS[extra]) - needed.keys() == set()
@@ -221,7 +245,7 @@ def locked_in(name: str) -> set[str]:
 # Modules that their libraries describe in their documentation. Top-level packages are taken to be described.
 DOCUMENTED = {
     *("alembic.autogenerate", "alembic.ddl.base", "alembic.runtime.migration"),
-    *("botocore.config", "botocore.exceptions"),
+    *("botocore.config", "botocore.exceptions", "botocore.session"),
     *("anyio.to_thread", "click.shell_completion", "cogeo_mosaic.mosaic", "morecantile.defaults", "numpy.typing"),
     *("obstore.store", "packaging.licenses", "pydantic.fields", "shapely.geometry"),
     *("rich.console", "rich.live", "rich.progress", "rich.progress_bar", "rich.table", "rich.text"),
@@ -230,6 +254,10 @@ DOCUMENTED = {
     *("stac_fastapi.types.errors", "starlette.concurrency", "starlette.datastructures", "starlette.exceptions"),
     *("starlette.middleware.cors", "starlette.requests", "starlette.responses", "starlette.routing"),
     *("starlette.templating", "starlette.types"),
+    *("azure.servicebus.aio", "azure.servicebus.exceptions", "distributed.security"),
+    *("opentelemetry.context", "opentelemetry.trace", "opentelemetry.sdk.resources", "opentelemetry.sdk.trace"),
+    *("opentelemetry.sdk.trace.export", "opentelemetry.sdk.trace.sampling"),
+    *("opentelemetry.exporter.otlp.proto.http.trace_exporter", "prometheus_client.core", "prometheus_client.registry"),
 }
 
 
@@ -241,8 +269,7 @@ def undocumented(files: Iterable[Path]) -> dict[str, set[str]]:
         top = module.partition(".")[0]
         if top == "dagmaster" or top in sys.stdlib_module_names:
             continue
-        known = distributions().get(top, {canonicalize_name(top)})
-        for name in {name for name in known if name.replace("-", ".") in module.replace("_", ".")} or known:
+        for name in distributions_of(module):
             needed.setdefault(name, set()).add(module)
     return needed
 

@@ -74,7 +74,10 @@ def raster(tmp_path: Path) -> Path:
 
 
 # Packages that are imported without their extra only.
-SPECIAL = ("handlers.", "raster", "stac", "storage.objects", "storage.azure", "storage.s3", "serving")
+SPECIAL = (
+    *("handlers.", "raster", "stac", "storage.objects", "storage.azure", "storage.s3", "serving"),
+    "worker.executors.dask",
+)
 OF_SERVERS = (
     *("alembic", "fastapi", "jwt", "psycopg", "psycopg_pool", "pypgstac", "sqlalchemy", "starlette", "uvicorn"),
     *("rasterio", "numpy", "titiler.core", "asyncpg", "obstore"),
@@ -105,7 +108,7 @@ def test_the_base_installation_has_no_packages_of_servers(base):
 def test_every_module_of_the_client_and_of_the_command_line_can_be_imported(base):
     only = ("client", "cli", "access", "jobs", "assets", "callbacks", "library", "workflows", "observe", "settings")
 
-    assert import_all(base, "cli.direct_schema", only=only) > 100
+    assert import_all(base, "cli.direct_schema", "observe.metrics", "observe.probes", only=only) > 100
 
 
 def test_the_base_installation_has_the_typed_client(base):
@@ -135,6 +138,7 @@ def test_an_orchestrator_is_installed_without_gdal_and_all_its_modules_can_be_im
         (("db", "status"), "orchestrator"),
         (("keys", "create", "me", "--admin"), "orchestrator"),
         (("verify-history", "--all"), "orchestrator"),
+        (("verify-storage",), "orchestrator"),
     ],
     ids=lambda value: value if isinstance(value, str) else value[0],
 )
@@ -236,6 +240,35 @@ def find_spec_of(module: str) -> bool:
 def test_a_role_starts_with_its_extra_alone(wheel, tmp_path, role, database):
     """A container: RUN_MODE names the role, and the health probe answers."""
     installation = Installation(environment(tmp_path / "venv", wheel, role), tmp_path)
+
+    assert_starts(installation, role, database)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("extra", "libraries", "variables"),
+    [
+        ("azure", ("azure.servicebus", "obstore"), {"STORAGE_BACKEND": "azure", "AZURE_STORAGE_ACCOUNT_NAME": "acme"}),
+        ("s3", ("botocore", "obstore"), {"STORAGE_BACKEND": "s3", "S3_ENDPOINT": "http://127.0.0.1:1"}),
+        ("otel", ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.http.trace_exporter"), {}),
+        ("dask", ("distributed",), {}),
+    ],
+)
+def test_an_addition_has_its_libraries_alone_and_a_worker_starts_with_it(  # noqa: PLR0917
+    wheel, tmp_path, database, extra, libraries, variables
+):
+    alone = Installation(environment(tmp_path / "alone", wheel, extra), tmp_path)
+    code = f"import importlib, dagmaster.cli.main\nfor name in {libraries!r}: importlib.import_module(name)"
+    imported = alone.run("-W", "ignore", "-c", code)
+    without = alone.dagmaster("worker", DATABASE_URL="postgresql://nobody@127.0.0.1:1/none")
+    both = Installation(environment(tmp_path / "both", wheel, "worker", extra), tmp_path)
+
+    assert imported.returncode == 0, imported.stderr
+    assert "hint: pip install 'dagmaster[worker]'" in without.stderr
+    assert_starts(both, "worker", database, **variables)
+
+
+def assert_starts(installation: Installation, role: str, database: str, **more: str) -> None:
     port = free_port()
     variables = {
         **installation._variables,
@@ -244,6 +277,7 @@ def test_a_role_starts_with_its_extra_alone(wheel, tmp_path, role, database):
         "GATEWAY_DATABASE_URL": database,
         "ORCHESTRATOR_URLS": "http://127.0.0.1:1",
         **{f"{name}_PORT": str(port) for name in ("API", "HEALTH", "SERVING", "GATEWAY")},
+        **more,
     }
     command = [str(installation._python), "-m", "dagmaster"]
     process = subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

@@ -178,17 +178,17 @@ class Asked:
         return {"ids": [self.item], "collections": [self.dataset]}
 
 
-def tiles(rest: str, **options: Any) -> Callable[[Asked], dict[str, Any]]:
+def tiles(path: str, **options: Any) -> Callable[[Asked], dict[str, Any]]:
     def request(asked: Asked) -> dict[str, Any]:
-        sign = "&" if "?" in rest else "?"
+        sign = "&" if "?" in path else "?"
         query = f"{sign}version={asked.version}&rev={asked.revision}"
-        return {"url": f"/tiles/{asked.dataset}/{rest}{query}", **options}
+        return {"url": f"/tiles/{asked.dataset}/{path}{query}", **options}
 
     return request
 
 
-def search_tiles(rest: str) -> Callable[[Asked], dict[str, Any]]:
-    return lambda asked: {"url": f"/searches/{encode(asked.search)}/{rest}"}
+def search_tiles(path: str) -> Callable[[Asked], dict[str, Any]]:
+    return lambda asked: {"url": f"/searches/{encode(asked.search)}/{path}"}
 
 
 def of_revision(path: str) -> Callable[[Asked], dict[str, Any]]:
@@ -690,6 +690,6 @@ def test_files_that_belong_to_no_revision_are_not_served(client, storage, path):
 def test_the_url_tells_which_version_the_decision_will_ask_for(url, expected):
     path, _, query = url.partition("?")
 
-    told = expected_publication(path, query)
+    publication = expected_publication(path, query)
 
-    assert told == (ExpectedPublication(*expected) if expected else None)
+    assert publication == (ExpectedPublication(*expected) if expected else None)

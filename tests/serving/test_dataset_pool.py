@@ -1,4 +1,4 @@
-"""Files stay open between requests, and nobody sees an old one."""
+"""Files stay open between requests, and no request reads an old one."""
 
 from concurrent.futures import ThreadPoolExecutor
 

@@ -65,12 +65,12 @@ async def test_what_is_decided_takes_effect_with_the_next_request_of_a_key(datas
             """Of all URLs, for each caller; all requests are sent from one task, as by a connection that stays open."""
             seen: dict[str, set[int]] = {}
             for url in URLS:
-                for name, key in {**keys, "nobody": None, "stranger": "dgm_abcdefghijkl_no"}.items():
+                for name, key in {**keys, "no key": None, "stranger": "dgm_abcdefghijkl_no"}.items():
                     response = await client.get(url, headers={"X-API-Key": key} if key else {})
                     seen.setdefault(name, set()).add(response.status_code)
             return seen
 
-        others = {"b2b": {404}, "nobody": {404}, "stranger": {401}}
+        others = {"b2b": {404}, "no key": {404}, "stranger": {401}}
         pending = await statuses()
         await approve.approve(store, "dem", 0, caller=REVIEWER, clearance=Clearance.OUO)
         approved = await statuses()

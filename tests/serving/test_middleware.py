@@ -148,5 +148,5 @@ def test_metrics_are_for_operators(client, public):
 
     check(public.get("/metrics"), 403, "metrics.not-public")
     assert client.get("/metrics").headers["content-type"].startswith("text/plain; version=0.0.4")
-    assert 'dagmaster_http_requests_total{method="GET",status="200"} 1' in own.text.splitlines()
-    assert "dagmaster_open_datasets 0" in own.text.splitlines()
+    assert 'dagmaster_http_requests_total{method="GET",status="200"} 1.0' in own.text.splitlines()
+    assert "dagmaster_open_datasets 0.0" in own.text.splitlines()

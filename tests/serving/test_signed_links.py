@@ -1,4 +1,4 @@
-"""Signed links: whoever holds one reads one version, with every program, until it expires or is withdrawn."""
+"""Signed links: a person who has one reads one version, with every program, until it expires or is withdrawn."""
 
 import asyncio
 import json

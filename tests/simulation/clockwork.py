@@ -50,7 +50,7 @@ class Clockwork(asyncio.AbstractEventLoop):
         self._most_steps = most_steps
         self._closing = closing
         self.outside = Lane("outside")
-        self.complaints: list[str] = []  # exceptions that nobody has handled
+        self.complaints: list[str] = []  # exceptions that were not handled
         self._random = random
         self._runnable: list[Lane] = []
         self._timers: list[tuple[float, int, asyncio.TimerHandle, Lane]] = []
@@ -181,7 +181,7 @@ class Clockwork(asyncio.AbstractEventLoop):
             self._running = self.outside
 
     def _wake_timers(self) -> None:
-        """Those that are due; if nobody has anything to do, time passes until the next is."""
+        """Those that are due; if no task has anything to do, time passes until the next is."""
         timers = self._timers
         while timers and timers[0][2].cancelled():
             heapq.heappop(timers)

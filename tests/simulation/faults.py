@@ -37,6 +37,7 @@ READS = frozenset(
         "read_results",
         "read_encoded_results",
         "load_payload",
+        "queued_tasks",
         "now",
     }
 )
@@ -139,6 +140,7 @@ def snapshot(db: MemoryDatabase) -> MemoryDatabase:
         queues=db.queues,
         payloads=db.payloads,
         payload_parts=db.payload_parts,
+        outbox=dict(db.outbox),
     )
     copied.nodes.update({job_id: dict(rows) for job_id, rows in db.nodes.items()})
     copied.events.update({job_id: list(rows) for job_id, rows in db.events.items()})
@@ -398,6 +400,28 @@ class FaultyTransport(MemoryTransport):
             raise Unavailable("the broker is away")
         for ticket in tickets:
             self._world.post.deliver(self._broker.put, [ticket])
+
+
+class FaultySender:
+    """What a relay sends to: it may be away, and what it has acknowledged may be lost, doubled or late."""
+
+    def __init__(self, world: Any, broker: Broker) -> None:
+        self._world = world
+        self._broker = broker
+
+    async def send_tasks(self, queue: str, task_ids: Sequence[str]) -> None:
+        world = self._world
+        await asyncio.sleep(world.random.random() * world.profile.latency_seconds)
+        if world.is_broker_away:
+            raise Unavailable("the broker is away")
+        fails = world.has_faults and world.random.random() < world.profile.calls.get(Fate.FAILS, 0.0)
+        # A batch that fails may have arrived in part.
+        arriving = task_ids[: world.random.randrange(len(task_ids) + 1)] if fails else task_ids
+        for task_id in arriving:
+            world.post.deliver(self._broker.put, [Ticket(queue, task_id)])
+        if fails:
+            raise Unavailable("the broker is away")
+        world.sent.update(task_ids)
 
 
 def pause_seconds(random: Random) -> float:

@@ -16,6 +16,7 @@ who may write, what a lease protects. Which check verifies which invariant:
     each effect is published once                        `_accepted`, `_published`
     every job ends after the last fault                  `World.run` in liveness mode, `_leftovers`
     a dead letter has its reason                         `_dead_letters`
+    a queued task is in the outbox, or was sent          `after` (with a broker)
     payloads and definitions are what was stored         the history check
 
 Not verified here: the janitor's log and callbacks. They are SQL and have no in-memory counterpart.
@@ -100,6 +101,9 @@ class Judge:
         for key, task in db.tasks.items():
             if (old := before.tasks.get(key)) is not task:
                 self._task(key, old, task)
+            if self._world.has_broker and task.status is TaskStatus.QUEUED:
+                is_kept = key in db.outbox or task.task_id in self._world.sent
+                self._demand(is_kept, f"{task.task_id} is queued, and its message was neither kept nor sent")
         for key, result in db.results.items():
             if (was := before.results.get(key)) is not result:
                 self._result(key, was, result, before.tasks.get(key))
@@ -167,7 +171,7 @@ class Judge:
             self._claims.pop(job.job_id, None)
 
     def _claim(self, old: Job, job: Job) -> None:
-        """Whoever owned it must have been silent for too long, by the server's clock; whoever takes it must not."""
+        """Its owner must have been silent for too long, by the server's clock; the new owner must not."""
         if old.owner_id is not None:
             silent, most = self._silence(old.owner_id), self._world.settings.orphan_threshold_sec
             self._demand(silent >= most - 1e-3, f"a job was taken from an owner that was silent for {silent} s only")

@@ -105,7 +105,7 @@ class Person:
             await self._until_answered(lambda: self._wire.set_queue(QUEUE, is_paused=False))
 
     async def _once(self, ask: Callable[[], Awaitable[Any]]) -> None:
-        """Nobody asks again whether it was done."""
+        """The person does not ask again whether it was done."""
         try:
             await ask()
         except (Conflict, NotFound, Unavailable):

@@ -1,7 +1,7 @@
 """Every point at which a process can die, stand still or be cut off, one at a time, for a workflow of each kind.
 
 Each run has one fault: before or after one commit of an orchestrator or a worker. Whatever it is, the job completes,
-nothing is published twice, and nobody pays for it with more than one further attempt.
+nothing is published twice, and it costs at most one further attempt.
 """
 
 from typing import Any

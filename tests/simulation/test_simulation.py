@@ -22,11 +22,12 @@ from dagmaster.jobs.states import TaskStatus
 from dagmaster.testing.memory_ledger import MemoryLedger
 from tests.simulation.clockwork import Clockwork, Standstill
 from tests.simulation.invariants import Tally
-from tests.simulation.world import Broken, World, simulate
+from tests.simulation.world import Broken, Mode, World, simulate
 
 pytestmark = pytest.mark.requirement("E1", "E5", "E6", "E7", "E11")
 
 CHUNK = 250
+_claim_messages = MemoryLedger.claim_messages
 MOST_SEEDS = 300  # that it may take to see a bug in what keeps a job in one hand
 
 
@@ -99,11 +100,29 @@ def test_other_seeds_are_other_runs() -> None:
     assert len({simulate(seed).trace() for seed in range(20)}) == 20
 
 
+def test_a_broker_that_is_away_for_a_minute_does_no_harm() -> None:
+    """Seeds whose broker is away from the beginning. Ids are sent again later, or were not needed."""
+    away = [seed for seed in range(0, 240, 3) if World(seed, Mode.LIVENESS).is_broker_away]
+
+    total, world = _simulate_all(away)
+
+    assert len(away) > 10
+    assert world.has_broker
+    assert total.attempts > 50
+
+
 # The judge sees it when the engine is broken
 
 
 def _any_owner_holds(ledger: MemoryLedger, owner_id: Any, claim: Any) -> bool:
     return bool(ledger.db.jobs[claim.job_id].status in ("pending", "running"))
+
+
+async def _sent_before_it_is_sent(ledger: MemoryLedger, limit: int, **_: Any) -> list[Any]:
+    """The message is deleted when it is claimed: a relay that dies, or a broker that is away, loses it."""
+    claimed = await _claim_messages(ledger, limit, lease_seconds=1.0)
+    await ledger.delete_messages(claimed)
+    return claimed
 
 
 def _every_lease_has_lapsed(_ledger: MemoryLedger, task: Task, _now: Any) -> bool:
@@ -125,6 +144,7 @@ def _no_room_is_ever_short(_ledger: MemoryLedger, _queue: str) -> None:
         ("_is_lapsed", _every_lease_has_lapsed),
         ("_release", _released_without_a_trace),
         ("_room", _no_room_is_ever_short),
+        ("claim_messages", _sent_before_it_is_sent),
     ],
 )
 def test_a_broken_ledger_is_detected(name: str, broken: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,9 +29,10 @@ from dagmaster.jobs.plan import Planner
 from dagmaster.jobs.states import JOB_TERMINAL
 from dagmaster.library.workflows import WorkflowLibrary
 from dagmaster.operations import submit
-from dagmaster.orchestrator import advance, liveness, owned
+from dagmaster.orchestrator import advance, liveness, owned, relay
 from dagmaster.orchestrator import loop as orchestrator_loop
 from dagmaster.orchestrator.loop import Orchestrator
+from dagmaster.orchestrator.relay import Relay
 from dagmaster.orchestrator.routing import RegistryRouter
 from dagmaster.settings import Settings, load
 from dagmaster.testing import history, memory_ledger, plain
@@ -40,6 +41,8 @@ from dagmaster.testing.memory_ledger import MemoryDatabase, MemoryLedger
 from dagmaster.testing.memory_notifier import MemoryExchange
 from dagmaster.testing.memory_transport import Broker
 from dagmaster.testing.trial import START
+from dagmaster.transports.servicebus import OutboxTransport
+from dagmaster.transports.transport import Transport
 from dagmaster.worker import heartbeat, run
 from dagmaster.worker import loop as worker_loop
 from dagmaster.worker.loop import Worker
@@ -48,11 +51,21 @@ from dagmaster.workflows.model import Workflow
 from tests.jobs.random_workflows import Case, SeededDice, make_case
 from tests.simulation.clockwork import LANE, Clockwork, Lane, Standstill
 from tests.simulation.effects import QUEUE, Stage
-from tests.simulation.faults import FaultyNotifier, FaultyTransport, Post, Profile, Sweep, Wire, pause_seconds
+from tests.simulation.faults import (
+    FaultyNotifier,
+    FaultySender,
+    FaultyTransport,
+    Post,
+    Profile,
+    Sweep,
+    Wire,
+    pause_seconds,
+)
 from tests.simulation.invariants import Judge, Tally
 from tests.simulation.people import Person
 
 FAULTY_SECONDS = 20.0
+BROKER_AWAY_SECONDS = 60.0
 RECOVERY_SECONDS = 200.0  # virtual: retries, waits and timeouts of a whole chain may be left, and take some 60
 _AFTERMATH_SECONDS = 2.0  # for those who come too late
 _LONG_AFTERMATH_SECONDS = 10.0  # in some runs: what is not reported by then never will be
@@ -131,7 +144,11 @@ class World:
         self.settings = pace()
         self.loop = Clockwork(self.random, most_steps=_MOST_STEPS, closing=self._close)
         self.post = Post(self)
-        self.database = MemoryDatabase(self.clock)
+        # In every third run, a relay sends the ids of tasks to a broker; in some of them it is away for a minute.
+        self.has_broker = sweep is None and seed % 3 == 0
+        self._broker_leaves_at = Random(f"{seed}/broker").choice((1e9, 0.0, 5.0, 15.0))
+        self.sent: set[str] = set()  # ids of tasks that the broker has acknowledged
+        self.database = MemoryDatabase(self.clock, writes_outbox=self.has_broker)
         self.exchange, self.broker = MemoryExchange(), Broker()
         self.ledger = MemoryLedger(self.database, FaultyNotifier(self.post, self.exchange))
         self.judge = Judge(self)
@@ -165,6 +182,10 @@ class World:
     def clock(self) -> datetime:
         """The server's."""
         return START + timedelta(seconds=self.loop.now)
+
+    @property
+    def is_broker_away(self) -> bool:
+        return self._broker_leaves_at <= self.loop.now < self._broker_leaves_at + BROKER_AWAY_SECONDS
 
     def case_of(self, job_id: UUID) -> Case:
         return self.cases[self.database.jobs[job_id].workflow_id]
@@ -272,7 +293,7 @@ class World:
         chunk = self.random.randint(1, 5)
         planner = Planner(router, self.random, max_losses=self.settings.max_losses, chunk=chunk)
         notifier = FaultyNotifier(self.post, self.exchange, JOBS, RESULTS)
-        transport = FaultyTransport(self, self.broker)
+        own_relay, transport = self._relay(lane, notifier)
         process = Orchestrator(
             self.settings,
             Wire(self, lane),
@@ -282,8 +303,21 @@ class World:
             planner,
             self.library,
             owner_id=self.uuid(),  # type: ignore[arg-type]
+            relay=own_relay,
         )
         self._start(Actor(lane, process, notifier), process.owner_id)
+
+    def _relay(self, lane: Lane, notifier: FaultyNotifier) -> tuple[Relay | None, Transport]:
+        if not self.has_broker:
+            return None, FaultyTransport(self, self.broker)
+        own_relay = Relay(
+            Wire(self, lane),  # type: ignore[arg-type]
+            FaultySender(self, self.broker),
+            self.settings.orchestrator_poll_interval,
+            relay_id=self.uuid(),
+            random=self.random,
+        )
+        return own_relay, OutboxTransport(notifier, own_relay.wake)
 
     def _start_worker(self) -> None:
         lane = self._lane("worker")
@@ -298,7 +332,7 @@ class World:
             handler_ledger=Wire(self, lane),
             name=lane.name,
             worker_id=self.uuid(),  # type: ignore[arg-type]
-            pool=plain.pool(isolate=False),
+            executor=plain.pool(isolate=False),
             progress_seconds=self.settings.lease_renew_sec,
             rng=self.random,
         )
@@ -467,7 +501,10 @@ def _under_control(world: World) -> Iterator[None]:
         (memory_ledger, "uuid4", world.uuid),
         (submit, "new_job_id", lambda *_: world.job_id()),
         *((module, "build", graph_of) for module in (owned, protocol, history)),
-        *((module, "_log", listener) for module in (orchestrator_loop, advance, liveness, worker_loop, heartbeat, run)),
+        *(
+            (module, "_log", listener)
+            for module in (orchestrator_loop, advance, liveness, relay, worker_loop, heartbeat, run)
+        ),
     ]
     kept = [getattr(module, name) for module, name, _ in replaced]
     for module, name, value in replaced:

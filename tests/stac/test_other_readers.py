@@ -1,4 +1,4 @@
-"""Items are read by programs that others wrote, without being told what the items say."""
+"""Items are read by programs that others wrote, which know nothing about this project."""
 
 import json
 from pathlib import Path
@@ -59,7 +59,7 @@ def test_stackstac_reads_the_pixels_of_an_item_of_pystac_that_has_its_epsg_again
     _check(stack, item)
 
 
-def test_stackstac_resamples_an_item_of_pystac_if_it_is_only_told_the_crs(item):
+def test_stackstac_resamples_an_item_of_pystac_if_only_the_crs_is_given(item):
     read = pystac.Item.from_dict(item)
 
     stack = stackstac.stack([read], assets=["data"], epsg=int(read.properties["proj:code"].removeprefix("EPSG:")))

@@ -1,6 +1,7 @@
 """Downloads from a real TLS server, and the servers that are refused."""
 
 import contextlib
+import socket
 import ssl
 import subprocess
 import threading
@@ -81,6 +82,14 @@ def test_a_file_is_saved_with_its_name_and_time(server, tmp_path):
     assert server.requests == [(f"files.test:{server.server_port}", "/a/My%20scene.tif?key=x")]
 
 
+def test_a_long_name_is_shortened_to_what_a_folder_can_hold(server, tmp_path):
+    file = download(f"{server.url}/{'%E6%B5%B7' * 300}.tif", tmp_path, _rules())
+
+    assert file.read_bytes() == CONTENT
+    assert file.name.endswith("海.tif")
+    assert len(file.name.encode()) <= 200
+
+
 def test_a_certificate_of_another_host_is_refused(server, tmp_path):
     with pytest.raises(Unavailable, match="cannot be downloaded"):
         download(server.url.replace("files.test", "other.test") + "/a.tif", tmp_path, _rules())
@@ -88,7 +97,47 @@ def test_a_certificate_of_another_host_is_refused(server, tmp_path):
     assert server.requests == []
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1", "10.1.2.3", "169.254.169.254", "::1", "fe80::1%eth0", "224.0.0.1"])
+PRIVATE = [
+    "127.0.0.1",
+    "10.1.2.3",
+    "169.254.169.254",
+    "100.64.0.1",
+    "0.0.0.0",
+    "224.0.0.1",
+    "::1",
+    "fe80::1%eth0",
+    "fd00::1",
+    "::ffff:127.0.0.1",
+    "::127.0.0.1",
+    "64:ff9b::10.0.0.1",
+    "2002:7f00:1::",
+]
+METADATA = [
+    "169.254.169.254",
+    "::ffff:169.254.169.254",
+    "64:ff9b::a9fe:a9fe",
+    "2002:a9fe:a9fe::1",
+    "fd00:ec2::254",
+    "100.100.100.200",
+    "168.63.129.16",
+    "fe80::1%eth0",
+]
+
+
+@pytest.fixture
+def connected(monkeypatch):
+    """The addresses to which connections were opened. None of them is: the tests have no network."""
+    addresses = []
+
+    def create_connection(address, *_arguments, **_options):
+        addresses.append(address)
+        raise ConnectionRefusedError
+
+    monkeypatch.setattr(socket, "create_connection", create_connection)
+    return addresses
+
+
+@pytest.mark.parametrize("address", PRIVATE)
 def test_a_host_that_is_not_public_is_not_connected(server, tmp_path, address):
     with pytest.raises(NotAllowed, match=r"files\.test of the source is not a public server"):
         download(f"{server.url}/a.tif", tmp_path, _rules(allow_private=False, lookup=lambda _host: [address]))
@@ -100,6 +149,94 @@ def test_one_private_address_among_public_ones_is_enough_to_refuse(tmp_path):
     rules = _rules(allow_private=False, lookup=lambda _host: ["93.184.216.34", "10.0.0.1"])
     with pytest.raises(NotAllowed):
         download("https://files.test/a.tif", tmp_path, rules)
+
+
+@pytest.mark.requirement("X2")
+@pytest.mark.parametrize("address", METADATA)
+def test_metadata_services_are_never_reached(connected, tmp_path, address):
+    rules = _rules(lookup=lambda _host: ["93.184.216.34", address])
+    with pytest.raises(NotAllowed):
+        download("https://files.test/a.tif", tmp_path, rules)
+
+    assert connected == []
+
+
+@pytest.mark.requirement("X2")
+@pytest.mark.parametrize(
+    "host",
+    [
+        "2130706433",
+        "0x7f000001",
+        "0177.0.0.1",
+        "127.1",
+        "127.0.0.1.",
+        "localhost",
+        "[::1]",
+        "[::ffff:7f00:1]",
+        "[::ffff:169.254.169.254]",
+        "[64:ff9b::7f00:1]",
+        "[2002:7f00:1::]",
+        "2852039166",
+        "ⓛocalhost",
+        "１２７.0.0.1",
+        "127。0。0。1",
+    ],
+)
+def test_other_notations_of_private_addresses_are_refused(connected, tmp_path, host):
+    """As the resolver of the system reads them."""
+    with pytest.raises((NotAllowed, Unavailable, InvalidRequest)) as refused:
+        download(f"https://{host}/a.tif", tmp_path, DownloadRules(10**9))
+
+    assert refused.value.code in ("source.private", "source.unknown-host", "source.bad-address")
+    assert connected == []
+
+
+@pytest.mark.requirement("X2")
+@pytest.mark.parametrize(
+    "url",
+    ["https://files.test@127.0.0.1/", "https://a:b@files.test/", "https://files.test\\@127.0.0.1/", "https:///a.tif"],
+)
+def test_a_url_with_two_readings_is_refused(connected, tmp_path, url):
+    with pytest.raises(InvalidRequest):
+        download(url, tmp_path, _rules(allow_private=False, lookup=lambda _host: ["93.184.216.34"]))
+
+    assert connected == []
+
+
+@pytest.mark.requirement("X2")
+def test_a_name_is_resolved_once_and_the_checked_address_is_called(connected, tmp_path):
+    """A name server that answers differently the second time (DNS rebinding) is not asked a second time."""
+    answers = iter([["93.184.216.34"], ["127.0.0.1"]])
+
+    with pytest.raises(Unavailable):
+        download("https://files.test/a.tif", tmp_path, _rules(allow_private=False, lookup=lambda _host: next(answers)))
+
+    assert connected == [("93.184.216.34", 443)]
+    assert next(answers) == ["127.0.0.1"]
+
+
+@pytest.mark.requirement("X2")
+def test_proxies_of_the_environment_are_not_used(connected, tmp_path, monkeypatch):
+    for name in ("https_proxy", "HTTPS_PROXY", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+
+    with pytest.raises(Unavailable):
+        download("https://files.test/a.tif", tmp_path, _rules(lookup=lambda _host: ["93.184.216.34"]))
+
+    assert connected == [("93.184.216.34", 443)]
+
+
+@pytest.mark.requirement("X2")
+def test_a_name_that_changes_its_address_between_redirects_is_checked_each_time(server, tmp_path, monkeypatch):
+    """The first answer is taken for a public address, as if this test ran on the internet."""
+    server.redirects = {"/a.tif": "/b.tif"}
+    monkeypatch.setattr("dagmaster.storage.sources.is_public", lambda address: address == "127.0.0.1")
+    answers = iter([["127.0.0.1"], ["10.0.0.1"]])
+
+    with pytest.raises(NotAllowed, match=r"files\.test of the source is not a public server"):
+        download(f"{server.url}/a.tif", tmp_path, _rules(allow_private=False, lookup=lambda _host: next(answers)))
+
+    assert [path for _, path in server.requests] == ["/a.tif"]
 
 
 def test_the_target_of_a_redirect_is_checked_again(server, tmp_path):

@@ -189,7 +189,7 @@ def test_orchestrator_worker_and_command_line_know_an_installed_package(cluster:
     assert failed.returncode == 1
     assert "no river is named Styx" in failed.stdout + failed.stderr
     assert refused.returncode == 4
-    assert "bad.yaml" in refused.stderr  # the file by its name only: whose folders they are is nobody else's business
+    assert "bad.yaml" in refused.stderr  # the file by its name only: the message does not show the folders of a user
     assert "half_package/bad.yaml" in said
 
 

@@ -95,11 +95,11 @@ def test_output_that_can_not_be_stored_is_refused():
 
 
 def test_metrics_and_logs_are_kept():
-    def tells(ctx):
+    def report(ctx):
         ctx.logger.info("tile written", bytes=12)
         return HandlerResult(output=1, metrics={"tiles": 3})
 
-    trial = run_handler(tells)
+    trial = run_handler(report)
 
     assert trial.metrics["tiles"] == 3
     assert trial.log == ["info: tile written bytes=12"]
@@ -195,10 +195,10 @@ def test_the_registrations_own_timeout_holds_too():
 
 
 def test_the_attempt_number_is_passed_to_the_handler():
-    def tells(ctx):
+    def report(ctx):
         return [ctx.attempt, ctx.retry_count, ctx.node_id]
 
-    assert run_handler(tells, attempt=3, node_id="spread__4").output == [3, 2, "spread__4"]
+    assert run_handler(report, attempt=3, node_id="spread__4").output == [3, 2, "spread__4"]
 
 
 def where(ctx):

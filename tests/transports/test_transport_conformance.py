@@ -6,26 +6,33 @@ who listen to it.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 from typing import Any
+from uuid import UUID
 
 import pytest
+from tests.servicebus.broker import BrokerThread
 
 from dagmaster.database.notify.notifier import tasks_topic
 from dagmaster.database.notify.postgres import PostgresNotifier
+from dagmaster.settings import load
 from dagmaster.testing.memory_notifier import MemoryExchange
 from dagmaster.testing.memory_transport import Broker, MemoryTransport
 from dagmaster.transports import postgres
 from dagmaster.transports.postgres import PostgresTransport, topics_of
-from dagmaster.transports.transport import Ticket, Transport
+from dagmaster.transports.servicebus import ServiceBusTransport
+from dagmaster.transports.servicebus_client import ServiceBus
+from dagmaster.transports.transport import Delivery, Ticket, Transport
 
 pytestmark = pytest.mark.requirement("Q3")
 
 End = Callable[..., Transport]
 SOON = 5.0
+_JOB = UUID(int=1)
 
 
-@pytest.fixture(params=["memory", "postgres over a memory notifier", "postgres"])
+@pytest.fixture(params=["memory", "postgres over a memory notifier", "postgres", "servicebus"])
 async def end(request: pytest.FixtureRequest) -> AsyncIterator[End]:
     """Makes ends of one transport, each listening to the queues it is given."""
     ends: list[Transport] = []
@@ -38,6 +45,30 @@ async def end(request: pytest.FixtureRequest) -> AsyncIterator[End]:
     yield an_end
     for transport in ends:
         await transport.close()
+    for service_bus in _opened:
+        await service_bus.close()
+    _opened.clear()
+
+
+_opened: list[ServiceBus] = []
+
+
+@pytest.fixture(scope="module")
+def stand_in() -> Iterator[BrokerThread]:
+    with BrokerThread(["light", "heavy"]) as broker:
+        yield broker
+
+
+def _servicebus(request: pytest.FixtureRequest, *queues: str) -> Transport:
+    """Over the SDK and the stand-in. Its queues are emptied before each test."""
+    broker: BrokerThread = request.getfixturevalue("stand_in")
+    if not _opened:
+        for queue in broker.queues.values():
+            queue.waiting.clear()
+            queue.locked.clear()
+    settings = load(transport="servicebus", service_bus_connection_string=broker.connection_string)
+    _opened.append(ServiceBus(settings))
+    return ServiceBusTransport(_opened[-1], queues)
 
 
 def _makers(request: pytest.FixtureRequest) -> dict[str, Callable[..., Transport]]:
@@ -56,6 +87,7 @@ def _makers(request: pytest.FixtureRequest) -> dict[str, Callable[..., Transport
             exchange.notifier(*map(tasks_topic, queues)), queues
         ),
         "postgres": postgres,
+        "servicebus": partial(_servicebus, request),
     }
 
 
@@ -66,7 +98,12 @@ async def quiet(transport: Transport) -> None:
 
 
 def tickets(queue: str, count: int = 1) -> list[Ticket]:
-    return [Ticket(queue, f"job_node_{number}") for number in range(count)]
+    return [Ticket(queue, f"{_JOB}_node_{number}") for number in range(count)]
+
+
+def _number(delivery: Delivery) -> int:
+    assert delivery.task_id is not None
+    return int(delivery.task_id.rpartition("_")[2])
 
 
 async def test_a_published_task_reaches_a_listener_at_once(end: End) -> None:
@@ -173,9 +210,9 @@ async def test_the_memory_transport_delivers_each_ticket_once_and_again_if_its_r
     await one.settle(first[:1])
     await one.close()
 
-    assert [delivery.task_id for delivery in first] == ["job_node_0", "job_node_1", "job_node_2"]
-    assert [delivery.task_id for delivery in second] == ["job_node_3", "job_node_4"]
-    assert [delivery.task_id for delivery in await two.receive(0)] == ["job_node_1", "job_node_2"]
+    assert [_number(delivery) for delivery in first] == [0, 1, 2]
+    assert [_number(delivery) for delivery in second] == [3, 4]
+    assert [_number(delivery) for delivery in await two.receive(0)] == [1, 2]
 
 
 async def test_a_single_task_is_announced_to_the_nearest_worker_first() -> None:

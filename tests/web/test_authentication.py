@@ -19,7 +19,7 @@ CALLERS = {
     "": ANONYMOUS,
     "viewer": Caller("v", frozenset({Scope.VIEWER})),
     "operator": Caller("o", frozenset({Scope.OPERATOR})),
-    "nobody": Caller("n"),
+    "without scopes": Caller("n"),
 }
 
 
@@ -62,7 +62,7 @@ def test_a_request_without_credentials_is_asked_for_them(client):
     assert "dagmaster login" in problem["hint"]
 
 
-@pytest.mark.parametrize("name", ["viewer", "nobody"])
+@pytest.mark.parametrize("name", ["viewer", "without scopes"])
 def test_a_caller_without_the_permission_learns_its_name_and_who_has_it(client, name, house):
     problem = check(client.get("/jobs", headers={"Authorization": name}), 403, "auth.not-allowed")
 

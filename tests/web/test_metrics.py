@@ -1,5 +1,6 @@
 """Metrics of the API and of the map server, in the format of Prometheus."""
 
+import asyncio
 import re
 from typing import Any
 
@@ -8,6 +9,7 @@ from tests.api.serving import api, ok
 from tests.engine.harness import engine
 
 LINE = re.compile(r'^(?P<name>[a-z_]+)(?:\{(?P<labels>[a-z_]+="[^"]*"(?:,[a-z_]+="[^"]*")*)\})? (?P<value>[-+.e\d]+)$')
+PARTS = ("_bucket", "_count", "_sum")  # of a histogram
 
 
 def parsed(text: str) -> dict[str, float]:
@@ -20,7 +22,7 @@ def parsed(text: str) -> dict[str, float]:
         if not line.startswith("#"):
             match = LINE.match(line)
             assert match, line
-            assert match["name"] in declared
+            assert {match["name"], *(match["name"].removesuffix(part) for part in PARTS)} & declared
             samples[line.rpartition(" ")[0]] = float(match["value"])
     return samples
 
@@ -65,20 +67,68 @@ async def test_another_host_name_gets_no_metrics(database):
 
 
 def test_invented_methods_do_not_become_labels():
-    metrics = RequestMetrics()
+    metrics = RequestMetrics("api")
     for number in range(1000):
         metrics.begin()
         metrics.end(f"METHOD{number}", 405, 0.001)
 
     (requests, *_) = metrics.metrics()
-    assert requests.samples == {(("method", "other"), ("status", "405")): 1000}
+    assert [(sample.labels, sample.value) for sample in requests.samples] == [
+        ({"method": "other", "status": "405"}, 1000)
+    ]
 
 
 def test_large_counts_are_exact():
     """Prometheus computes rates: a rounded counter has none."""
-    metrics: Any = RequestMetrics()
+    metrics: Any = RequestMetrics("api")
     metrics._responses["GET", 200] = 123_456_789
 
-    from dagmaster.observe.probes import exposition
+    samples = parsed(metrics.response().body.decode())
+    assert samples['dagmaster_http_requests_total{method="GET",status="200"}'] == 123_456_789
 
-    assert 'status="200"} 123456789\n' in exposition(metrics.metrics())
+
+async def test_durations_have_the_templates_of_routes_as_labels(database):
+    async with api(database) as http:
+        for number in range(5):
+            await http.get(f"/api/v1/jobs/00000000-0000-7000-8000-00000000000{number}")
+            await http.get(f"/nowhere/{number}")
+        await http.get("/ui/jobs/1")
+        samples = parsed((await http.get("/metrics")).text)
+
+    name = "dagmaster_http_request_duration_seconds_count"
+    assert samples[f'{name}{{method="GET",route="/api/v1/jobs/{{job_id}}",status="4xx"}}'] == 5
+    assert samples[f'{name}{{method="GET",route="none",status="4xx"}}'] == 5
+    assert not any("00000000" in sample or "/nowhere/" in sample for sample in samples)
+    assert any('route="/ui/{path:path}"' in sample for sample in samples)
+
+
+async def test_queues_and_database_are_read_once_for_all_scrapes_of_some_seconds(database):
+    async with api(database) as http:
+        reads = []
+        services = http._transport.app.state.services
+        original = services.reads.queues
+
+        async def counted(*arguments, **options):
+            reads.append(1)
+            return await original(*arguments, **options)
+
+        services.reads.queues = counted
+        answers = await asyncio.gather(*(http.get("/metrics") for _ in range(8)))
+
+    assert len(reads) == 1
+    for answer in answers:
+        samples = parsed(answer.text)
+        assert samples["dagmaster_database_size_bytes"] > 1_000_000
+        assert samples["dagmaster_database_connections"] >= 1
+        assert samples["dagmaster_callbacks_pending"] == 0
+        assert 'dagmaster_database_dead_rows{table="dag_tasks"}' in samples
+        assert 'dagmaster_queue_oldest_seconds{queue="container-tasks"}' in samples
+
+
+def test_two_servers_in_one_process_count_separately():
+    first, second = RequestMetrics("api"), RequestMetrics("gateway")
+    first.begin()
+    first.end("GET", 200, 0.1, "/livez")
+
+    (requests, *_) = second.metrics()
+    assert requests.samples == []

@@ -19,6 +19,7 @@ from dagmaster.handlers.registry import Registration
 from dagmaster.listen import HEALTH, bind, bind_somewhere
 from dagmaster.observe.probes import Probes
 from dagmaster.worker.health import WorkerHealth
+from dagmaster.worker.process_pool import Pool
 
 pytestmark = pytest.mark.requirement("H4")
 
@@ -142,13 +143,31 @@ async def test_metrics_are_what_prometheus_reads() -> None:
 
     samples = dict(re.findall(r"^(\w+(?:\{[^}]*\})?) ([0-9.e+-]+)$", text, re.MULTILINE))
     helped = set(re.findall(r"^# HELP (\w+) \S", text, re.MULTILINE))
-    typed = dict(re.findall(r"^# TYPE (\w+) (counter|gauge)$", text, re.MULTILINE))
+    typed = dict(re.findall(r"^# TYPE (\w+) (counter|gauge|histogram)$", text, re.MULTILINE))
     assert status == 200
-    assert samples['dagmaster_worker_tasks_total{outcome="succeeded"}'] == "1"
-    assert samples["dagmaster_worker_claimed_total"] == "2"
-    assert samples["dagmaster_worker_running"] == "1"
-    assert helped == set(typed) == {name.partition("{")[0] for name in samples}
+    assert samples['dagmaster_worker_tasks_total{outcome="succeeded"}'] == "1.0"
+    assert samples["dagmaster_worker_claimed_total"] == "2.0"
+    assert samples["dagmaster_worker_running"] == "1.0"
+    assert samples['dagmaster_worker_task_duration_seconds_count{handler="echo",outcome="succeeded"}'] == "1.0"
+    assert samples['dagmaster_worker_slots{kind="plain"}'] == "2.0"
+    names = {re.sub("_(bucket|count|sum)$", "", name.partition("{")[0]) for name in samples}
+    assert helped == set(typed) == names
     assert all(kind == "counter" for name, kind in typed.items() if name.endswith("_total"))
+
+
+async def test_the_slots_of_plain_handlers_are_those_of_the_executor() -> None:
+    class Cluster(Pool):
+        slots: int | None = 7
+
+    bench = Bench(executor=Cluster(memory_mb=100))
+    slots = {sample.labels["kind"]: sample.value for sample in _samples(bench, "dagmaster_worker_slots")}
+
+    assert slots == {"async": bench.settings.worker_slots, "plain": 7}
+
+
+def _samples(bench: Bench, name: str) -> list[Any]:
+    metrics = WorkerHealth(bench.worker, bench.settings).metrics()
+    return [sample for metric in metrics for sample in metric.samples if sample.name == name]
 
 
 async def test_only_this_machine_is_answered_unless_configured() -> None:

@@ -38,7 +38,7 @@ def leave_a_thread(ctx):
 
 
 def disturb(ctx):
-    before = look(ctx)
+    before = process_facts(ctx)
     os.chdir("/")
     os.umask(0o777)
     os.environ["STRAY"] = "here"
@@ -58,7 +58,7 @@ def disturb(ctx):
     return before
 
 
-def look(ctx):
+def process_facts(ctx):
     mask = os.umask(0)
     os.umask(mask)
     return {
@@ -122,7 +122,7 @@ def who(ctx):
 
 def look_later(ctx):
     time.sleep(0.6)
-    return look(ctx)
+    return process_facts(ctx)
 
 
 def close_stdout(ctx):
@@ -194,7 +194,7 @@ async def test_a_process_without_standard_output_serves_no_other_task():
     pool, ledger = Pool(memory_mb=2048), FakeLedger()
     try:
         before = await run(pool, ledger, close_stdout)
-        after = await run(pool, ledger, look)
+        after = await run(pool, ledger, process_facts)
     finally:
         await pool.close()
 

@@ -13,6 +13,7 @@ import orjson
 import pytest
 from httpx2 import Response
 from tests.engine.harness import Engine, engine, fast_settings, open_gate, until, workflow
+from tests.traces import Collector, facts
 from tests.worker.over_http import a_key, connection_with, platform
 
 from dagmaster.access.worker_ids import is_worker_of, new_worker_id
@@ -89,7 +90,7 @@ async def test_a_worker_over_http_runs_all_that_a_worker_with_a_database_runs(da
             phases = await running.run(PHASES)
             large = await running.run(LARGE, text="x" * 200_000)
             (listed,) = await running.rows("SELECT * FROM dagapp.workers")
-        gone = await running.rows("SELECT * FROM dagapp.workers")
+        workers_left = await running.rows("SELECT * FROM dagapp.workers")
         results = await running.rows("SELECT DISTINCT worker_id FROM dagapp.dag_task_results")
 
     assert demo["status"] == "completed", demo["error_message"]
@@ -99,8 +100,49 @@ async def test_a_worker_over_http_runs_all_that_a_worker_with_a_database_runs(da
     assert is_worker_of(worker.worker_id, "partner")
     assert "raster.validate" not in listed["handlers"]
     assert "echo" in listed["handlers"]
-    assert gone == []
+    assert workers_left == []
     assert results == [{"worker_id": worker.worker_id}]
+
+
+async def test_the_trace_of_a_job_reaches_a_worker_over_http(database):
+    key = await a_key(database, "partner")
+    with Collector.running() as collector:
+        async with engine(database, workers=0) as running, platform(database) as app, remote(running, app, key):
+            await running.run("echo_test")
+
+    (step,) = [each for each in collector.named("advance job") if facts(each)["tasks"]]
+    (attempt,) = collector.named("task echo")
+    assert (attempt.trace_id, attempt.parent_span_id) == (step.trace_id, step.span_id)
+
+
+async def test_a_worker_over_http_limits_its_queues(database):
+    key = await a_key(database, "partner")
+    many = workflow("""
+        workflow_id: many_gates
+        nodes:
+          start: {type: start, next: split}
+          split: {type: fan_out, source: [1, 2, 3, 4, 5], task: {handler: gate}, next: end}
+          end: {type: end}
+    """)
+    limits = {"worker_queue_concurrency": ("dag-worker-tasks=2",)}
+    async with (
+        engine(database, workers=0) as running,
+        platform(database) as app,
+        remote(running, app, key, **limits) as worker,
+    ):
+        job_id = await running.submit(many)
+        await until(lambda: _holds(worker, 2))
+        await asyncio.sleep(0.3)
+        held = len(worker.held)
+        open_gate(job_id)
+        job = await running.wait(job_id, 30)
+
+    assert held == 2
+    assert job["status"] == "completed"
+
+
+async def _holds(worker: Worker, count: int) -> bool:
+    return len(worker.held) == count
 
 
 GATED = workflow("""
@@ -244,7 +286,7 @@ async def a_watch(poll_seconds: float = 60.0) -> AsyncIterator[tuple[TaskWatch, 
     await watch.close()
 
 
-async def test_hundreds_of_idle_workers_share_one_look_at_the_database():
+async def test_hundreds_of_idle_workers_share_one_query_of_the_database():
     async with a_watch(poll_seconds=0.1) as (watch, reads, _):
         waiting = [asyncio.create_task(watch.wait({"q"}, {"echo"}, 0.55)) for _ in range(300)]
 
@@ -284,7 +326,7 @@ async def test_all_workers_are_woken_while_tasks_are_left():
     assert set(answers) == {frozenset({"q"})}
 
 
-async def test_tasks_that_no_waiting_worker_can_run_wake_nobody():
+async def test_tasks_that_no_waiting_worker_can_run_wake_no_worker():
     async with a_watch(poll_seconds=0.02) as (watch, reads, notifier):
         reads.claimable = [ClaimableHandler("q", "rare"), ClaimableHandler("elsewhere", "echo")]
         await notifier.topics.put(frozenset({"tasks:q"}))
@@ -443,9 +485,9 @@ async def test_an_output_that_is_too_large_is_refused_before_it_is_sent():
 
 
 async def test_a_handlers_checkpoint_waits_for_a_platform_that_restarts():
-    gone = Unavailable("no platform answers", code="server.unreachable")
+    unavailable = Unavailable("no platform answers", code="server.unreachable")
     payloads = HttpPayloads(
-        WorkerRequests(Scripted(gone, gone, {"is_saved": True})), uuid4(), task_id(JOB, "work", 1), 5.0
+        WorkerRequests(Scripted(unavailable, unavailable, {"is_saved": True})), uuid4(), task_id(JOB, "work", 1), 5.0
     )
 
     assert await payloads.save_checkpoint(None, "phase", {"x": 1})

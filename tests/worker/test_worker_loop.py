@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from typing import Any
 
 import pytest
 from worker_fakes import Bench, a_task, id_of, until, working
@@ -10,6 +11,7 @@ from dagmaster import faults
 from dagmaster.database.ledger.protocol import Report
 from dagmaster.jobs.states import TaskStatus
 from dagmaster.worker.loop import Worker
+from dagmaster.worker.process_pool import Pool
 
 
 @pytest.mark.requirement("E8")
@@ -143,6 +145,44 @@ async def test_full_slots_of_one_kind_do_not_trigger_claims_for_the_other() -> N
             await bench.report_of(task)
 
 
+BROKER: dict[str, Any] = {"transport": "servicebus", "service_bus_fqdn": "example.servicebus.windows.net"}
+
+
+@pytest.mark.requirement("Q1", "Q3")
+async def test_with_a_message_broker_a_report_claims_what_was_not_announced() -> None:
+    """A broker announces only some of the tasks: the others must not wait for the next poll."""
+    first, unannounced = a_task("sleep", "first", seconds=0.1), a_task("echo", "unannounced")
+    async with working(worker_poll_interval=60, **BROKER) as bench:
+        await until(lambda: bench.ledger.demands)
+        bench.add(first)
+        await bench.is_running(first)
+        bench.ledger.queued.append(unannounced)
+
+        assert (await bench.report_of(unannounced)).status is TaskStatus.SUCCEEDED
+
+
+@pytest.mark.requirement("Q1", "Q3")
+async def test_a_worker_with_full_slots_takes_no_messages_at_once() -> None:
+    tasks = [a_task("sleep", f"n{i}", seconds=0.15) for i in range(2)]
+    async with working(*tasks, worker_slots=2, worker_poll_interval=60, **BROKER) as bench:
+        await until(lambda: len(bench.worker.running) == 2)
+        bench.add(later := a_task("echo", "later"))
+        await asyncio.sleep(0.05)
+
+        assert [(demand.light, demand.heavy) for demand in bench.ledger.demands] == [(2, 2)]
+        assert (await bench.report_of(later)).status is TaskStatus.SUCCEEDED
+
+
+@pytest.mark.requirement("Q1", "Q3")
+async def test_a_worker_whose_light_slots_stay_full_takes_messages_for_the_heavy_ones() -> None:
+    light = a_task("sleep", "light", seconds=60)
+    async with working(light, worker_slots=1, worker_poll_interval=60, **BROKER) as bench:
+        await bench.is_running(light)
+        bench.add(heavy := a_task("sleep_blocking", "heavy", seconds=0))
+
+        assert (await bench.report_of(heavy)).status is TaskStatus.SUCCEEDED
+
+
 @pytest.mark.requirement("E8")
 async def test_a_notification_sent_with_the_commit_is_not_repeated() -> None:
     async with working() as bench:
@@ -172,6 +212,24 @@ async def test_a_task_that_was_lost_with_its_workers_runs_alone() -> None:
         renewed = {id_of(row) for renewal in bench.ledger.renewals[:3] for row in renewal}
         assert first.task_id in renewed, "its lease is kept while it waits"
         assert [bench.ledger.reports[task.task_id].status.value for task in (first, second)] == ["succeeded"] * 2
+
+
+class ElsewherePool(Pool):
+    """As if its machines were elsewhere."""
+
+    shares_fate = False
+
+
+@pytest.mark.requirement("E11")
+async def test_a_suspect_does_not_run_alone_where_it_cannot_take_the_worker_with_it() -> None:
+    neighbour = a_task("sleep", "neighbour", seconds=60)
+    plain, light = a_task("pid", "plain", 3, losses=2), a_task("echo", "light", 3, losses=2)
+    async with working(neighbour, plain, executor=ElsewherePool(memory_mb=2048)) as bench:
+        await bench.report_of(plain)
+        bench.add(light)
+        await until(lambda: light.task_id in bench.worker._suspects)
+
+        assert neighbour in bench.worker.running
 
 
 @pytest.mark.requirement("E11")
@@ -468,7 +526,7 @@ async def test_a_transport_that_fails_leaves_polling() -> None:
     bench = Bench()
 
     class Broken:
-        async def receive(self, timeout_seconds: float) -> list[object]:
+        async def receive(self, *_: object) -> list[object]:
             raise ConnectionError("broker gone")
 
     bench.worker._transport = Broken()  # type: ignore[assignment]

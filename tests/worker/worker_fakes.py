@@ -20,6 +20,7 @@ from dagmaster.settings import Settings
 from dagmaster.testing.memory_notifier import MemoryExchange
 from dagmaster.testing.memory_transport import Broker, MemoryTransport
 from dagmaster.transports.transport import Ticket
+from dagmaster.worker.executors.executor import Executor
 from dagmaster.worker.loop import Worker
 
 JOB = UUID("01890000-0000-7000-8000-000000000001")
@@ -240,6 +241,7 @@ def a_registry(*more: Registration) -> Registry:
             "daemonic": False,
             "saves_plain": False,
             "saves_on_and_on": False,
+            "connects": False,
             "spin": True,
             "block_in_subtask": True,
             "swallow_and_block": True,
@@ -271,7 +273,13 @@ def a_registry(*more: Registration) -> Registry:
 class Bench:
     """A worker and everything around it."""
 
-    def __init__(self, tasks: Sequence[TaskMessage] = (), registry: Registry | None = None, **settings: Any) -> None:
+    def __init__(
+        self,
+        tasks: Sequence[TaskMessage] = (),
+        registry: Registry | None = None,
+        executor: Executor | None = None,
+        **settings: Any,
+    ) -> None:
         self.ledger = FakeLedger(tasks)
         self.broker = Broker()
         self.notifications = MemoryExchange()
@@ -286,6 +294,7 @@ class Bench:
             registry or a_registry(),
             name="bench",
             worker_id=uuid4(),
+            executor=executor,
         )
 
     def add(self, *tasks: TaskMessage) -> None:

@@ -161,6 +161,10 @@ def saves_plain(ctx: Any) -> None:
     ctx.save_checkpoint("one", {"a": 1})
 
 
+def connects(ctx: Any) -> None:
+    ctx.connect()
+
+
 def saves_on_and_on(ctx: Any) -> None:
     while True:
         time.sleep(0.05)

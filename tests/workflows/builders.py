@@ -12,7 +12,7 @@ from dagmaster.workflows.model import Workflow
 HANDLERS = dict.fromkeys(
     ["echo", "hello_world", "sleep", "fail", "flaky_echo", "multi_phase", "size_check", "chunk_processor", "make_list"]
 )
-QUEUES = ("dag-worker-tasks", "container-tasks")
+QUEUES = ("dag-worker-tasks", "container-tasks", "functionapp-tasks")
 
 
 def a_workflow(nodes: str, *, head: str = "") -> Workflow:

@@ -155,7 +155,7 @@ PLAIN = [
 
 @pytest.mark.requirement("S3", "X3")
 @pytest.mark.parametrize("value", SIGNED)
-def test_a_url_that_gives_access_to_whoever_reads_it_is_refused_as_input(value):
+def test_a_url_that_contains_its_credentials_is_refused_as_input(value):
     with pytest.raises(InvalidRequest, match="would be stored with the job: 'b', 'z'") as refused:
         refuse_signed_urls(RESERVED, {"z": value, "a": "x", "b": value})
 

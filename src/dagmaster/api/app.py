@@ -11,6 +11,7 @@ create_app(settings, dsn, library, handlers)
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, FastAPI
@@ -139,7 +140,10 @@ def create_app(
     app.include_router(metrics.router)
     app.router.routes += map_routes(services.maps)
     app.include_router(pages.router)
-    app.state.request_metrics = RequestMetrics()
+    app.state.platform_metrics = metrics.PlatformMetrics()
+    app.state.request_metrics = RequestMetrics(
+        "orchestrator", partial(metrics.orchestrator_metrics, services), app.state.platform_metrics.metrics
+    )
     app.add_middleware(
         ApiMiddleware,
         metrics=app.state.request_metrics,

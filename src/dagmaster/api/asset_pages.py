@@ -165,7 +165,9 @@ async def list_asset_requests(
     )
     page = page_of(rows, limit, lambda request: joined(request.created_at.isoformat(), request.request_id))
     if may(caller, Permission.QUEUES_OPERATE):
-        callbacks = await services.reads.callbacks_of([request.request_id for request in page.items])
+        names = [request.request_id for request in page.items]
+        platforms = sorted({request.platform_id for request in page.items})
+        callbacks = await services.reads.callbacks_of(names, platforms)
         items = [each.model_copy(update={"callbacks": callbacks[each.request_id]}) for each in page.items]
         return Page(items=items, next=page.next)
     return page

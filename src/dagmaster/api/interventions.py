@@ -15,7 +15,7 @@ from dagmaster.client.models.jobs import CancelProgress, Intervention, JobPart, 
 from dagmaster.jobs.states import JOB_TERMINAL
 from dagmaster.operations.cancel import cancel
 from dagmaster.operations.rerun import resume, retry
-from dagmaster.web.authentication import needs
+from dagmaster.web.authentication import needs, requires
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 
@@ -49,6 +49,19 @@ async def cancel_job(
         if progress.is_over:
             return progress
         await asyncio.sleep(_POLL_SECONDS)
+    return await _progress(services, job_id)
+
+
+@router.get(
+    "/{job_id}/cancel",
+    operation_id="get_cancellation",
+    summary="Get the progress of a cancellation",
+    dependencies=[requires(Permission.JOBS_READ)],
+    responses=responses(404),
+)
+async def get_cancellation(services: Services, job_id: JobId) -> CancelProgress:
+    """The tasks that were running when it was requested, and when their workers informed the handlers. `requested_at`
+    is null if none was requested."""
     return await _progress(services, job_id)
 
 

@@ -33,7 +33,7 @@ def filters_of(
         str | None,
         Query(
             max_length=MOST_WORDS_LENGTH,
-            description="Only jobs with all of these words, or words that begin so, in their id, workflow, submitter, "
+            description="Only jobs with all of these words, or beginnings of words, in their id, workflow, submitter, "
             "correlation id, inputs or error",
         ),
     ] = None,

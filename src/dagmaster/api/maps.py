@@ -23,8 +23,9 @@ from starlette.types import Receive, Scope, Send
 from dagmaster.access.permissions import Permission
 from dagmaster.dataset_urls import FILES, MAP_PATHS
 from dagmaster.errors import InvalidRequest, NotFound, Unavailable
-from dagmaster.observe import log
+from dagmaster.observe import log, traces
 from dagmaster.web.backends import CONNECT_SECONDS, Backend, Backends
+from dagmaster.web.metrics import name_route
 from dagmaster.web.middleware import REQUEST_ID
 from dagmaster.web.problems import request_id_of
 
@@ -117,6 +118,7 @@ class MapForwarder:
             raise NotFound(
                 "this server has no maps", code="maps.not-configured", hint="SERVING_URLS names the map servers"
             )
+        name_route(scope, next((path for path in MAP_PATHS if scope["path"].startswith(path)), "maps"))
         body = await _body(receive)
         slots = self._file_slots if scope["path"].startswith(f"{FILES}/") else self._slots
         exchange = asyncio.create_task(self._exchange(slots, scope, body, send))
@@ -176,6 +178,9 @@ def _request(backend: Backend, scope: Scope, body: bytes) -> httpx2.Request:
         (b"x-forwarded-proto", scope["scheme"].encode()),
         (REQUEST_ID.lower().encode(), request_id.encode()),
     ]
+    if traced := traces.headers():
+        headers = [(name, value) for name, value in headers if name != traces.HEADER.encode()]
+        headers += [(name.encode(), value.encode()) for name, value in traced.items()]
     # Byte for byte: a parser of URLs would resolve `..`, and with it reach other paths.
     query = b"?" + scope["query_string"] if scope["query_string"] else b""
     target: bytes = httpx2.URL(backend.url).raw_path.rstrip(b"/") + scope["raw_path"] + query

@@ -1,64 +1,128 @@
-"""Metrics of an orchestrator with the API, for Prometheus: its loop, its requests, and the queues of the platform."""
+"""Metrics of an orchestrator with the API, for Prometheus: its loop, its requests, the queues and the database.
+
+What is read from the database is the same for all orchestrators, and may be a little old: it is read at most every few
+seconds, however many clients scrape.
+"""
 
 import asyncio
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from fastapi import APIRouter
+from prometheus_client.core import Metric
 from starlette.requests import Request
 from starlette.responses import Response
 
 from dagmaster.access.permissions import Permission
 from dagmaster.api.services import ApiServices, Services
 from dagmaster.client.models.operations import QueueSummary
+from dagmaster.database.reads.queues import DatabaseFacts
 from dagmaster.errors import DagmasterError
-from dagmaster.observe.probes import Metric, one
+from dagmaster.observe.metrics import gauge, gauges
 from dagmaster.orchestrator.health import OrchestratorHealth
 from dagmaster.web.authentication import requires
-from dagmaster.web.metrics import metrics_response
+from dagmaster.web.metrics import RequestMetrics
 
 TIMEOUT_SECONDS = 3.0
+CACHED_SECONDS = 5.0
 router = APIRouter(include_in_schema=False, dependencies=[requires(Permission.PLATFORM_READ)])
 
 
 @router.get("/metrics")
 async def get_metrics(request: Request, services: Services) -> Response:
-    """Values from the memory of this process; the queues are read from the database, if it responds in time."""
-    queues = await _queues(services)
-    metrics = [
-        *(OrchestratorHealth(services.orchestrator).metrics() if services.orchestrator else ()),
-        *request.app.state.request_metrics.metrics(),
-        one("dagmaster_database_up", "gauge", "1 if the database responded to this request", queues is not None),
-        *_queue_metrics(queues or ()),
-    ]
-    if services.orchestrator:
-        silent = services.orchestrator.silent_seconds
-        metrics.append(one("dagmaster_orchestrator_silent_seconds", "gauge", "Seconds since its loop advanced", silent))
-    return metrics_response(metrics)
+    """Values from the memory of this process; queues and database as they were a few seconds ago, if it responds."""
+    platform: PlatformMetrics = request.app.state.platform_metrics
+    await platform.refresh(services)
+    metrics: RequestMetrics = request.app.state.request_metrics
+    return metrics.response()
 
 
-async def _queues(services: ApiServices) -> list[QueueSummary] | None:
+@dataclass(frozen=True, slots=True)
+class ScrapedState:
+    queues: Sequence[QueueSummary]
+    database: DatabaseFacts
+
+
+class PlatformMetrics:
+    """What the database says about the platform, for all scrapes of some seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._state: ScrapedState | None = None
+        self._read_at: float | None = None
+        self._reading = asyncio.Lock()
+
+    async def refresh(self, services: ApiServices) -> None:
+        """Read again what is older than a few seconds. Requests that arrive meanwhile wait for the same answer."""
+        async with self._reading:
+            if self._read_at is not None and self._clock() - self._read_at < CACHED_SECONDS:
+                return
+            self._state = await _scraped_state(services)
+            self._read_at = self._clock()
+
+    def metrics(self) -> Iterable[Metric]:
+        state = self._state
+        yield gauge("dagmaster_database_up", "1 if the database responded", state is not None)
+        if state is not None:
+            yield from _queue_metrics(state.queues)
+            yield from _database_metrics(state.database)
+
+
+async def _scraped_state(services: ApiServices) -> ScrapedState | None:
     settings = services.settings
     try:
         async with asyncio.timeout(TIMEOUT_SECONDS):
-            return await services.reads.queues(
+            queues = await services.reads.queues(
                 settings.known_queues, settings.job_queue_name, within_seconds=services.alive_within
             )
+            return ScrapedState(queues, await services.reads.database_facts())
     except (TimeoutError, DagmasterError):
         return None
 
 
-_VALUES: tuple[tuple[str, str, Callable[[QueueSummary], float]], ...] = (
+def orchestrator_metrics(services: ApiServices) -> Iterable[Metric]:
+    if services.orchestrator:
+        yield from OrchestratorHealth(services.orchestrator).metrics()
+
+
+_VALUES: tuple[tuple[str, str, Callable[[QueueSummary], float | None]], ...] = (
     ("depth", "Messages or tasks that wait", lambda queue: queue.depth),
     ("oldest_seconds", "Age of the one that waits longest", lambda queue: queue.oldest_age_seconds or 0.0),
     ("running", "Tasks that run", lambda queue: queue.running_count),
     ("workers", "Live workers", lambda queue: queue.live_workers),
     ("paused", "1 if no task of it is started", lambda queue: queue.is_paused),
+    ("enqueued_per_minute", "Tasks written in the last minute", lambda queue: queue.enqueued_per_minute),
+    ("started_per_minute", "Tasks started in the last minute", lambda queue: queue.started_per_minute),
+    ("finished_per_minute", "Tasks finished in the last minute", lambda queue: queue.finished_per_minute),
 )
 
 
 def _queue_metrics(queues: Iterable[QueueSummary]) -> Iterable[Metric]:
     for name, meaning, value in _VALUES:
-        samples: dict[tuple[tuple[str, str], ...], float] = {
-            (("queue", queue.queue),): float(value(queue)) for queue in queues
+        samples: dict[tuple[str, ...], float] = {(queue.queue,): float(value(queue) or 0) for queue in queues}
+        yield gauges(f"dagmaster_queue_{name}", f"{meaning}, by queue", ("queue",), samples)
+
+
+def _database_metrics(facts: DatabaseFacts) -> Iterable[Metric]:
+    yield gauge("dagmaster_database_size_bytes", "Size of the database", facts.size_bytes)
+    yield gauge("dagmaster_database_connections", "Connections of all clients", facts.connections)
+    yield gauge("dagmaster_database_max_connections", "Connections that the server allows", facts.max_connections)
+    yield gauge(
+        "dagmaster_database_oldest_transaction_seconds",
+        "Age of the oldest open transaction; rows deleted since cannot be removed",
+        facts.oldest_transaction_seconds,
+    )
+    for position, (name, meaning) in enumerate((("live_rows", "Rows"), ("dead_rows", "Rows to be removed by VACUUM"))):
+        samples: dict[tuple[str, ...], float] = {
+            (table,): float(counts[position]) for table, counts in sorted(facts.rows_by_table.items())
         }
-        yield Metric(f"dagmaster_queue_{name}", "gauge", f"{meaning}, by queue", samples)
+        yield gauges(f"dagmaster_database_{name}", f"{meaning}, as PostgreSQL estimates", ("table",), samples)
+    yield gauge("dagmaster_callbacks_pending", "Callbacks that are not delivered yet", facts.pending_callbacks)
+    yield gauge(
+        "dagmaster_callbacks_overdue_seconds",
+        "How long the callback that should have been sent first has been due",
+        facts.callback_overdue_seconds,
+    )
+    yield gauge("dagmaster_jobs_active", "Jobs that have not ended", facts.active_jobs)
+    yield gauge("dagmaster_dead_letters", "Messages that were rejected", facts.dead_letters)

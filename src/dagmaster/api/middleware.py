@@ -18,6 +18,7 @@ class ApiMiddleware(RequestMiddleware):
     problems = PROBLEMS
     hint_when_too_large = "put large data into storage and pass a reference"
     uploads_below = uploads.PATH
+    untraced_below = f"{PREFIX}/worker/"  # the tasks of workers are traced, not their polls
 
     def needs_caller(self, path: str) -> bool:
         """Pages of the web UI contain no data, and the map server authenticates the callers of its paths."""

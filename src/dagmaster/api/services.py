@@ -120,7 +120,8 @@ class ApiServices:
     async def running(self) -> AsyncIterator[None]:
         """Open the services for the block. This works without a database too: then each request reports the outage."""
         self.notifier = PostgresNotifier(self.dsn, [JOBS, RESULTS])
-        self.reads, self.ledgers = ApiReads(self.dsn), Ledgers(self.dsn, self.notifier)
+        self.reads = ApiReads(self.dsn, pooler_dsn=self.settings.database_pooler_url)
+        self.ledgers = Ledgers(self.dsn, self.notifier)
         self.work = Ledgers(self.dsn, self.notifier, "api-work", WORKER_LEDGERS)
         self.leases = Ledgers(self.dsn, self.notifier, "api-lease", LEASE_LEDGERS)
         self.payloads = Ledgers(self.dsn, self.notifier, "api-payload", WORKER_LEDGERS)

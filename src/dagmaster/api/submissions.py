@@ -8,7 +8,7 @@ from dagmaster.access.caller import Caller
 from dagmaster.access.permissions import Permission
 from dagmaster.api.problems import responses
 from dagmaster.api.services import Services
-from dagmaster.api.visibility import require_visible_platform, visible_result, visible_submission
+from dagmaster.api.visibility import own_platform_of, require_visible_platform, visible_result, visible_submission
 from dagmaster.client.limits import PREFIX
 from dagmaster.client.models.assets import AssetSubmissionRequest, AssetSubmissionResult, SubmissionStatus
 from dagmaster.operations.assets.submit import submit_asset
@@ -64,8 +64,10 @@ async def submit(
     "/status/{request_id}",
     operation_id="get_submission_status",
     summary="Get the status of a submission",
-    responses=responses(404),
+    responses=responses(404, 409),
 )
 async def get_submission_status(services: Services, caller: Reader, request_id: RequestName) -> SubmissionStatus:
-    """Uses the status words for partners; jobs and nodes are not mentioned. A platform sees its own submissions."""
-    return visible_submission(caller, await services.assets.submission(request_id))
+    """Uses the status words for partners; jobs and nodes are not mentioned. A platform sees its own submissions. For
+    others it is a conflict if several platforms have used the id."""
+    submission = await services.assets.submission(request_id, own_platform_of(caller))
+    return visible_submission(caller, submission)

@@ -1,11 +1,11 @@
-"""Tells waiting workers that there are tasks: one look at the database for all of them.
+"""Notify waiting workers of tasks: one query of the database for all of them.
 
     worker ──▶ wait(queues, handlers) ─┐
     worker ──▶ wait(queues, handlers) ─┼─▶ a notification of a queue, or the poll interval ──▶ one query
     worker ──▶ wait(queues, handlers) ─┘     └─▶ a few of the workers that can run what is queued ──▶ they claim
 
 The query returns the handlers that have queued tasks on queues which are neither paused nor full. So a task that no
-waiting worker can run wakes nobody. Only a few workers are woken at once; the others follow while tasks are left. An
+waiting worker can run wakes no worker. Only a few workers are woken at once; the others follow while tasks are left. An
 idle platform runs one query in each poll interval, however many workers wait.
 
 The answer is a hint, as a notification is: the worker claims in the ledger, and may find nothing.
@@ -25,7 +25,7 @@ from dagmaster.observe import log
 MOST_WAITING = 5000
 WOKEN_AT_ONCE = 8
 NEXT_LOOK_SECONDS = 0.02  # for the workers that wait behind those that were woken
-SHORTEST_PAUSE_SECONDS = 0.005  # between two looks
+SHORTEST_PAUSE_SECONDS = 0.005  # between two queries
 _log = log.get("api")
 
 
@@ -57,14 +57,14 @@ class TaskWatch:
         open_notifier: Callable[[], Notifier],
         poll_seconds: float,
     ) -> None:
-        self.looks = 0
+        self.queries = 0
         self._reads = reads
         self._topics = topics
         self._open_notifier = open_notifier
         self._poll_seconds = poll_seconds
         self._notifier: Notifier | None = None
         self._waiting: dict[_Waiting, None] = {}  # in the order of their arrival
-        self._claimable: Collection[ClaimableHandler] = ()  # at the last look
+        self._claimable: Collection[ClaimableHandler] = ()  # at the last query
         self._look = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._is_closing = False
@@ -131,7 +131,7 @@ class TaskWatch:
             try:
                 await self._wake_some()
             except DagmasterError as error:
-                _log.warning("waiting workers cannot be told of tasks, trying again", error=error.message)
+                _log.warning("waiting workers cannot be notified of tasks, trying again", error=error.message)
                 await asyncio.sleep(self._poll_seconds)
             except Exception as error:  # workers poll by themselves, but rarely
                 _log.error("watching queues failed, trying again", exc_info=error)
@@ -139,7 +139,7 @@ class TaskWatch:
             await asyncio.sleep(SHORTEST_PAUSE_SECONDS)
 
     async def _wake_some(self) -> None:
-        self.looks += 1
+        self.queries += 1
         queues = {queue for waiting in self._waiting for queue in waiting.queues}
         self._claimable = await self._reads.claimable_handlers(queues)
         woken = 0

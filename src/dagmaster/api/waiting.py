@@ -254,7 +254,7 @@ def _of_task(task: LiveTask, conditions: Conditions) -> list[WaitReason]:
             result.append(WaitReason(code="queue_limited", detail=detail, queue=queue, handler=handler, count=running))
     ahead, seconds = task.tasks_ahead or 0, _between(task.queued_at, conditions.now)
     more = " or more" if ahead >= MOST_TASKS_AHEAD else ""
-    detail = f"queued for {seconds:.1f} s, {ahead}{more} ahead"
+    detail = f"queued for {_time_text(seconds)}, {ahead}{more} ahead"
     queued = WaitReason(code="queued", detail=detail, queue=queue, handler=handler, seconds=seconds, count=ahead)
     return [*result, queued]
 
@@ -290,6 +290,10 @@ def _due(conditions: Conditions) -> WaitReason:
         detail = "its orchestrator sends no heartbeats; another one will adopt this job soon"
         return WaitReason(code="orphaned", detail=detail)
     return WaitReason(code="due", detail="an orchestrator will process it next")
+
+
+def _time_text(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
 def _between(earlier: datetime, later: datetime) -> float:

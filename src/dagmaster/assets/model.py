@@ -253,6 +253,15 @@ class AssetSubmission(Record):
     created_at: datetime
 
 
+class RequestAlias(Record):
+    """The id that a platform has given to a request whose row has another one (assets/request_ids)."""
+
+    table: ClassVar[Table] = Table("request_aliases", key=("stored_id",))
+
+    stored_id: Annotated[str, Field(min_length=1, max_length=64)]
+    request_id: Annotated[str, Field(min_length=1, max_length=64)]
+
+
 class StacDocument(Record):
     """A STAC document that a job wrote for one revision of a dataset. `document_id` is the id of an item, or empty for
     the collection. Approval copies the documents into pgSTAC; until then only reviewers see them."""
@@ -510,6 +519,7 @@ RECORDS: tuple[type[Record], ...] = (
     AssetVersion,
     AssetRevision,
     AssetSubmission,
+    RequestAlias,
     StacDocument,
     LayerMetadata,
     CatalogLayer,

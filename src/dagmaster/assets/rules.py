@@ -278,7 +278,7 @@ def export_again(asset: AssetState, ordinal: int) -> Edition:
         raise Conflict(
             f"version {ordinal} is not approved and public: it has no external copies",
             code="export.not-public",
-            hint="approve it, and set the clearance of the asset to public; the export then starts by itself",
+            hint="approve it, and set the clearance of the asset to public; the export then starts automatically",
         )
     return edition
 

@@ -17,9 +17,9 @@ class CallbackEvent(Record):
     """A callback: the status of a request that is sent, and the state of its delivery. Its id is the `webhook-id` of
     every attempt.
 
-    It has either an `asset_event_id`, the event that changed the status, or a `job_id` with the `resume_count` at its
-    end. Callbacks of a request (or job) are delivered in the order of `sequence`. `tries` counts attempts since it
-    became pending, `attempts` all of them. While it is being delivered, `lease_until` is in the future, and
+    It has either an `asset_event_id`, the event that changed the status, or a `job_id` with its `resume_count`.
+    Callbacks of a request (or job) to the same URL are delivered in the order of `sequence`. `tries` counts attempts
+    since it became pending, `attempts` all of them. While it is being delivered, `lease_until` is in the future, and
     `next_attempt_at` is the same time.
     """
 
@@ -34,7 +34,12 @@ class CallbackEvent(Record):
                 unique=True,
                 where="asset_event_id IS NOT NULL",
             ),
-            Index("callback_events_one_per_end", ("job_id", "resume_count"), unique=True, where="job_id IS NOT NULL"),
+            Index(
+                "callback_events_one_per_job_status",
+                ("job_id", "resume_count", "status"),
+                unique=True,
+                where="job_id IS NOT NULL",
+            ),
             Index("callback_events_due", ("receiver", "next_attempt_at", "sequence"), where="state = 'pending'"),
             Index("callback_events_by_request", ("request_id", "sequence")),
             Index("callback_events_by_platform", ("platform_id", "sequence")),
@@ -54,6 +59,7 @@ class CallbackEvent(Record):
         },
         computed={"receiver": "lower(coalesce(substring(url from '^[A-Za-z]+://([^/?#]*)'), ''))"},
         types={"attempts": "integer", "tries": "integer", "resume_count": "integer"},
+        retired=("callback_events_one_per_end",),
     )
     private: ClassVar[frozenset[str]] = frozenset({"url"})
 
@@ -74,6 +80,24 @@ class CallbackEvent(Record):
     lease_until: datetime | None = None
     created_at: datetime
     ended_at: datetime | None = None
+
+
+class CallbackSubscriber(Record):
+    """A job or a request that has a URL for each kind of callback (`subscriber` of its submission). Its `callback_url`
+    gets those of success, `in_progress_uri` that processing has begun, `failed_uri` all others. Without a URL, they are
+    not sent."""
+
+    table: ClassVar[Table] = Table(
+        "callback_subscribers",
+        key=("kind", "subject"),
+        checks={"kind": "kind IN ('job', 'request')"},
+    )
+    private: ClassVar[frozenset[str]] = frozenset({"in_progress_uri", "failed_uri"})
+
+    kind: str
+    subject: str
+    in_progress_uri: Annotated[str, Field(max_length=512)] | None = None
+    failed_uri: Annotated[str, Field(max_length=512)] | None = None
 
 
 class CallbackDelivery(Record):
@@ -122,4 +146,4 @@ class PlatformSecret(Record):
     expires_at: datetime | None = None
 
 
-RECORDS: tuple[type[Record], ...] = (CallbackEvent, CallbackDelivery, PlatformSecret)
+RECORDS: tuple[type[Record], ...] = (CallbackEvent, CallbackSubscriber, CallbackDelivery, PlatformSecret)

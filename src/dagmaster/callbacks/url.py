@@ -17,11 +17,27 @@ _METADATA_HOSTS = frozenset({"metadata", "metadata.google.internal", "instance-d
 _HINT = "set ALLOW_PRIVATE_WEBHOOKS=true to allow addresses of your network"
 
 
-def check_callback_url(url: str, *, allow_private: bool) -> None:
+def check_callback_url(url: str, *, allow_private: bool, field: str = "callback_url") -> None:
     """Refuse a URL that is not an absolute https URL, or that names an address which callbacks must not reach.
 
-    With `allow_private`, http, any port and addresses of the own network are allowed too.
+    With `allow_private`, http, any port and addresses of the own network are allowed too. `field` is the name of the
+    URL in the request.
     """
+    try:
+        _check(url, allow_private=allow_private)
+    except _RefusedUrl as refused:
+        raise InvalidRequest(
+            f"{field} is refused: {refused}", code="submission.callback-url", hint=refused.hint
+        ) from None
+
+
+class _RefusedUrl(Exception):
+    def __init__(self, problem: str, hint: str | None) -> None:
+        super().__init__(problem)
+        self.hint = hint
+
+
+def _check(url: str, *, allow_private: bool) -> None:
     if not url.isascii() or any(character <= " " or character in '\\\x7f"<>^`{|}' for character in url):
         raise _refusal("it has characters that must be percent-encoded")
     try:
@@ -56,5 +72,5 @@ def _check_host(host: str, *, is_bracketed: bool, allow_private: bool) -> None:
         raise _refusal("its address is not public", _HINT)
 
 
-def _refusal(problem: str, hint: str | None = None) -> InvalidRequest:
-    return InvalidRequest(f"callback_url is refused: {problem}", code="submission.callback-url", hint=hint)
+def _refusal(problem: str, hint: str | None = None) -> _RefusedUrl:
+    return _RefusedUrl(problem, hint)

@@ -1,15 +1,12 @@
 """Changes of an asset from the command line: which version is meant, and what to do when a change is refused."""
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import click
-
 from dagmaster.cli.command import State
-from dagmaster.cli.printable import one_line
 from dagmaster.client.models.assets import AssetInfo, VersionInfo
 from dagmaster.client.models.base import Json, read
+from dagmaster.client.neutral import one_line
 from dagmaster.errors import Conflict, DagmasterError, InvalidRequest
 from dagmaster.quantities import counted
 
@@ -58,14 +55,7 @@ class SeenAsset:
     def is_confirmed(self, verb: str, version: int | None) -> bool:
         count = sum(each.deleted_at is None for each in self.info.versions)
         whole = f" with {counted(count, 'version')}" if version is None else ""
-        question = f"{verb} {self.part(version)}{whole}?"
-        if self._state.json or not sys.stdin.isatty():
-            raise InvalidRequest(
-                "confirmation is required, and the input is not a terminal or --json is given",
-                code="usage",
-                hint="add --yes",
-            )
-        return click.confirm(question, err=True)
+        return self._state.confirm(f"{verb} {self.part(version)}{whole}?")
 
     def to_decide(self, verb: str) -> int:
         """The version that waits for a decision. Those that were rejected or unpublished may still be approved."""

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from dagmaster.cli.printable import one_line
 from dagmaster.cli.tables import Column, ago, at, print_table
 from dagmaster.client.models.assets import (
     AssetHistoryEntry,
@@ -16,6 +15,7 @@ from dagmaster.client.models.assets import (
     VersionInfo,
 )
 from dagmaster.client.models.base import read, read_all
+from dagmaster.client.neutral import one_line
 
 if TYPE_CHECKING:
     from dagmaster.cli.command import State
@@ -142,8 +142,8 @@ def _external_lines(asset: AssetInfo) -> list[str]:
                 name = f"external copies of version {version.version_ordinal}, revision {revision.revision}"
                 facts = [copies.error and one_line(copies.error), copies.url or copies.stac_url]
                 facts += [f"job {copies.job_id}" if copies.job_id and copies.state != "exported" else None]
-                rest = "; ".join(fact for fact in facts if fact)
-                lines.append(f"{name}: {copies.state}{f', {rest}' if rest else ''}")
+                details = "; ".join(fact for fact in facts if fact)
+                lines.append(f"{name}: {copies.state}{f', {details}' if details else ''}")
                 if copies.state == "failed":
                     command = f"dagmaster assets export {asset.dataset_id} {version.version_ordinal}"
                     lines.append(f"  repeat the export with: {command}")

@@ -33,7 +33,9 @@ if TYPE_CHECKING:
     help="The system that the data comes from",
 )
 @click.option("--ref", "refs", multiple=True, metavar="K=V", help="A reference of the platform; may be repeated")
-@click.option("--version-label", metavar="LABEL", help="The version, a new one or a known one  [default: the newest]")
+@click.option(
+    "--version-label", metavar="LABEL", help="Label of a new or existing version  [default: that of the newest]"
+)
 @click.option(
     "--workflow",
     "workflow_id",
@@ -42,7 +44,11 @@ if TYPE_CHECKING:
     help=f"Workflow that processes the data  [default: {RASTER_INGEST}, with several files {RASTER_COLLECTION}]",
 )
 @input_options
-@click.option("--request-id", metavar="ID", help="Your own id of the request: the same id gets the same answer")
+@click.option(
+    "--request-id",
+    metavar="ID",
+    help="Your own id of the request; a request that is repeated with it gets the same result",
+)
 @click.option("--callback-url", metavar="URL", help="Receives a POST when the status of the submission changes")
 @priority_option
 @click.option("--force", is_flag=True, help="Process again even if the same data was processed before")
@@ -68,8 +74,8 @@ def submit(
     """Submit data as a version of an asset. It is processed, and then waits for review.
 
     FILEs of this machine are checked, and copied into the bronze zone first (with --server they are uploaded); --blob
-    names objects that are there already. The references say which asset it is; `dagmaster platforms show` lists those
-    of a platform.
+    names objects of the bronze zone. The references identify the asset; `dagmaster platforms show` lists the references
+    that a platform requires.
 
     With --wait or --watch the exit code is 0 if the job completed, 1 otherwise.
     """
@@ -270,8 +276,7 @@ def _what_happened(result: "AssetSubmissionResult") -> str:
 
 
 def _facts(result: "AssetSubmissionResult") -> list[str]:
-    from dagmaster.cli.tables import duration
-    from dagmaster.quantities import counted, size_text
+    from dagmaster.quantities import counted, duration, size_text
 
     lines = [("asset", result.asset_id), ("workflow", result.workflow_id), ("request", result.request_id or "")]
     if result.is_tiled is not None:

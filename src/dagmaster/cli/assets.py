@@ -5,10 +5,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dagmaster.cli.asset_submit import refs_of, submit
-from dagmaster.cli.command import Group, State, page_options, pass_state
-from dagmaster.cli.completion import complete_assets, complete_platforms
+from dagmaster.cli.command import Group, State, page_options, pass_state, reason_option, yes_option
+from dagmaster.cli.completion import complete_assets, platform_option
 
 if TYPE_CHECKING:
+    from dagmaster.cli.asset_changes import SeenAsset
     from dagmaster.client.models.base import Json
 
 CLEARANCES, EXPOSURES = ("uncleared", "ouo", "public"), ("latest-only", "all-versions")
@@ -22,11 +23,10 @@ def assets() -> None:
 assets.add_command(submit)
 
 _asset = click.argument("asset", shell_complete=complete_assets)
-_reason = click.option("--reason", metavar="TEXT", help="The reason; recorded in the history of the asset")
+_reason = reason_option("recorded in the history of the asset")
 _etag = click.option(
     "--etag", metavar="ETAG", help="ETag of the asset, from `assets show`; refused if it has changed since"
 )
-_yes = click.option("--yes", is_flag=True, help="Do not ask for confirmation")
 _version = click.option("--version", type=click.IntRange(0), metavar="N", help="The number of the version, from 0")
 _revision = click.option(
     "--revision",
@@ -37,9 +37,7 @@ _revision = click.option(
 
 
 @assets.command("ls")
-@click.option(
-    "--platform", "platform_id", metavar="ID", shell_complete=complete_platforms, help="Only assets of this platform"
-)
+@platform_option("Only assets of this platform")
 @click.option("--clearance", type=click.Choice(CLEARANCES), help="Only assets with this clearance")
 @click.option("--to-review", is_flag=True, help="Only assets with a version that waits for review")
 @click.option("--ref", "refs", multiple=True, metavar="K=V", help="Only assets with this reference; may be repeated")
@@ -102,6 +100,12 @@ def history(state: State, *, asset: str, version: int | None, limit: int, after:
     state.print_page("events", page, following, lambda: print_history(state, page))
 
 
+def _seen(state: State, asset: str, etag: str | None = None) -> "SeenAsset":
+    from dagmaster.cli.asset_changes import SeenAsset
+
+    return SeenAsset(state, asset, etag)
+
+
 @assets.command("approve")
 @_asset
 @_version
@@ -123,12 +127,10 @@ def approve(
     etag: str | None,
 ) -> None:
     """Publish the newest revision of a version; by default, of the version that waits for review."""
-    from dagmaster.cli.asset_changes import SeenAsset
-
-    seen = SeenAsset(state, asset, etag)
+    seen = _seen(state, asset, etag)
     ordinal = version if version is not None else seen.to_decide("approve")
     answer = seen.change("approve", version=ordinal, clearance_level=clearance, revision=revision, reason=reason)
-    _print_change(state, answer, f"{seen.part(ordinal)} is approved")
+    state.answer(answer, f"{seen.part(ordinal)} is approved")
     if not state.json:
         _note_map(state, answer, ordinal)
 
@@ -144,12 +146,10 @@ def reject(
     state: State, *, asset: str, version: int | None, revision: int | None, reason: str, etag: str | None
 ) -> None:
     """Refuse the newest revision of a version. An older revision that is approved stays served."""
-    from dagmaster.cli.asset_changes import SeenAsset
-
-    seen = SeenAsset(state, asset, etag)
+    seen = _seen(state, asset, etag)
     ordinal = version if version is not None else seen.to_decide("reject")
     answer = seen.change("reject", version=ordinal, reason=reason, revision=revision)
-    _print_change(state, answer, f"{seen.part(ordinal)} is rejected")
+    state.answer(answer, f"{seen.part(ordinal)} is rejected")
 
 
 @assets.command("clear")
@@ -160,11 +160,9 @@ def reject(
 @pass_state
 def clear(state: State, *, asset: str, clearance: str, reason: str | None, etag: str | None) -> None:
     """Decide who may see approved versions: reviewers only (uncleared), internal users (ouo), or everyone (public)."""
-    from dagmaster.cli.asset_changes import SeenAsset
-
-    seen = SeenAsset(state, asset, etag)
+    seen = _seen(state, asset, etag)
     answer = seen.change("clear", clearance_level=clearance, reason=reason)
-    _print_change(state, answer, f"the clearance of {seen.name} is {clearance}")
+    state.answer(answer, f"the clearance of {seen.name} is {clearance}")
 
 
 @assets.command("expose")
@@ -175,11 +173,9 @@ def clear(state: State, *, asset: str, clearance: str, reason: str | None, etag:
 @pass_state
 def expose(state: State, *, asset: str, exposure: str, reason: str | None, etag: str | None) -> None:
     """Serve only the latest approved version, or each approved version under its number."""
-    from dagmaster.cli.asset_changes import SeenAsset
-
-    seen = SeenAsset(state, asset, etag)
+    seen = _seen(state, asset, etag)
     answer = seen.change("expose", exposure=exposure, reason=reason)
-    _print_change(state, answer, f"the exposure of {seen.name} is {exposure}")
+    state.answer(answer, f"the exposure of {seen.name} is {exposure}")
 
 
 @assets.command("unpublish")
@@ -187,17 +183,15 @@ def expose(state: State, *, asset: str, exposure: str, reason: str | None, etag:
 @_version
 @_reason
 @_etag
-@_yes
+@yes_option
 @pass_state
 def unpublish(state: State, *, asset: str, version: int | None, reason: str | None, etag: str | None, yes: bool) -> int:
     """Stop serving a version; without --version, the whole asset. The data is kept: approving it publishes it again."""
-    from dagmaster.cli.asset_changes import SeenAsset
-
-    seen = SeenAsset(state, asset, etag)
+    seen = _seen(state, asset, etag)
     if not yes and not seen.is_confirmed("Unpublish", version):
         return 1
     answer = seen.change("unpublish", version=version, reason=reason)
-    _print_change(state, answer, f"{seen.part(version)} is unpublished")
+    state.answer(answer, f"{seen.part(version)} is unpublished")
     return 0
 
 
@@ -210,15 +204,11 @@ def unpublish(state: State, *, asset: str, version: int | None, reason: str | No
 def export(state: State, *, asset: str, version: int, reason: str | None, etag: str | None) -> None:
     """Copy a public version to the external zone again: after a failure, or to repair its copies.
 
-    The first export starts by itself when a version is approved and its asset is public.
+    The first export starts automatically when a version is approved and its asset is public.
     """
-    from dagmaster.cli.asset_changes import SeenAsset
-
-    seen = SeenAsset(state, asset, etag)
+    seen = _seen(state, asset, etag)
     answer = seen.change("export", version=version, reason=reason)
-    _print_change(
-        state, answer, f"the export of {seen.part(version)} will start; `dagmaster assets show` has its state"
-    )
+    state.answer(answer, f"the export of {seen.part(version)} will start; `dagmaster assets show` has its state")
 
 
 @assets.command("delete")
@@ -226,17 +216,15 @@ def export(state: State, *, asset: str, version: int, reason: str | None, etag: 
 @_version
 @_reason
 @_etag
-@_yes
+@yes_option
 @pass_state
 def delete(state: State, *, asset: str, version: int | None, reason: str | None, etag: str | None, yes: bool) -> int:
     """Delete a version; without --version, the whole asset. Its data is removed after the retention time."""
-    from dagmaster.cli.asset_changes import SeenAsset
-
-    seen = SeenAsset(state, asset, etag)
+    seen = _seen(state, asset, etag)
     if not yes and not seen.is_confirmed("Delete", version):
         return 1
     answer = seen.delete(version=version, reason=reason)
-    _print_change(state, answer, f"{seen.part(version)} is deleted")
+    state.answer(answer, f"{seen.part(version)} is deleted")
     return 0
 
 
@@ -257,12 +245,11 @@ def link(state: State, *, asset: str, version: int | None, revision: int | None,
 
     By default it shows the revision that waits for review, or else the latest approved version.
     """
-    from dagmaster.cli.asset_changes import SeenAsset
     from dagmaster.cli.tables import at
     from dagmaster.client.models.assets import SignedLink
     from dagmaster.client.models.base import read
 
-    seen = SeenAsset(state, asset)
+    seen = _seen(state, asset)
     if version is None:
         version, revision = seen.to_show(revision)
     answer = state.client.link(seen.info.asset_id, version, {"revision": revision, "expires_in_hours": hours})
@@ -273,13 +260,6 @@ def link(state: State, *, asset: str, version: int | None, revision: int | None,
     state.say(signed.map_url)
     revised = f", revision {revision}" if revision else ""
     state.note(f"{seen.part(version)}{revised}, until {at(signed.expires_at)} UTC; TileJSON:\n  {signed.tilejson_url}")
-
-
-def _print_change(state: State, answer: "Json", what: str) -> None:
-    if state.json:
-        state.emit(answer)
-    else:
-        state.say(what)
 
 
 def _note_map(state: State, answer: "Json", ordinal: int) -> None:

@@ -3,7 +3,7 @@
 import click
 
 from dagmaster.cli.command import Group, State, page_options, pass_state
-from dagmaster.cli.completion import complete_platforms
+from dagmaster.cli.completion import platform_option
 
 
 @click.group(cls=Group)
@@ -12,13 +12,7 @@ def audit() -> None:
 
 
 @audit.command("ls")
-@click.option(
-    "--platform",
-    "platform_id",
-    metavar="PLATFORM",
-    shell_complete=complete_platforms,
-    help="Only events of this platform, its keys and its assets",
-)
+@platform_option("Only events of this platform, its keys and its assets")
 @click.option("--actor", metavar="NAME", help="Only events that this caller caused")
 @click.option("--action", metavar="ACTION", help="Only events of this kind, for example key_created")
 @page_options(1000, default=20, entry="event")

@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING
 import click
 
 from dagmaster.cli.command import Group, State, as_json, page_options, pass_state
-from dagmaster.cli.printable import one_line
+from dagmaster.cli.completion import platform_option
 from dagmaster.cli.tables import Column, ago, at, print_table
+from dagmaster.client.neutral import one_line
 
 if TYPE_CHECKING:
     from dagmaster.client.models.base import Json
@@ -20,7 +21,7 @@ def callbacks() -> None:
 
 @callbacks.command("ls")
 @click.option("--request", "request_id", metavar="ID", help="Only those of this request")
-@click.option("--platform", "platform_id", metavar="PLATFORM", help="Only those of this platform")
+@platform_option("Only those of this platform")
 @click.option(
     "--state", "callback_state", type=click.Choice(["pending", "delivered", "failed"]), help="Only those in this state"
 )
@@ -65,10 +66,7 @@ def _print_callbacks(state: State, page: "list[Json]") -> None:
 def show_callback(state: State, callback: str) -> None:
     """Show a callback: its content, and each attempt to deliver it. CALLBACK is an id, or the beginning of one."""
     answer = state.client.callback(state.client.find_callback(callback))
-    if state.json:
-        state.emit(answer)
-    else:
-        _print_callback(state, answer)
+    state.answer(answer, lambda: _print_callback(state, answer))
 
 
 @callbacks.command("repeat")

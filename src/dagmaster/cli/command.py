@@ -16,6 +16,7 @@ import click
 
 from dagmaster.cli.printable import ascii_json, is_unicode
 from dagmaster.client.neutral import neutral, neutral_json
+from dagmaster.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -60,7 +61,16 @@ class State:
         from dagmaster.local.discovery import find_database
 
         self.log()
-        return find_database(self.settings)
+        dsn = find_database(self.settings)
+        self.use_tokens()
+        return dsn
+
+    def use_tokens(self) -> None:
+        """Log in to PostgreSQL with tokens, if the settings say so."""
+        if self.settings.use_managed_identity:
+            from dagmaster.database.token_login import enable
+
+            enable(self.settings)
 
     @cached_property
     def client(self) -> "JsonClient":
@@ -105,6 +115,11 @@ class State:
         """Print a line of an answer for people."""
         write(sys.stdout, neutral(text))
 
+    def announce(self, text: str) -> None:
+        """Print a line that only people need: nothing with --json."""
+        if not self.json:
+            self.say(text)
+
     def note(self, text: str) -> None:
         """Print a remark to standard error."""
         write(sys.stderr, neutral(text))
@@ -118,6 +133,27 @@ class State:
         """Print an answer for programs; on one line if more may follow."""
         text = as_json(value, indent=not line)
         write(sys.stdout, text if is_unicode(sys.stdout.encoding) else ascii_json(text))
+
+    def answer(self, value: Any, text: str | Callable[[], None], *, line: bool = False) -> None:
+        """Print an answer: `value` for programs, `text` for people, which may be a function that prints it."""
+        if self.json:
+            self.emit(value, line=line)
+        elif isinstance(text, str):
+            self.say(text)
+        else:
+            text()
+
+    def confirm(self, question: str, about: Sequence[str] = ()) -> bool:
+        """Ask on the terminal, after lines about what the question concerns."""
+        if self.json or not sys.stdin.isatty():
+            raise InvalidRequest(
+                "confirmation is required, and the input is not a terminal or --json is given",
+                code="usage",
+                hint="add --yes",
+            )
+        for line in about:
+            self.say(line)
+        return click.confirm(neutral(question), err=True)
 
     def print_page(
         self, name: str, page: Sequence[Any], following: Any, show: Callable[[], None], *, what: str | None = None
@@ -162,35 +198,19 @@ def _setter(name: str) -> Callable[[click.Context, click.Parameter, Any], None]:
 
 
 def _shared_options() -> list[click.Parameter]:
-    def flag(*names: str, target: str, help: str) -> click.Option:  # noqa: A002 - click's word
-        return click.Option(names, is_flag=True, expose_value=False, callback=_setter(target), help=help)
+    def shared(text: str, *names: str, **more: Any) -> click.Option:
+        callback = _setter(names[-1].removeprefix("--"))
+        return click.Option(names, expose_value=False, callback=callback, help=text, **more)
 
     folder = click.Path(file_okay=False, path_type=Path)
+    server = "API of the platform (or DAGMASTER_URL); by default the one running on this machine"
+    key = "API key or token (or DAGMASTER_KEY); by default the one that `dagmaster login` stored"
     return [
-        click.Option(
-            ["--data"],
-            type=folder,
-            expose_value=False,
-            callback=_setter("data"),
-            metavar="DIR",
-            help="Data folder of the local platform (or DAGMASTER_DATA)",
-        ),
-        click.Option(
-            ["--server"],
-            expose_value=False,
-            callback=_setter("server"),
-            metavar="URL",
-            help="API of the platform (or DAGMASTER_URL); by default the one running on this machine",
-        ),
-        click.Option(
-            ["--key"],
-            expose_value=False,
-            callback=_setter("key"),
-            metavar="KEY",
-            help="API key or token (or DAGMASTER_KEY); by default the one that `dagmaster login` stored",
-        ),
-        flag("--json", target="json", help="Print JSON"),
-        flag("-v", "--verbose", target="verbose", help="Print more, including tracebacks"),
+        shared("Data folder of the local platform (or DAGMASTER_DATA)", "--data", type=folder, metavar="DIR"),
+        shared(server, "--server", metavar="URL"),
+        shared(key, "--key", metavar="KEY"),
+        shared("Print JSON", "--json", is_flag=True),
+        shared("Print more, including tracebacks", "-v", "--verbose", is_flag=True),
     ]
 
 
@@ -199,6 +219,19 @@ def wait_options(command: Callback) -> Callback:
     wait = click.option("--wait", is_flag=True, help="Wait until the job ends, and print the result")
     watch = click.option("--watch", is_flag=True, help="Show live progress, then the result")
     return wait(watch(command))
+
+
+yes_option = click.option("--yes", is_flag=True, help="Do not ask for confirmation")
+
+
+def reason_option(recorded: str) -> Callable[[Callback], Callback]:
+    return click.option("--reason", metavar="TEXT", help=f"The reason; {recorded}")
+
+
+def words_option(name: str, *more: str, words: Sequence[str], text: str) -> Callable[[Callback], Callback]:
+    """An option with some of these words, repeated or with commas; its value is a tuple, or None."""
+    choice = CommaSeparatedChoice(words)
+    return click.option(name, *more, type=choice, multiple=True, callback=_distinct_words, help=text)
 
 
 def limit_option(most: int, *, default: int) -> Callable[[Callback], Callback]:
@@ -230,10 +263,7 @@ priority_option = click.option(
 
 
 class CommaSeparatedChoice(click.ParamType[list[str]]):
-    """Some of several words: the option may be repeated, and each value may be a list with commas.
-
-    With `distinct_words` as callback of an option with `multiple=True` the value is a tuple of words, or None.
-    """
+    """Some of several words: the option may be repeated, and each value may be a list with commas."""
 
     name = "words"
 
@@ -250,7 +280,7 @@ class CommaSeparatedChoice(click.ParamType[list[str]]):
         return self.choice.shell_complete(ctx, param, incomplete)
 
 
-def distinct_words(
+def _distinct_words(
     _context: click.Context, _parameter: click.Parameter, value: tuple[list[str], ...]
 ) -> tuple[str, ...] | None:
     return tuple(dict.fromkeys(word for words in value for word in words)) or None

@@ -20,10 +20,7 @@ def list_commands(state: State) -> None:
     from dagmaster.cli.layer_pages import print_commands
 
     answers = state.client.commands()
-    if state.json:
-        state.emit({"commands": answers})
-    else:
-        print_commands(state, answers)
+    state.answer({"commands": answers}, lambda: print_commands(state, answers))
 
 
 @commands.command("show")
@@ -34,19 +31,18 @@ def show_command(state: State, name: str) -> None:
     from dagmaster.cli.layer_pages import print_command
 
     answer = _description_of(state, name)
-    if state.json:
-        state.emit(answer)
-    else:
-        print_command(state, answer)
+    state.answer(answer, lambda: print_command(state, answer))
 
 
 @commands.command("run")
 @click.argument("name")
-@click.option("-p", "--param", "pairs", multiple=True, metavar="K=V", help="An input; JSON unless it is a text")
+@click.option(
+    "-p", "--param", "pairs", multiple=True, metavar="K=V", help="An input; JSON unless it is declared as a string"
+)
 @click.option("--params", metavar="@FILE|JSON", help="Inputs as a JSON object")
 @pass_state
 def run_command(state: State, name: str, pairs: tuple[str, ...], params: str | None) -> None:
-    """Run a command, and print its result. It is done in ten seconds, and safe to repeat.
+    """Run a command, and print its result. It takes at most ten seconds, and is safe to repeat.
 
     \b
     dagmaster commands run cache.invalidate

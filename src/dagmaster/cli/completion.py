@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem, get_completion_class
 
-from dagmaster.cli.command import Command, State, pass_state
-from dagmaster.cli.printable import one_line
-from dagmaster.client.neutral import neutral
+from dagmaster.cli.command import Callback, Command, State, pass_state
+from dagmaster.client.neutral import neutral, one_line
 
 if TYPE_CHECKING:
     from dagmaster.client.json_client import JsonClient
@@ -47,10 +46,7 @@ def completion(state: State, shell: str) -> None:
     # The template only: click would also look for the shell, which need not be installed on this machine.
     root = click.get_current_context().find_root().command
     script = kind.source_template % kind(root, {}, "dagmaster", _VARIABLE).source_vars()
-    if state.json:
-        state.emit({"shell": shell, "script": script, "setup": _SETUP[shell]})
-    else:
-        state.say(script.rstrip())
+    state.answer({"shell": shell, "script": script, "setup": _SETUP[shell]}, script.rstrip())
 
 
 def _completing(ask: "Callable[[JsonClient], list[CompletionItem]]") -> Complete:
@@ -100,6 +96,10 @@ complete_jobs = _completing(_jobs)
 complete_platforms = _completing(_platforms)
 complete_queues = _completing(_queues)
 complete_workflows = _completing(_workflows)
+
+
+def platform_option(text: str) -> Callable[[Callback], Callback]:
+    return click.option("--platform", "platform_id", metavar="ID", shell_complete=complete_platforms, help=text)
 
 
 def complete_workflows_or_files(

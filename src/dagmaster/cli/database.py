@@ -33,7 +33,14 @@ def _schema(state: State) -> Schema:
         return state.client
     from dagmaster.cli.direct_schema import DirectSchema
 
-    return DirectSchema(state.dsn, state.settings)
+    return DirectSchema(_administrator(state), state.settings)
+
+
+def _administrator(state: State) -> str:
+    """The address for changes of the schema."""
+    from dagmaster.database.token_login import administrator
+
+    return administrator(state.settings, state.dsn)
 
 
 @click.group(cls=Group)
@@ -94,10 +101,7 @@ def ddl(state: State) -> None:
     from dagmaster.operations import schema
 
     text = state.client.ddl() if state.server else schema.ddl()
-    if state.json:
-        state.emit({"ddl": text})
-    else:
-        state.say(text.rstrip())
+    state.answer({"ddl": text}, text.rstrip())
 
 
 @db.command("deploy")
@@ -131,17 +135,14 @@ def gateway_role(state: State) -> None:
     """
     from dagmaster.operations.schema import gateway_database_url
 
-    url = gateway_database_url(state.dsn)
-    if state.json:
-        state.emit({"gateway_database_url": url})
-    else:
-        state.say(url)
+    url = gateway_database_url(_administrator(state))
+    state.answer({"gateway_database_url": url}, url)
 
 
 @db.command("migrate")
 @pass_state
 def migrate(state: State) -> None:
-    """Add what the database lacks; the platform may keep running."""
+    """Add missing columns, indexes, triggers and views; the platform may keep running."""
     answer = _schema(state).migrate()
     if state.json:
         state.emit(answer)

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 import click
 
 from dagmaster.cli.command import Group, State, as_json, page_options, pass_state
-from dagmaster.cli.printable import one_line
 from dagmaster.cli.tables import Column, ago, at, print_table
+from dagmaster.client.neutral import one_line
 
 if TYPE_CHECKING:
     from dagmaster.client.models.base import Json

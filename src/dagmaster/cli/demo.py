@@ -25,7 +25,7 @@ from dagmaster.quantities import counted, size_text
 from dagmaster.workflows.raster import LARGE_RASTER
 
 if TYPE_CHECKING:
-    from dagmaster.cli.show import JobPage
+    from dagmaster.client.outcome import JobPage
     from dagmaster.ingest.results import ResultSummary
     from dagmaster.local.embedded import Cluster
     from dagmaster.local.platform import LocalPlatform
@@ -96,17 +96,12 @@ def demo(state: State, size: int, tile_size: int, output: Path, is_removal: bool
     code = INTERRUPTED
     with _kept_if(folder, cluster, lambda: code != INTERRUPTED), stopping_on_signals(local):
         scene = _make_scene(state, storage, folder, size)
-        _say(state, "2  platform: a private PostgreSQL, an orchestrator, a worker, a map server …")
+        state.announce("2  platform: a private PostgreSQL, an orchestrator, a worker, a map server …")
         with local.running():
-            _say(state, f"   ready in {local.ready_seconds:.1f} s\n3  job: {LARGE_RASTER}\n")
+            state.announce(f"   ready in {local.ready_seconds:.1f} s\n3  job: {LARGE_RASTER}\n")
             code = _run(state, local, storage, scene, tile_size)
-    _say(state, _end(output, code))
+    state.announce(_end(output, code))
     return code
-
-
-def _say(state: State, text: str) -> None:
-    if not state.json:
-        state.say(text)
 
 
 def _end(output: Path, code: int) -> str:
@@ -169,8 +164,8 @@ def _kept_if(folder: Path, cluster: "Cluster", has_results: Callable[[], bool]) 
 
 
 def _platform(state: State, folder: Path) -> "tuple[LocalPlatform, Storage]":
-    from dagmaster.cli.process import processes_for
     from dagmaster.cli.up import local_platform
+    from dagmaster.local.platform import processes_for
     from dagmaster.storage.zones import open_storage
 
     settings = _own_settings(state, folder)
@@ -205,13 +200,13 @@ def _make_scene(state: State, storage: "Storage", folder: Path, size: int) -> "L
     from dagmaster.storage.location import Zone
 
     about = f"{size:,} × {size:,} pixels of {PIXEL_METRES:.0f} m in {CRS}"
-    _say(state, f"1  scene: a synthetic landscape of {about} …")
+    state.announce(f"1  scene: a synthetic landscape of {about} …")
     begun = time.monotonic()
     with _bar(state) as on_progress:
         make_landscape(folder / _SCENE, size, on_progress=on_progress)
     stored = storage.put_file(storage.location(_SCENE, zone=Zone.BRONZE), folder / _SCENE, move=True)
     seconds = time.monotonic() - begun
-    _say(state, f"   {size * size / 1e6:,.0f} megapixels, {size_text(stored.size_bytes)}, made in {seconds:.1f} s")
+    state.announce(f"   {size * size / 1e6:,.0f} megapixels, {size_text(stored.size_bytes)}, made in {seconds:.1f} s")
     return stored.location
 
 
@@ -231,8 +226,8 @@ def _run(state: State, local: "LocalPlatform", storage: "Storage", scene: "Locat
     from dagmaster.cli.follow import watch
     from dagmaster.cli.ingestion import submit
     from dagmaster.cli.result_summary import preview_of
-    from dagmaster.cli.show import JobPage
     from dagmaster.client.feed import Reconnection
+    from dagmaster.client.outcome import JobPage
     from dagmaster.ingest.results import served_urls, summarise
     from dagmaster.ingest.review import decide
     from dagmaster.ingest.submission import Ingestion
@@ -259,10 +254,7 @@ def _run(state: State, local: "LocalPlatform", storage: "Storage", scene: "Locat
 def _print_failure(state: State, page: "JobPage") -> int:
     from dagmaster.cli.show import print_page
 
-    if state.json:
-        state.emit(page.public(), line=True)
-    else:
-        print_page(state.console, page)
+    state.answer(page.public(), lambda: print_page(state.console, page), line=True)
     return 1
 
 

@@ -23,10 +23,14 @@ class DirectSchema:
 
     def deploy(self) -> Json:
         has_catalog = self._settings.catalog_enabled
-        return schema.deploy_schema(self._dsn, has_catalog=has_catalog).model_dump(mode="json")
+        status = schema.deploy_schema(self._dsn, has_catalog=has_catalog)
+        self._grant()
+        return status.model_dump(mode="json")
 
     def migrate(self) -> Json:
-        return schema.migrate_schema(self._dsn).model_dump(mode="json")
+        result = schema.migrate_schema(self._dsn)
+        self._grant()
+        return result.model_dump(mode="json")
 
     def rebuild(self, confirm: str) -> Json:
         if not self._settings.allow_rebuild:
@@ -41,4 +45,12 @@ class DirectSchema:
                 code="bootstrap.not-confirmed",
                 hint="the name is the last part of DATABASE_URL",
             )
-        return schema.rebuild_schema(self._dsn).model_dump(mode="json")
+        status = schema.rebuild_schema(self._dsn)
+        self._grant()
+        return status.model_dump(mode="json")
+
+    def _grant(self) -> None:
+        """Give processes their rights, if they do not run as the owner of the schema."""
+        dsn = self._settings.dsn()
+        if self._settings.db_admin_user and dsn:
+            schema.grant_to_platform(self._dsn, str(conninfo_to_dict(dsn)["user"]))

@@ -3,8 +3,6 @@
 import sys
 from pathlib import Path
 
-import click
-
 from dagmaster.cli.command import State
 from dagmaster.errors import InvalidRequest
 
@@ -25,7 +23,4 @@ def export_job(state: State, job_id: str, output: str | None) -> None:
             partial.unlink(missing_ok=True)
     except OSError as error:
         raise InvalidRequest(f"{path} cannot be written: {error.strerror}", code="file.not-writable") from None
-    if state.json:
-        state.emit({"job_id": job_id, "file": str(path), "size_bytes": size})
-    else:
-        click.echo(f"{path} ({size:,} bytes)")
+    state.answer({"job_id": job_id, "file": str(path), "size_bytes": size}, f"{path} ({size:,} bytes)")

@@ -3,6 +3,9 @@
 import os
 import stat
 from pathlib import Path
+from typing import Any
+
+from dagmaster.errors import InvalidRequest
 
 
 def bytes_of(path: Path, limit: int) -> bytes:
@@ -16,3 +19,26 @@ def bytes_of(path: Path, limit: int) -> bytes:
         if not stat.S_ISREG(mode):
             raise OSError(0, "it is not a regular file", str(path))
         return file.read(limit + 1)
+
+
+def option_bytes(option: str, text: str, limit: int) -> bytes:
+    """The value of an option; of `@FILE`, the content of the file, up to one byte more than the limit."""
+    if not text.startswith("@"):
+        return text.encode()
+    try:
+        return bytes_of(Path(text[1:]), limit)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InvalidRequest(f"{option} {text}: {reason}", code="inputs.invalid") from None
+
+
+def json_object(option: str, text: str | bytes) -> dict[str, Any]:
+    import orjson
+
+    try:
+        value = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise InvalidRequest(f"{option} is not JSON: {error}", code="inputs.invalid") from None
+    if not isinstance(value, dict):
+        raise InvalidRequest(f"{option} must be a JSON object", code="inputs.invalid")
+    return value

@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from dagmaster.cli.command import INTERRUPTED, State, end_the_line
-from dagmaster.cli.printable import one_line
 from dagmaster.client.blockers import Blockers
 from dagmaster.client.feed import Feed, Reconnection
 from dagmaster.client.models.base import read
 from dagmaster.client.models.jobs import JobDetail, JobSummary, PublicJob
 from dagmaster.client.models.nodes import ErrorFacts, FailedNode, NodeSummary
+from dagmaster.client.neutral import one_line
 from dagmaster.client.outcome import JobOutcome
 from dagmaster.quantities import counted
 

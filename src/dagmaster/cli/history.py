@@ -38,10 +38,7 @@ def verify_history(state: State, job: str | None, everything: bool, payloads: bo
             hint="set DATABASE_URL",
         )
     report = asyncio.run(_verified(state, job, reads_payloads=payloads))
-    if state.json:
-        state.emit(report.public())
-    else:
-        _print(state, report)
+    state.answer(report.public(), lambda: _print(state, report))
     return 0 if report.is_clean else 1
 
 

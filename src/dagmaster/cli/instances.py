@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dagmaster.cli.command import Group, State, limit_option, pass_state
-from dagmaster.cli.printable import one_line
-from dagmaster.cli.tables import Column, at, duration, print_table
-from dagmaster.quantities import counted
+from dagmaster.cli.tables import Column, at, print_table
+from dagmaster.client.neutral import one_line
+from dagmaster.quantities import counted, duration
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _MOST = 1000
 _MOST_HANDLERS_SHOWN = 6
 _limit = limit_option(_MOST, default=50)
-_all = click.option("--all", "everyone", is_flag=True, help="Also those without a recent heartbeat")
+_all = click.option("--all", "is_all", is_flag=True, help="Also those without a recent heartbeat")
 
 
 @click.group(cls=Group)
@@ -31,7 +31,7 @@ def workers() -> None:
 @_all
 @_limit
 @pass_state
-def list_workers(state: State, everyone: bool, limit: int) -> None:
+def list_workers(state: State, is_all: bool, limit: int) -> None:
     """List live workers: their last heartbeat, their queues and handlers, what they run."""
     from dagmaster.client.models.operations import WorkerSummary
 
@@ -42,7 +42,7 @@ def list_workers(state: State, everyone: bool, limit: int) -> None:
         Column("handlers", _handlers, drop=5, is_long=True),
         Column("runs", _running, drop=2, is_long=True),
     ]
-    lines = [line for line in state.client.workers(_MOST)[0] if everyone or line.get("is_alive")]
+    lines = [line for line in state.client.workers(_MOST)[0] if is_all or line.get("is_alive")]
     _print(state, "worker", lines, limit, columns=columns, kind=WorkerSummary)
 
 
@@ -55,7 +55,7 @@ def orchestrators() -> None:
 @_all
 @_limit
 @pass_state
-def list_orchestrators(state: State, everyone: bool, limit: int) -> None:
+def list_orchestrators(state: State, is_all: bool, limit: int) -> None:
     """List live orchestrators: their last heartbeat, and how many jobs they own."""
     from dagmaster.client.models.operations import OrchestratorSummary
 
@@ -65,7 +65,7 @@ def list_orchestrators(state: State, everyone: bool, limit: int) -> None:
         Column("started (UTC)", lambda orchestrator: at(orchestrator.started_at), drop=3),
         Column("jobs", lambda orchestrator: str(orchestrator.job_count), is_number=True),
     ]
-    lines = [line for line in state.client.orchestrators(_MOST)[0] if everyone or line.get("is_alive")]
+    lines = [line for line in state.client.orchestrators(_MOST)[0] if is_all or line.get("is_alive")]
     _print(state, "orchestrator", lines, limit, columns=columns, kind=OrchestratorSummary)
 
 

@@ -21,10 +21,7 @@ def cancel(state: State, job_id: str, request: Json, wait_seconds: float) -> int
         answer = _cancelled(state, job_id, request, wait_seconds)
     except KeyboardInterrupt:
         return detached(state, job_id, what="the job is still cancelled")
-    if state.json:
-        state.emit(answer)
-    else:
-        _print_end(state, read(CancelProgress, answer))
+    state.answer(answer, lambda: _print_end(state, read(CancelProgress, answer)))
     return 0 if answer["status"] == "cancelled" or not answer["is_over"] else _CONFLICT
 
 

@@ -7,18 +7,19 @@ import click
 
 from dagmaster.cli.command import (
     Callback,
-    CommaSeparatedChoice,
     Group,
     State,
     as_json,
-    distinct_words,
     limit_option,
     page_options,
     pass_state,
+    reason_option,
     wait_options,
+    words_option,
+    yes_option,
 )
 from dagmaster.cli.completion import complete_jobs, complete_workflows
-from dagmaster.cli.printable import one_line
+from dagmaster.client.neutral import one_line
 from dagmaster.errors import InvalidRequest, NotFound
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 JOB_STATES = ("pending", "running", "completed", "partial_success", "failed", "cancelled")
 NODE_STATES = ("pending", "ready", "dispatched", "running", "completed", "failed", "skipped", "cancelled")
 _DATA_LENGTH = 100
+_REPEATED = "repeated, or with commas, in one of these states"
 
 
 @click.group(cls=Group)
@@ -34,23 +36,22 @@ def jobs() -> None:
     """List and show jobs; cancel, resume and retry them. JOB is an id, the beginning of one, or `last`."""
 
 
+def _time_options(command: Callback) -> Callback:
+    since = "Only jobs created then or later: a time, a day, or an age such as 2h"
+    until = click.option("--until", metavar="WHEN", help="Only jobs created before then")
+    return click.option("--since", metavar="WHEN", help=since)(until(command))
+
+
 @jobs.command("ls")
-@click.option(
-    "--status",
-    type=CommaSeparatedChoice(JOB_STATES),
-    multiple=True,
-    callback=distinct_words,
-    help="Only jobs in this state; repeated, or with commas, in one of these states",
-)
+@words_option("--status", words=JOB_STATES, text=f"Only jobs in this state; {_REPEATED}")
 @click.option(
     "--search",
     "-q",
     "q",
     metavar="WORDS",
-    help="Only jobs with all of these words, or words that begin so, in their id, workflow, inputs, submitter or error",
+    help="Only jobs with all of these words, or beginnings of words, in their id, workflow, inputs, submitter or error",
 )
-@click.option("--since", metavar="WHEN", help="Only jobs created then or later: a time, a day, or an age such as 2h")
-@click.option("--until", metavar="WHEN", help="Only jobs created before then")
+@_time_options
 @click.option("--workflow", metavar="ID", shell_complete=complete_workflows, help="Only jobs of this workflow")
 @click.option("--submitted-by", metavar="WHO", help="Only jobs of this submitter")
 @click.option("--correlation-id", metavar="ID", help="Only jobs with this correlation id")
@@ -101,13 +102,11 @@ def _cursor(after: str | None) -> str | None:
 @pass_state
 def show(state: State, job: str) -> None:
     """Show a job: its state, its errors, what it waits for, its nodes and stages, its result."""
-    from dagmaster.cli.show import JobPage, print_page
+    from dagmaster.cli.show import print_page
+    from dagmaster.client.outcome import JobPage
 
     page = JobPage.ask(state.client, state.client.find_job(job))
-    if state.json:
-        state.emit(page.public())
-    else:
-        print_page(state.console, page)
+    state.answer(page.public(), lambda: print_page(state.console, page))
 
 
 @jobs.command("watch")
@@ -124,7 +123,7 @@ def watch(state: State, job: str) -> int:
     return follow(state, state.client.find_job(job), live=True)
 
 
-_reason = click.option("--reason", metavar="TEXT", help="The reason; recorded with the job and your name")
+_reason = reason_option("recorded with the job and your name")
 
 
 def _rerun_options(command: Callback) -> Callback:
@@ -138,16 +137,11 @@ def _request(reason: str | None) -> "Json":
 
 @jobs.command("bulk")
 @click.argument("action", type=click.Choice(["cancel", "resume", "retry"]))
-@click.option(
-    "--status",
-    type=CommaSeparatedChoice(JOB_STATES),
-    multiple=True,
-    callback=distinct_words,
-    help="Only jobs in this state; repeated, or with commas. By default those that can be changed",
+@words_option(
+    "--status", words=JOB_STATES, text=f"Only jobs in this state; {_REPEATED}; by default all that can be changed"
 )
 @click.option("--search", "-q", "q", metavar="WORDS", help="Only jobs in which all of these words occur")
-@click.option("--since", metavar="WHEN", help="Only jobs created then or later: a time, a day, or an age such as 2h")
-@click.option("--until", metavar="WHEN", help="Only jobs created before then")
+@_time_options
 @click.option(
     "--workflow", metavar="ID", multiple=True, shell_complete=complete_workflows, help="Only jobs of this workflow"
 )
@@ -161,7 +155,7 @@ def _request(reason: str | None) -> "Json":
 @click.option("--failed-children", metavar="FAN_OUT", help="For retry: the failed children of a fan_out")
 @_reason
 @click.option("--dry-run", is_flag=True, help="Only show what would happen")
-@click.option("--yes", is_flag=True, help="Do not ask for confirmation")
+@yes_option
 @pass_state
 def bulk(state: State, /, *, action: str, reason: str | None, dry_run: bool, yes: bool, **options: Any) -> int:
     """Cancel, resume or retry many jobs: shows what would happen to each, asks, then changes exactly these.
@@ -351,10 +345,7 @@ def _follow_events(state: State, job_id: str, node: str | None, after: int) -> i
 
 
 def _print_event(state: State, event: "Json") -> None:
-    if state.json:
-        state.emit(event, line=True)
-    else:
-        state.say(_event_text(event))
+    state.answer(event, lambda: state.say(_event_text(event)), line=True)
 
 
 def _event_text(answer: "Json") -> str:
@@ -376,13 +367,7 @@ def _short(data: Any) -> str:
 @jobs.command("nodes")
 @click.argument("job", shell_complete=complete_jobs)
 @click.option("--parent", metavar="FAN_OUT", help="The children of this fan_out")
-@click.option(
-    "--status",
-    type=CommaSeparatedChoice(NODE_STATES),
-    multiple=True,
-    callback=distinct_words,
-    help="Only nodes in this state; repeated, or with commas, in one of these states",
-)
+@words_option("--status", words=NODE_STATES, text=f"Only nodes in this state; {_REPEATED}")
 @limit_option(10_000, default=50)
 @click.option(
     "--after",
@@ -430,7 +415,4 @@ def show_node(state: State, job: str, node: str, output: str | None) -> None:
         save_output(state, state.client.find_job(job), node, output)
         return
     answer = state.client.node(state.client.find_job(job), node)
-    if state.json:
-        state.emit(answer)
-    else:
-        print_node(state.console, answer, has_tracebacks=state.verbose)
+    state.answer(answer, lambda: print_node(state.console, answer, has_tracebacks=state.verbose))

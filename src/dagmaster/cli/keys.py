@@ -5,15 +5,15 @@ from typing import Any
 import click
 
 from dagmaster.access.caller import Scope
-from dagmaster.cli.command import CommaSeparatedChoice, Group, State, distinct_words, limit_option, pass_state
-from dagmaster.cli.completion import complete_platforms
+from dagmaster.cli.command import Group, State, page_options, pass_state, reason_option, words_option
+from dagmaster.cli.completion import platform_option
 from dagmaster.errors import InvalidRequest
 
 _MOST_KEYS = 10_000
 _expires = click.option(
-    "--expires-days", type=click.FloatRange(0, 3650, min_open=True), metavar="DAYS", help="Refused after this time"
+    "--expires-days", type=click.FloatRange(0, 3650, min_open=True), metavar="DAYS", help="Days until the key expires"
 )
-_reason = click.option("--reason", metavar="TEXT", help="The reason; recorded with your name")
+_reason = reason_option("recorded with your name")
 
 
 @click.group(cls=Group)
@@ -23,20 +23,8 @@ def keys() -> None:
 
 @keys.command("create")
 @click.argument("name")
-@click.option(
-    "--scope",
-    "scopes",
-    type=CommaSeparatedChoice([scope.value for scope in Scope]),
-    multiple=True,
-    callback=distinct_words,
-    help="What the key may do; may be repeated",
-)
-@click.option(
-    "--platform",
-    metavar="PLATFORM",
-    shell_complete=complete_platforms,
-    help="The platform whose key this is; only with the scope b2b",
-)
+@words_option("--scope", "scopes", words=[scope.value for scope in Scope], text="What the key may do; may be repeated")
+@platform_option("Platform that the key belongs to; only with the scope b2b")
 @click.option(
     "--queue",
     "queues",
@@ -57,7 +45,7 @@ def create_key(
     *,
     name: str,
     scopes: tuple[str, ...] | None,
-    platform: str | None,
+    platform_id: str | None,
     queues: tuple[str, ...],
     expires_days: float | None,
     admin: bool,
@@ -67,14 +55,14 @@ def create_key(
     NAME is recorded as the actor of everything that the key changes.
     """
     if admin:
-        if scopes or platform or queues:
+        if scopes or platform_id or queues:
             message = "--admin has the scope admin: --scope, --platform and --queue do not apply"
             raise InvalidRequest(message, code="usage")
         _print_created(state, _create_in_database(state, name, expires_days))
         return
     if not scopes:
         raise InvalidRequest("give at least one --scope", code="usage", hint=f"scopes are {', '.join(Scope)}")
-    request: dict[str, Any] = {"name": name, "scopes": list(scopes), "platform_id": platform}
+    request: dict[str, Any] = {"name": name, "scopes": list(scopes), "platform_id": platform_id}
     request |= {"expires_in_days": expires_days} | ({"queues": list(queues)} if queues else {})
     _print_created(state, state.client.create_key(request))
 
@@ -99,8 +87,7 @@ def _create_in_database(state: State, name: str, expires_days: float | None) -> 
 
 @keys.command("ls")
 @click.option("--all", "with_revoked", is_flag=True, help="Also list keys that were revoked")
-@click.option("--after", metavar="CURSOR", help="Continue after a page")
-@limit_option(_MOST_KEYS, default=50)
+@page_options(_MOST_KEYS, default=50, entry="key")
 @pass_state
 def list_keys(state: State, *, with_revoked: bool, after: str | None, limit: int) -> None:
     """List keys, newest first: their scopes, when they expire, and when they were last used."""
@@ -139,10 +126,7 @@ def rotate_key(
 def revoke_key(state: State, *, key_id: str, reason: str | None) -> None:
     """Refuse a key from the next request on. It cannot be restored."""
     answer = state.client.revoke_key(key_id, {"reason": reason})
-    if state.json:
-        state.emit(answer)
-    else:
-        state.say(f"the key {answer['key_id']} ({answer['name']}) is revoked")
+    state.answer(answer, f"the key {answer['key_id']} ({answer['name']}) is revoked")
 
 
 def _print_created(state: State, answer: dict[str, Any]) -> None:
@@ -155,10 +139,10 @@ def _print_created(state: State, answer: dict[str, Any]) -> None:
 
 
 def _print_keys(state: State, page: list[dict[str, Any]]) -> None:
-    from dagmaster.cli.printable import one_line
     from dagmaster.cli.tables import Column, at, print_table
     from dagmaster.client.models.assets import KeyInfo
     from dagmaster.client.models.base import read_all
+    from dagmaster.client.neutral import one_line
 
     def scopes(key: KeyInfo) -> str:
         limits = (f" of {key.platform_id}" if key.platform_id else "") + (

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dagmaster.cli.command import as_json
-from dagmaster.cli.printable import one_line
 from dagmaster.cli.tables import Column, print_table
 from dagmaster.client.models.base import Json, read, read_all
 from dagmaster.client.models.commands import CommandInfo
 from dagmaster.client.models.layers import LayerInfo, LayerMetadataInfo
+from dagmaster.client.neutral import one_line
 
 if TYPE_CHECKING:
     from dagmaster.cli.command import State

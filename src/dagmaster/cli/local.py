@@ -1,11 +1,10 @@
 """`dagmaster local`: list and remove the data of local platforms."""
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from dagmaster.cli.command import Group, State, pass_state
+from dagmaster.cli.command import Group, State, pass_state, yes_option
 from dagmaster.cli.tables import Column, print_table
 from dagmaster.errors import InvalidRequest
 from dagmaster.quantities import counted, size_text
@@ -39,7 +38,7 @@ def list_data(state: State) -> None:
 @local.command("rm")
 @click.argument("names", metavar="[ID|FOLDER]...", nargs=-1)
 @click.option("--orphaned", is_flag=True, help="All databases whose data folder no longer exists")
-@click.option("--yes", is_flag=True, help="Do not ask for confirmation")
+@yes_option
 @pass_state
 def remove_data(state: State, names: tuple[str, ...], orphaned: bool, yes: bool) -> int:
     """Remove a database, and what platforms have put into its data folder: zones, previews, temporary files.
@@ -57,24 +56,18 @@ def remove_data(state: State, names: tuple[str, ...], orphaned: bool, yes: bool)
     if not yes and not _is_confirmed(state, list(data.values())):
         return 1
     freed_bytes = sum(remove(each) for each in data.values())
-    if state.json:
-        state.emit({"removed": sorted(data), "freed_bytes": freed_bytes})
-    else:
-        state.say(f"removed {counted(len(data), 'database')} with its files, {size_text(freed_bytes)}")
+    state.answer(
+        {"removed": sorted(data), "freed_bytes": freed_bytes},
+        f"removed {counted(len(data), 'database')} with its files, {size_text(freed_bytes)}",
+    )
     return 0
 
 
 def _is_confirmed(state: State, data: "list[LocalData]") -> bool:
-    if state.json or not sys.stdin.isatty():
-        raise InvalidRequest(
-            "confirmation is required, and the input is not a terminal or --json is given",
-            code="usage",
-            hint="add --yes",
-        )
-    for each in data:
-        size = size_text((each.database_bytes or 0) + (each.folder_bytes or 0))
-        state.say(f"{each.id}  {size}  {each.folder or 'data folder unknown'}")
-    return click.confirm("Delete this data?", err=True)
+    sizes = [size_text((each.database_bytes or 0) + (each.folder_bytes or 0)) for each in data]
+    folders = [each.folder or "data folder unknown" for each in data]
+    about = [f"{each.id}  {size}  {folder}" for each, size, folder in zip(data, sizes, folders, strict=True)]
+    return state.confirm("Delete this data?", about)
 
 
 def _folder(data: "LocalData") -> str:

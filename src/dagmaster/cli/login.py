@@ -45,10 +45,9 @@ def logout(state: State) -> None:
     from dagmaster.client.credentials import forget_key
 
     was_stored = forget_key(state.settings, state.server)
-    if state.json:
-        state.emit({"was_stored": was_stored})
-    else:
-        state.say("the stored key is removed" if was_stored else "no key was stored for this platform")
+    state.answer(
+        {"was_stored": was_stored}, "the stored key is removed" if was_stored else "no key was stored for this platform"
+    )
 
 
 def _asked() -> str:

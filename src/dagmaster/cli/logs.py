@@ -32,7 +32,4 @@ def follow_logs(state: State, job_id: str, node: str | None, attempt: int | None
 
 
 def _print(state: State, answer: Json) -> None:
-    if state.json:
-        state.emit(answer, line=True)
-    else:
-        state.say(text_of(answer))
+    state.answer(answer, lambda: state.say(text_of(answer)), line=True)

@@ -47,6 +47,7 @@ COMMANDS = {
     "db": "database:db",
     "doctor": "doctor:doctor",
     "verify-history": "history:verify_history",
+    "verify-storage": "storage:verify_storage",
     "orchestrator": "roles:orchestrator",
     "worker": "roles:worker",
     "serving": "roles:serving",
@@ -60,7 +61,7 @@ FINE, USAGE, NOT_ALLOWED, UNAVAILABLE, BUG = 0, 2, 3, 5, 70
 # commands that are not listed, such as `up`, need several.
 EXTRAS = {
     **{role: role for role in ("orchestrator", "worker", "serving", "gateway")},
-    **dict.fromkeys(("db", "keys", "verify-history"), "orchestrator"),
+    **dict.fromkeys(("db", "keys", "verify-history", "verify-storage"), "orchestrator"),
 }
 # Most specific first.
 EXIT_CODES: tuple[tuple[type[errors.DagmasterError], int], ...] = (

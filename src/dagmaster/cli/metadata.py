@@ -4,13 +4,15 @@ from typing import Any
 
 import click
 
-from dagmaster.cli.command import Group, State, page_options, pass_state
-from dagmaster.cli.completion import complete_assets
+from dagmaster.cli.command import Group, State, page_options, pass_state, reason_option
+from dagmaster.cli.completion import complete_assets, platform_option
+from dagmaster.cli.files import json_object, option_bytes
 from dagmaster.errors import InvalidRequest
 
+_MOST_TEXT_BYTES = 100_000
 _FIELDS = ("title", "description", "keywords", "attribution", "style")
 _layer = click.option("--layer", default="raster", show_default=True, metavar="NAME", help="The layer of the asset")
-_reason = click.option("--reason", metavar="TEXT", help="Why, for the audit log")
+_reason = reason_option("recorded in the audit log")
 
 
 @click.group(cls=Group)
@@ -20,7 +22,7 @@ def metadata() -> None:
 
 @metadata.command("ls")
 @click.option("--keyword", metavar="WORD", help="Only layers with this keyword")
-@click.option("--platform", "platform_id", metavar="PLATFORM", help="Only layers of this platform")
+@platform_option("Only layers of this platform")
 @page_options(1000, default=20, entry="layer")
 @pass_state
 def list_layers(state: State, *, keyword: str | None, platform_id: str | None, after: str | None, limit: int) -> None:
@@ -46,7 +48,7 @@ def show_metadata(state: State, asset: str, layer: str) -> None:
 @click.option("--title", metavar="TEXT", help="Title of the layer, up to 200 characters")
 @click.option("--description", metavar="TEXT", help="Description, up to 10,000 characters; @FILE reads a file")
 @click.option("--keyword", "keywords", multiple=True, metavar="WORD", help="A keyword; may be repeated; replaces all")
-@click.option("--attribution", metavar="TEXT", help="Whom maps name as the source")
+@click.option("--attribution", metavar="TEXT", help="Source of the data, as maps show it")
 @click.option("--style", metavar="JSON", help='How it is drawn, for example \'{"colormap_name": "terrain"}\'')
 @click.option("--remove", multiple=True, type=click.Choice(_FIELDS), help="Remove a field; may be repeated")
 @click.option("--etag", metavar="ETAG", help="Refuse the change if the metadata has changed since it had this ETag")
@@ -64,7 +66,7 @@ def set_metadata(
     remove: tuple[str, ...],
     etag: str | None,
 ) -> None:
-    """Edit the metadata of a layer. What is not given stays as it is. Nothing that is published changes.
+    """Edit the metadata of a layer. Fields that are not given, and what is published, stay unchanged.
 
     \b
     dagmaster metadata set dem --title "Heights of the Alps" --keyword alps --keyword height
@@ -75,7 +77,7 @@ def set_metadata(
         "description": _text(description),
         "keywords": list(keywords) or None,
         "attribution": attribution,
-        "style": _object(style),
+        "style": json_object("--style", style) if style is not None else None,
     }
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if both := sorted(changes.keys() & set(remove)):
@@ -106,7 +108,7 @@ def publish_metadata(state: State, asset: str, layer: str, *, external: bool, re
 @_reason
 @pass_state
 def unpublish_metadata(state: State, asset: str, layer: str, *, reason: str | None) -> None:
-    """Withdraw the metadata of a layer. What was written stays, and can be published again."""
+    """Withdraw the metadata of a layer. The texts are kept, and can be published again."""
     _run(state, "metadata.unpublish", asset, layer, reason)
 
 
@@ -124,35 +126,11 @@ def _run(state: State, command: str, asset: str, layer: str, reason: str | None)
 def _print(state: State, answer: dict[str, Any]) -> None:
     from dagmaster.cli.layer_pages import print_metadata
 
-    if state.json:
-        state.emit(answer)
-    else:
-        print_metadata(state, answer)
+    state.answer(answer, lambda: print_metadata(state, answer))
 
 
 def _text(text: str | None) -> str | None:
-    if text is None or not text.startswith("@"):
-        return text
-    from pathlib import Path
-
-    from dagmaster.cli.files import bytes_of
-
     try:
-        return bytes_of(Path(text[1:]), 100_000).decode()
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise InvalidRequest(f"--description {text}: {reason}", code="usage") from None
-
-
-def _object(text: str | None) -> dict[str, Any] | None:
-    if text is None:
-        return None
-    import orjson
-
-    try:
-        value = orjson.loads(text)
-    except orjson.JSONDecodeError as error:
-        raise InvalidRequest(f"--style is not JSON: {error}", code="usage") from None
-    if not isinstance(value, dict):
-        raise InvalidRequest("--style must be a JSON object", code="usage")
-    return value
+        return option_bytes("--description", text, _MOST_TEXT_BYTES).decode() if text else text
+    except UnicodeDecodeError:
+        raise InvalidRequest(f"--description {text}: is not UTF-8", code="usage") from None

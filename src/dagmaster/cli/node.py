@@ -11,10 +11,10 @@ from rich.text import Text
 
 from dagmaster.cli.command import State, as_json
 from dagmaster.cli.follow import fault_text
-from dagmaster.cli.printable import one_line
 from dagmaster.cli.tables import Column, at, print_table, state_text
 from dagmaster.client.models.base import Json, read
 from dagmaster.client.models.nodes import Attempt, NodeDetail, SavedCheckpoint, error_facts
+from dagmaster.client.neutral import one_line
 from dagmaster.errors import InvalidRequest
 from dagmaster.quantities import counted
 
@@ -100,10 +100,7 @@ def save_output(state: State, job_id: str, node_id: str, name: str) -> None:
         raise InvalidRequest(f"{name}: {error.strerror}", code="file.not-writable") from None
     finally:
         unfinished.unlink(missing_ok=True)
-    if state.json:
-        state.emit({"file": name, "bytes": size})
-    else:
-        state.say(f"{size:,} bytes written to {name}")
+    state.answer({"file": name, "bytes": size}, f"{size:,} bytes written to {name}")
 
 
 def _short(value: object) -> str:

@@ -2,7 +2,7 @@
 
 import click
 
-from dagmaster.cli.command import Group, State, pass_state
+from dagmaster.cli.command import Group, State, pass_state, reason_option
 from dagmaster.cli.completion import complete_platforms
 from dagmaster.errors import InvalidRequest
 
@@ -19,10 +19,7 @@ def list_platforms(state: State) -> None:
     from dagmaster.cli.asset_pages import print_platforms
 
     answers = state.client.platforms()
-    if state.json:
-        state.emit({"platforms": answers})
-    else:
-        print_platforms(state, answers)
+    state.answer({"platforms": answers}, lambda: print_platforms(state, answers))
 
 
 @platforms.command("show")
@@ -33,15 +30,12 @@ def show_platform(state: State, platform: str) -> None:
     from dagmaster.cli.asset_pages import print_platform
 
     answer = state.client.platform(platform)
-    if state.json:
-        state.emit(answer)
-    else:
-        print_platform(state, answer)
+    state.answer(answer, lambda: print_platform(state, answer))
 
 
 @platforms.command("add")
 @click.argument("platform")
-@click.option("--name", "display_name", required=True, metavar="TEXT", help="Name for people")
+@click.option("--name", "display_name", required=True, metavar="TEXT", help="Display name")
 @click.option(
     "--required",
     multiple=True,
@@ -96,14 +90,14 @@ def add_platform(
 
 @platforms.command("set")
 @click.argument("platform", shell_complete=complete_platforms)
-@click.option("--name", "display_name", metavar="TEXT", help="Name for people")
+@click.option("--name", "display_name", metavar="TEXT", help="Display name")
 @click.option("--active/--inactive", "is_active", default=None, help="Whether it may submit")
 @click.option(
     "--b2b-may-approve/--no-b2b-may-approve",
     default=None,
     help="Whether its keys may approve, reject and unpublish versions of its own assets",
 )
-@click.option("--reason", metavar="TEXT", help="Why, for the audit log")
+@reason_option("recorded in the audit log")
 @pass_state
 def set_platform(
     state: State,
@@ -114,7 +108,7 @@ def set_platform(
     b2b_may_approve: bool | None,
     reason: str | None,
 ) -> None:
-    """Change a platform. What is not given stays as it is."""
+    """Change a platform. Fields that are not given stay unchanged."""
     from dagmaster.cli.asset_pages import print_platform
 
     given = {
@@ -125,10 +119,7 @@ def set_platform(
     }
     changes = {name: value for name, value in given.items() if value is not None}
     answer = state.client.change_platform(platform, changes)
-    if state.json:
-        state.emit(answer)
-    else:
-        print_platform(state, answer)
+    state.answer(answer, lambda: print_platform(state, answer))
 
 
 def _names(texts: tuple[str, ...]) -> list[str]:

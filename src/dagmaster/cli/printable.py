@@ -22,11 +22,6 @@ def _as_utf16(character: str) -> str:
     return "".join(f"\\u{units[start : start + 4]}" for start in range(0, len(units), 4))
 
 
-def one_line(text: str | None) -> str:
-    """The first line of a text."""
-    return next(iter((text or "").splitlines()), "")
-
-
 def is_unicode(encoding: str | None) -> bool:
     return (encoding or "").lower().replace("-", "").startswith("utf")
 

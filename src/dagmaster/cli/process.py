@@ -7,7 +7,6 @@ Invalid files are reported before anything is copied; the job validates them aga
 If no platform is running, one is started for the duration of the job, on the usual data folder.
 """
 
-import os
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from dagmaster.ingest.submission import Ingestion
     from dagmaster.local.discovery import RunningPlatform
     from dagmaster.local.platform import LocalPlatform
-    from dagmaster.settings import Settings
 
 TIERS = ("visualization", "analysis", "archive")
 TYPES = ("auto", "rgb", "rgba", "dem", "categorical", "multispectral", "nir", "vegetation_index")
@@ -63,7 +61,7 @@ def _refuse_number(_context: click.Context, parameter: click.Parameter, value: i
 @click.option("--source-crs", metavar="CRS", help="CRS of the files, if they have none or a wrong one")
 @click.option("--raster-type", type=click.Choice(TYPES), help="Kind of pixels  [default: auto]")
 @click.option(
-    "--version-label", metavar="LABEL", help="Version of the dataset, a new one or a known one  [default: the newest]"
+    "--version-label", metavar="LABEL", help="Label of a new or existing version  [default: that of the newest]"
 )
 @click.option("--version-ordinal", type=int, hidden=True, expose_value=False, callback=_refuse_number)
 @click.option("--revision", type=int, hidden=True, expose_value=False, callback=_refuse_number)
@@ -229,24 +227,16 @@ def _maps_of(folder: Path, platform: "RunningPlatform | None") -> str | None:
 def _on_own_platform(state: State, ingestion: "Ingestion") -> int:
     from dagmaster.cli.ingestion import follow
     from dagmaster.cli.up import local_platform
-    from dagmaster.local.platform import stopping_on_signals
+    from dagmaster.local.platform import processes_for, stopping_on_signals
 
     local = local_platform(state, state.settings, overrides=processes_for(state.settings))
     code = INTERRUPTED
     with stopping_on_signals(local):
-        if not state.json:
-            state.say(f"no platform is running; starting one for {ingestion.subject} …")
+        state.announce(f"no platform is running; starting one for {ingestion.subject} …")
         with local.running():
             code = follow(state, ingestion, lambda: local.maps_url, on_tick=local.tend, is_own=True)
     _print_end(state, ingestion, local, code)
     return code
-
-
-def processes_for(settings: "Settings") -> dict[str, str]:
-    """All processors of this machine, unless configured: the platform runs only this job."""
-    if "worker_processes" in settings.model_fields_set:
-        return {}
-    return {"WORKER_PROCESSES": str(max(2, min(8, len(os.sched_getaffinity(0)))))}
 
 
 def _print_end(state: State, ingestion: "Ingestion", local: "LocalPlatform", code: int) -> None:
@@ -261,10 +251,10 @@ def _print_end(state: State, ingestion: "Ingestion", local: "LocalPlatform", cod
             f"everything stopped; continue the job with:\n  dagmaster up{chosen}\n"
             f"and watch it with:\n  dagmaster jobs watch{chosen} {ingestion.job_id}"
         )
-    elif not state.json:
+    else:
         serve = "To serve the addresses above again, run" if local.maps_url else "Serve it with"
         why = "To see details, start it again with" if code else serve
-        state.say(f"everything stopped; the files stay. {why}:\n  dagmaster up{chosen}")
+        state.announce(f"everything stopped; the files stay. {why}:\n  dagmaster up{chosen}")
 
 
 def _detached(state: State, ingestion: "Ingestion") -> int:

@@ -7,8 +7,9 @@ import click
 
 from dagmaster.cli.command import Group, State, pass_state
 from dagmaster.cli.completion import complete_queues
-from dagmaster.cli.printable import one_line
-from dagmaster.cli.tables import Column, duration, print_table
+from dagmaster.cli.tables import Column, print_table
+from dagmaster.client.neutral import one_line
+from dagmaster.quantities import duration
 
 if TYPE_CHECKING:
     from dagmaster.client.models.base import Json
@@ -27,10 +28,7 @@ def queues() -> None:
 def list_queues(state: State) -> None:
     """List queues: their length, the age of the oldest task, live workers, limits."""
     lines = state.client.queues()
-    if state.json:
-        state.emit({"queues": lines})
-    else:
-        _print_queues(state, lines)
+    state.answer({"queues": lines}, lambda: _print_queues(state, lines))
 
 
 @queues.command("pause")
@@ -66,10 +64,7 @@ def limit(state: State, queue: str, max_running: str) -> None:
 def _set_queue(state: State, name: str, **changed: "bool | int | None") -> None:
     """Change one setting of a queue; the others stay, even if they change at the same time."""
     line = state.client.set_queue(name, **changed)
-    if state.json:
-        state.emit(line)
-    else:
-        _print_queues(state, [line])
+    state.answer(line, lambda: _print_queues(state, [line]))
 
 
 def _print_queues(state: State, lines: "list[Json]") -> None:

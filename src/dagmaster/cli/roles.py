@@ -76,7 +76,9 @@ def serving(state: State, host: str | None, port: int | None, fd: int | None) ->
 @click.option("--fd", type=int, hidden=True)
 @pass_state
 def gateway(state: State, host: str | None, port: int | None, fd: int | None) -> None:
-    """Serve the gateway: partners submit data and follow it. It reads views, and forwards the rest to orchestrators."""
+    """Run the gateway, with which partners submit data and poll its status.
+
+    It reads views of the database, and forwards all other requests to orchestrators."""
     from dagmaster.observe import log
     from dagmaster.roles.gateway import serve_gateway
 

@@ -1,7 +1,6 @@
 """A job as a page, and lists of jobs and nodes as tables."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 
 from rich.console import Console
@@ -9,39 +8,17 @@ from rich.text import Text
 
 from dagmaster.cli.command import as_json
 from dagmaster.cli.follow import failure_lines, reason_of, remedy_for
-from dagmaster.cli.live import in_seconds, remarks_of, seconds_of
-from dagmaster.cli.printable import one_line
-from dagmaster.cli.tables import Column, ago, at, duration, print_table, state_text, time_left
+from dagmaster.cli.tables import Column, ago, at, print_table, state_text, time_left
 from dagmaster.client.blockers import blockers_of
-from dagmaster.client.json_client import JsonClient
-from dagmaster.client.models.base import Json, read, read_all
+from dagmaster.client.models.base import read, read_all
 from dagmaster.client.models.jobs import Deliverable, JobDetail, JobSummary, Outcomes
 from dagmaster.client.models.nodes import FailedNode, PublicNode, StageSummary, WaitingNodes
-from dagmaster.client.outcome import failures
-from dagmaster.quantities import counted
+from dagmaster.client.neutral import one_line
+from dagmaster.client.node_remarks import in_seconds, remarks_of, seconds_of
+from dagmaster.client.outcome import JobPage
+from dagmaster.quantities import counted, duration
 
 _RESULT_LENGTH = 4000
-
-
-@dataclass(frozen=True, slots=True)
-class JobPage:
-    """A job with its failed nodes and, while it runs, what its nodes wait for. `answer` is the unparsed response."""
-
-    answer: Json
-    detail: JobDetail
-    failed: list[Json]
-    waiting: Json | None
-    now: datetime
-
-    @classmethod
-    def ask(cls, client: JsonClient, job_id: str) -> "JobPage":
-        answer = client.job(job_id)
-        detail = read(JobDetail, answer)
-        waiting = None if detail.is_over else client.waiting(job_id)
-        return cls(answer, detail, failures(client, answer), waiting, client.now)
-
-    def public(self) -> Json:
-        return {**self.answer, "failed": self.failed, "waiting": (self.waiting or {}).get("nodes", [])}
 
 
 def print_page(console: Console, page: JobPage) -> None:

@@ -11,6 +11,7 @@ import click
 
 from dagmaster.cli.command import Command, State, end_the_line, input_options, pass_state, priority_option, wait_options
 from dagmaster.cli.completion import complete_workflows_or_files
+from dagmaster.cli.files import json_object, option_bytes
 from dagmaster.cli.naming import is_file, workflow_bytes
 from dagmaster.client.limits import MAX_BODY_BYTES
 from dagmaster.errors import InvalidRequest, InvalidWorkflow, Unavailable, WorkflowProblem
@@ -214,29 +215,11 @@ def has_reserved(schema: Schema) -> bool:
 
 
 def object_of(params: str) -> dict[str, Any]:
-    import orjson
-
-    text = _file(params) if params.startswith("@") else params.encode()
+    text = option_bytes("--params", params, MAX_BODY_BYTES)
     if len(text) > MAX_BODY_BYTES:
         raise InvalidRequest(
             f"--params has more than {MAX_BODY_BYTES:,} bytes, the limit of the API",
             code="inputs.too-large",
             hint="put large data into storage and pass a reference",
         )
-    try:
-        value = orjson.loads(text)
-    except orjson.JSONDecodeError as error:
-        raise InvalidRequest(f"--params is not JSON: {error}", code="inputs.invalid") from None
-    if not isinstance(value, dict):
-        raise InvalidRequest("--params must be a JSON object", code="inputs.invalid")
-    return value
-
-
-def _file(params: str) -> bytes:
-    from dagmaster.cli.files import bytes_of
-
-    try:
-        return bytes_of(Path(params[1:]), MAX_BODY_BYTES)
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise InvalidRequest(f"--params {params}: {reason}", code="inputs.invalid") from None
+    return json_object("--params", text)

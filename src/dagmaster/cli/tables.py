@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from dagmaster.cli.printable import is_unicode
+from dagmaster.quantities import duration
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -176,10 +177,3 @@ def ago(moment: datetime, now: datetime) -> str:
 def time_left(seconds: float | None) -> str:
     """An estimate as text; empty if there is none."""
     return f"about {duration(seconds)} left" if seconds is not None else ""
-
-
-def duration(seconds: float) -> str:
-    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
-        if seconds >= size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{max(0.0, seconds):.0f} s"

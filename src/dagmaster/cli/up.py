@@ -35,18 +35,14 @@ def up(state: State, workers: int, orchestrators: int) -> None:
     local = local_platform(
         state, state.settings, orchestrators=orchestrators, workers=workers, log_level=_log_level(state)
     )
-    if not state.json:
-        state.say("starting …")
+    state.announce("starting …")
     with stopping_on_signals(local), local.running():
         _announce(state, local)
         while True:
             local.tend()
             time.sleep(_TICK_SECONDS)
-    if not state.json:
-        state.say(
-            "everything stopped; the data stays"
-            + (f" in {local.cluster.folder}" if local.cluster else " on the server")
-        )
+    where = f"in {local.cluster.folder}" if local.cluster else "on the server"
+    state.announce(f"everything stopped; the data stays {where}")
 
 
 def _store_first_key(state: State, key: str) -> None:
@@ -66,6 +62,7 @@ def local_platform(state: State, settings: "Settings", **options: Any) -> "Local
     from dagmaster.local.platform import LocalPlatform, database_of
 
     dsn, cluster = database_of(settings)
+    state.use_tokens()
     return LocalPlatform(
         settings,
         data_folder(settings),

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import click
 
 from dagmaster.cli.command import Group, State, page_options, pass_state
-from dagmaster.cli.completion import complete_platforms
-from dagmaster.cli.printable import one_line
+from dagmaster.cli.completion import platform_option
 from dagmaster.cli.tables import Column, ago, print_table
+from dagmaster.client.neutral import one_line
 
 if TYPE_CHECKING:
     from dagmaster.client.models.base import Json
@@ -23,15 +23,11 @@ def uploads() -> None:
 
 @uploads.command("put")
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--name", metavar="NAME", help="Name below that of the platform  [default: that of the file]")
 @click.option(
-    "--platform",
-    "platform_id",
-    metavar="PLATFORM",
-    shell_complete=complete_platforms,
-    help="Platform whose object it becomes  [default: that of the key, or local]",
+    "--name", metavar="NAME", help="Name of the object, after the id of the platform  [default: name of the file]"
 )
-@click.option("--refuse", "is_refused", is_flag=True, help="Fail if another file has the name, instead of a suffix")
+@platform_option("Platform that the object belongs to  [default: that of the key, or local]")
+@click.option("--refuse", "is_refused", is_flag=True, help="Fail if the name is in use, instead of adding a suffix")
 @pass_state
 def put_file(state: State, *, file: Path, name: str | None, platform_id: str | None, is_refused: bool) -> None:
     """Send FILE, and print the object that it has become: CONTAINER/BLOB.
@@ -79,10 +75,7 @@ def list_uploads(state: State, *, upload_state: str | None, limit: int, after: s
 def remove_upload(state: State, upload: object) -> None:
     """Cancel an upload that is not finished. UPLOAD is its id."""
     state.client.cancel_upload(str(upload))
-    if state.json:
-        state.emit({"upload_id": str(upload), "is_removed": True})
-    else:
-        state.say(f"upload {upload} is removed")
+    state.answer({"upload_id": str(upload), "is_removed": True}, f"upload {upload} is removed")
 
 
 @click.group(cls=Group)
@@ -92,11 +85,11 @@ def sources() -> None:
 
 @sources.command("ls")
 @click.argument("prefix", default="")
-@click.option("--container", metavar="NAME", help="Another container than that of the bronze zone")
+@click.option("--container", metavar="NAME", help="Container to list  [default: that of the bronze zone]")
 @page_options(10_000, default=50, entry="object", metavar="BLOB")
 @pass_state
 def list_sources(state: State, *, prefix: str, container: str | None, limit: int, after: str | None) -> None:
-    """List objects by name; with PREFIX, those whose names begin so."""
+    """List objects by name; with PREFIX, only those whose names begin with it."""
     page, following = state.client.sources(limit, after, prefix=prefix or None, container=container)
     state.print_page("sources", page, following, partial(_print_sources, state, page), what="objects")
 

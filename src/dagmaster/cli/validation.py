@@ -2,8 +2,6 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
-from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +10,7 @@ from dagmaster.cli.progress import progress_bar
 from dagmaster.client.neutral import neutral
 from dagmaster.errors import InvalidRequest
 from dagmaster.ingest.sources import LocalFile
-from dagmaster.ingest.validation import CheckedFile, FileRules, findings_on_all, public_check, validate_all
+from dagmaster.ingest.validation import CheckedFile, FileRules, findings_on_all, public_check, validate_all, with_date
 from dagmaster.quantities import counted, size_text
 
 if TYPE_CHECKING:
@@ -35,7 +33,7 @@ def validate(state: State, files: Sequence[LocalFile], rules: FileRules, *, is_d
         hint = in_options(error.hint) if error.hint else None
         raise InvalidRequest(in_options(error.message), code=error.code, hint=hint, **error.facts) from None
     if not is_dated:
-        checks = [check if check.checked.errors else _with_date(check) for check in checks]
+        checks = [check if check.checked.errors else with_date(check) for check in checks]
     is_rejected = any(check.checked.errors for check in checks)
     of_all = [] if is_rejected else findings_on_all(checks, rules.options)
     if not state.json:
@@ -49,20 +47,6 @@ def validate(state: State, files: Sequence[LocalFile], rules: FileRules, *, is_d
 
 def _names(files: Sequence[LocalFile]) -> dict[str, Any]:
     return {"file": files[0].label} if len(files) == 1 else {"files": [file.label for file in files]}
-
-
-def _with_date(check: CheckedFile) -> CheckedFile:
-    """With a finding on the date that the job will use. A later revision uses the date of the one before."""
-    from dagmaster.raster.validation.findings import info
-    from dagmaster.stac.when import choose_when
-
-    written_at = datetime.fromtimestamp(check.file.path.stat().st_mtime, UTC)
-    if choose_when(given=None, tags=check.facts.tags, supplied_at=written_at).basis != "publication":
-        return check
-    message = f"the file has no date of the data; its own date is used as date of publication: {written_at:%Y-%m-%d}"
-    advice = "to set it, use --datetime with a time, a day, a year, or start/end"
-    finding = info("time.publication", message, advice)
-    return replace(check, checked=replace(check.checked, findings=(*check.checked.findings, finding)))
 
 
 def _print_findings(state: State, checks: Sequence[CheckedFile]) -> None:

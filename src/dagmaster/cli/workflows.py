@@ -9,8 +9,8 @@ import click
 from dagmaster.cli.command import Group, State, pass_state
 from dagmaster.cli.completion import complete_workflows_or_files
 from dagmaster.cli.naming import is_file, read_workflow
-from dagmaster.cli.printable import one_line
 from dagmaster.cli.tables import Column, print_table
+from dagmaster.client.neutral import one_line
 from dagmaster.errors import InvalidWorkflow
 from dagmaster.quantities import counted
 
@@ -111,10 +111,7 @@ def _validated(state: State, file: Path) -> dict[str, Any]:
 def graph(state: State, workflow: str) -> None:
     """Draw a workflow, or a file, as a Mermaid flowchart."""
     drawn = _drawn_from_file(state, Path(workflow)) if is_file(workflow) else state.client.graph(workflow)
-    if state.json:
-        state.emit({name: drawn[name] for name in ("workflow_id", "mermaid")})
-    else:
-        state.say(str(drawn["mermaid"]).rstrip())
+    state.answer({name: drawn[name] for name in ("workflow_id", "mermaid")}, str(drawn["mermaid"]).rstrip())
 
 
 def _drawn_from_file(state: State, path: Path) -> dict[str, Any]:

@@ -125,6 +125,7 @@ class AsyncClient(AsyncAssets, AsyncLayers, AsyncKeys, AsyncUploads):
         idempotency_key: str | None = None,
         correlation_id: str | None = None,
         callback_url: str | None = None,
+        subscriber: Mapping[str, str] | None = None,
         definition: str | None = None,
         force: bool = False,
         resume: bool = False,
@@ -141,6 +142,7 @@ class AsyncClient(AsyncAssets, AsyncLayers, AsyncKeys, AsyncUploads):
             "idempotency_key": idempotency_key,
             "correlation_id": correlation_id,
             "callback_url": callback_url,
+            "subscriber": dict(subscriber) if subscriber else None,
             "definition": definition,
         }
         sent = {name: value for name, value in submission.items() if value is not None}

@@ -2,7 +2,7 @@
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from http import HTTPStatus
@@ -322,25 +322,7 @@ class AsyncJsonClient(AsyncAssetRequests, AsyncLayerRequests, AsyncKeyRequests, 
 
     async def find_dead_letter(self, name: str) -> UUID:
         """The id of a dead letter by its id, or by the unique beginning of its id."""
-        try:
-            first, last = ids_beginning_with(name)
-        except InvalidRequest:
-            raise InvalidRequest(
-                f"'{name}' is not the id of a dead letter",
-                code="dead-letter.bad-id",
-                hint="see `dagmaster dead-letters ls`",
-            ) from None
-        if first == last:
-            return first
-        letters, _ = await self.dead_letters(_MOST_LETTERS)
-        matches = [letter_id for letter in letters if first <= (letter_id := UUID(letter["dead_letter_id"])) <= last]
-        if not matches:
-            message = f"no dead letter has an id that begins with {name}"
-            raise NotFound(message, code="dead-letter.not-found", hint="see `dagmaster dead-letters ls`")
-        if len(matches) > 1:
-            message = f"several dead letters begin with {name}: {', '.join(map(str, matches[:3]))}, …"
-            raise InvalidRequest(message, code="dead-letter.ambiguous", hint="type more digits of the id")
-        return matches[0]
+        return await _id_beginning_with(name, "dead letter", _MOST_LETTERS, self.dead_letters)
 
     async def dead_letter(self, dead_letter_id: UUID) -> Json:
         return await self.connection.object("GET", f"/dead-letters/{dead_letter_id}")
@@ -355,25 +337,7 @@ class AsyncJsonClient(AsyncAssetRequests, AsyncLayerRequests, AsyncKeyRequests, 
 
     async def find_callback(self, name: str) -> UUID:
         """The id of a callback by its id, or by the unique beginning of the id of one of the newest."""
-        try:
-            first, last = ids_beginning_with(name)
-        except InvalidRequest:
-            raise InvalidRequest(
-                f"'{name}' is not the id of a callback", code="callback.bad-id", hint="see `dagmaster callbacks ls`"
-            ) from None
-        if first == last:
-            return first
-        newest, _ = await self.callbacks(MOST_ITEMS)
-        matches = [
-            callback_id for callback in newest if first <= (callback_id := UUID(callback["callback_id"])) <= last
-        ]
-        if not matches:
-            message = f"none of the newest {MOST_ITEMS} callbacks has an id that begins with {name}"
-            raise NotFound(message, code="callback.not-found", hint="give the whole id")
-        if len(matches) > 1:
-            message = f"several callbacks begin with {name}: {', '.join(map(str, matches[:3]))}, …"
-            raise InvalidRequest(message, code="callback.ambiguous", hint="type more digits of the id")
-        return matches[0]
+        return await _id_beginning_with(name, "callback", MOST_ITEMS, self.callbacks)
 
     async def callback(self, callback_id: UUID) -> Json:
         return await self.connection.object("GET", f"/callbacks/{callback_id}")
@@ -505,6 +469,29 @@ def _segment(name: str) -> str:
 def _cursor_before(job_id: UUID) -> str | None:
     """The cursor of a page that begins with this job, or with the next older one: ids are in the order of time."""
     return str(UUID(int=job_id.int + 1)) if job_id.int < 2**128 - 1 else None
+
+
+async def _id_beginning_with(
+    name: str, noun: str, most: int, newest: Callable[[int], Awaitable[tuple[list[Json], str | None]]]
+) -> UUID:
+    """The id that is given, or the only one of the newest entries that begins with it."""
+    code, field = noun.replace(" ", "-"), f"{noun.replace(' ', '_')}_id"
+    try:
+        first, last = ids_beginning_with(name)
+    except InvalidRequest:
+        hint = f"see `dagmaster {code}s ls`"
+        raise InvalidRequest(f"'{name}' is not the id of a {noun}", code=f"{code}.bad-id", hint=hint) from None
+    if first == last:
+        return first
+    entries, _ = await newest(most)
+    matches = [entry_id for entry in entries if first <= (entry_id := UUID(entry[field])) <= last]
+    if not matches:
+        message = f"none of the newest {most:,} {noun}s has an id that begins with {name}"
+        raise NotFound(message, code=f"{code}.not-found", hint="give the whole id")
+    if len(matches) > 1:
+        message = f"several {noun}s begin with {name}: {', '.join(map(str, matches[:3]))}, …"
+        raise InvalidRequest(message, code=f"{code}.ambiguous", hint="type more digits of the id")
+    return matches[0]
 
 
 def _no_job(name: str) -> NotFound:

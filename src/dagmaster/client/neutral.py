@@ -35,3 +35,8 @@ def neutral_value(value: Any) -> Any:
 def neutral_json(text: str) -> str:
     """JSON that means the same. Such characters stand in its strings only, where they may be written as numbers."""
     return _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+def one_line(text: str | None) -> str:
+    """The first line of a text."""
+    return next(iter((text or "").splitlines()), "")

@@ -1,4 +1,7 @@
-"""How a job ended: its record, and what failed with the errors of the handlers."""
+"""A job as it is now, and how it ended: its record, and what failed with the errors of the handlers."""
+
+from dataclasses import dataclass
+from datetime import datetime
 
 from dagmaster.client.json_client import JsonClient
 from dagmaster.client.models.base import Json, read, read_all
@@ -44,6 +47,27 @@ class JobOutcome:
             "error": job.get("error_message"),
             "failed_nodes": [{name: node.get(name) for name in _PUBLIC} for node in self._failed],
         }
+
+
+@dataclass(frozen=True, slots=True)
+class JobPage:
+    """A job with its failed nodes and, while it runs, what its nodes wait for. `answer` is the unparsed response."""
+
+    answer: Json
+    detail: JobDetail
+    failed: list[Json]
+    waiting: Json | None
+    now: datetime
+
+    @classmethod
+    def ask(cls, client: JsonClient, job_id: str) -> "JobPage":
+        answer = client.job(job_id)
+        detail = read(JobDetail, answer)
+        waiting = None if detail.is_over else client.waiting(job_id)
+        return cls(answer, detail, failures(client, answer), waiting, client.now)
+
+    def public(self) -> Json:
+        return {**self.answer, "failed": self.failed, "waiting": (self.waiting or {}).get("nodes", [])}
 
 
 def failures(client: JsonClient, answer: Json) -> list[Json]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import orjson
 import psycopg
+from psycopg import sql
 from psycopg.abc import AdaptContext, Buffer
 from psycopg.adapt import Loader
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
@@ -20,6 +21,7 @@ from psycopg_pool import AsyncConnectionPool
 
 from dagmaster.database import OLDEST_MAJOR
 from dagmaster.database.reads import lenient
+from dagmaster.database.token_login import TokenConnection
 from dagmaster.errors import Conflict, DagmasterError, InvalidRequest, NotAllowed, NotFound, Unavailable
 from dagmaster.observe.redaction import redact
 from dagmaster.records import SCHEMA
@@ -55,6 +57,11 @@ _KEEPALIVE: dict[str, Any] = {
 }
 
 
+# After an outage a pool tries again after ever longer pauses, and fails requests although the server is long
+# available. A pool that has given up tries again with the next request.
+_RECONNECT_SECONDS = 3.0
+
+
 async def connect(
     dsn: str,
     *,
@@ -69,7 +76,7 @@ async def connect(
     timeouts = (statement_timeout_seconds, lock_timeout_seconds, idle_in_transaction_seconds)
     with translate_errors():
         address = conninfo(dsn, role, *timeouts, settings=settings)
-        connection = await psycopg.AsyncConnection.connect(address, autocommit=autocommit)
+        connection = await TokenConnection.connect(address, autocommit=autocommit)
     require_version(connection.info.server_version)
     _read_leniently(connection, lenient.loads)
     return connection
@@ -91,6 +98,7 @@ def pool(
     timeouts = (statement_timeout_seconds, lock_timeout_seconds, idle_in_transaction_seconds)
     return AsyncConnectionPool(
         conninfo(dsn, role, *timeouts, settings=settings),
+        connection_class=TokenConnection,
         kwargs={"autocommit": True},
         min_size=min_size,
         max_size=max_size,
@@ -99,7 +107,43 @@ def pool(
         check=check_connection,
         name=f"dagmaster-{role}",
         timeout=wait_seconds,
+        reconnect_timeout=_RECONNECT_SECONDS,
     )
+
+
+def pool_on_pooler(dsn: str, role: str, max_size: int, *, wait_seconds: float = 10) -> ConnectionPool:
+    """A pool of connections to a pooler such as pgbouncer. Nothing may be kept in a session: no prepared statements,
+    and settings for one transaction only (`settings_statement`). A pooler refuses start-up options."""
+    given = _parsed(dsn)
+    address = make_conninfo(**{**_KEEPALIVE, "application_name": f"dagmaster-{role}", **given})
+    return AsyncConnectionPool(
+        address,
+        connection_class=TokenConnection,
+        kwargs={"autocommit": True, "prepare_threshold": None},
+        min_size=0,
+        max_size=max_size,
+        open=False,
+        configure=configure,
+        check=check_connection,
+        name=f"dagmaster-{role}",
+        timeout=wait_seconds,
+        reconnect_timeout=_RECONNECT_SECONDS,
+    )
+
+
+def settings_statement(
+    settings: Mapping[str, str],
+    statement_timeout_seconds: float = 15,
+    lock_timeout_seconds: float = 3,
+    idle_in_transaction_seconds: float = 10,
+) -> sql.Composed:
+    """Our settings until the end of a transaction, in one round trip."""
+    timeouts = (statement_timeout_seconds, lock_timeout_seconds, idle_in_transaction_seconds)
+    calls = [
+        sql.SQL("set_config({}, {}, true)").format(sql.Literal(name), sql.Literal(str(value)))
+        for name, value in _settings(*timeouts, settings).items()
+    ]
+    return sql.SQL("SELECT {}").format(sql.SQL(", ").join(calls))
 
 
 Database = AsyncConnectionPool[Connection]
@@ -140,6 +184,23 @@ def require_version(server_version: int) -> None:
             code="database.too-old",
             hint="upgrade the server, or set DATABASE_URL to a newer one",
         )
+
+
+async def require_own_session(connection: Connection) -> None:
+    """Refuse a connection through a pooler: LISTEN, prepared statements and settings need a session of their own. The
+    process that answers is then not the one that was announced when the connection was made."""
+    row = await (await connection.execute("SELECT pg_backend_pid()")).fetchone()
+    if row is None or row[0] != connection.info.backend_pid:
+        raise _pooler("the process that answers is not the one that was announced")
+
+
+def _pooler(said: str) -> Unavailable:
+    return Unavailable(
+        f"a connection pooler answers instead of the database: {said}",
+        code="database.pooler",
+        hint="use the address of the server in DATABASE_URL: LISTEN and session settings need a connection of their "
+        "own. The address of a pooler belongs into DATABASE_POOLER_URL",
+    )
 
 
 def _meaning_of(error: psycopg.Error) -> DagmasterError | None:
@@ -207,12 +268,7 @@ _REFUSALS: tuple[tuple[re.Pattern[str], Callable[[str], DagmasterError]], ...] =
     ),
     (
         re.compile(r"unsupported startup parameter"),
-        lambda said: Unavailable(
-            f"a connection pooler answers instead of the database: {said}",
-            code="database.pooler",
-            hint="use the address of the server in DATABASE_URL: "
-            "LISTEN and session settings need a connection of their own",
-        ),
+        _pooler,
     ),
     (
         re.compile(r"invalid \w+ value|invalid port number|invalid integer value|bad value for"),
@@ -318,7 +374,14 @@ def _bad_address(what: str) -> InvalidRequest:
 
 def _options(statement_seconds: float, lock_seconds: float, idle_seconds: float, more: Mapping[str, str]) -> str:
     """Settings as start-up options: they need no round trip, and RESET ALL restores them."""
-    settings = {
+    settings = _settings(statement_seconds, lock_seconds, idle_seconds, more)
+    return " ".join(f"-c {name}={value}" for name, value in settings.items())
+
+
+def _settings(
+    statement_seconds: float, lock_seconds: float, idle_seconds: float, more: Mapping[str, str]
+) -> dict[str, str | int]:
+    return {
         "TimeZone": "UTC",
         "statement_timeout": round(statement_seconds * 1000),
         "lock_timeout": round(lock_seconds * 1000),
@@ -327,7 +390,6 @@ def _options(statement_seconds: float, lock_seconds: float, idle_seconds: float,
         "jit": "off",
         **more,
     }
-    return " ".join(f"-c {name}={value}" for name, value in settings.items())
 
 
 async def configure(connection: Connection) -> None:

@@ -4,7 +4,7 @@ A pool's checkout and psycopg's cursors together take longer than such a stateme
 each with its statements prepared, and a call is one round trip. The statement runs each time: nothing is cached.
 
 A request with a key reads twice: the key, then what it asks for. The second read is often known from the beginning.
-Whoever knows it announces it, and it travels with the first one:
+A caller that knows it announces it, and it travels with the first one:
 
     with reads.expecting(Call("publication_of_dataset", …)):
         await reads.dicts("find_key", …)                  # both, in one round trip

@@ -2,8 +2,8 @@
 
     facts ─▶ a check judges them ─▶ judgements: a level, an observation, how to fix it
 
-`machine` and `database` have the tables of checks and of thresholds. A check is a name and a function that looks at one
-thing and judges it. `findings` runs checks side by side. Nothing is changed.
+`machine` and `database` have the tables of checks. A check is a name and a function that reads facts about one thing
+and judges them. `findings` runs checks side by side. Nothing is changed.
 """
 
 from dagmaster.doctor import machine
@@ -23,4 +23,4 @@ def diagnose(target: machine.Target) -> Findings:
         if missing is None:
             raise
         return results | {"database": [skipped(f"{missing.message} ({missing.hint})")]}
-    return results | database.findings(target)
+    return results | database.diagnose(target)

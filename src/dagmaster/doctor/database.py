@@ -1,30 +1,26 @@
 """The checks of the database: first whether it answers, then the server, then what is in its schema."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from dagmaster import __version__
-from dagmaster.database import OLDEST_MAJOR
+from dagmaster.database import OLDEST_MAJOR, budget
 from dagmaster.database.maintenance import server
 from dagmaster.database.schema import deploy
 from dagmaster.doctor.findings import (
-    HOUR,
-    MB,
-    MINUTE,
     SHOWN,
     FindingLevel,
     Findings,
     Judgement,
     Judgements,
-    Threshold,
     call_all,
-    in_bytes,
-    in_time,
+    judge,
     ok,
     problem,
     run,
+    skip,
     skipped,
     some,
     warning,
@@ -36,32 +32,14 @@ from dagmaster.handlers.registry import installed
 from dagmaster.library.workflows import load_library
 from dagmaster.local.platform import fast_profile
 from dagmaster.orchestrator.routing import RegistryRouter
-from dagmaster.quantities import counted
+from dagmaster.quantities import counted, duration, size_text
 from dagmaster.records import SCHEMA
 from dagmaster.settings import Settings
 from dagmaster.workflows.model import work_of
 
-# The most connections of one process: its own, its listeners', its API's or its handlers'.
-ORCHESTRATOR_CONNECTIONS = 16
-WORKER_CONNECTIONS = 6
-LEAST_HANDLER_CONNECTIONS = 4
-
-THRESHOLDS = {
-    "answer_seconds": Threshold(
-        "run orchestrators and workers near the database, and check whether the server is overloaded", warning=1
-    ),
-    "notify_seconds": Threshold("check whether the server or the network is overloaded", warning=0.5),
-    "clock_seconds": Threshold(
-        "synchronise the clocks of both machines (chrony, systemd-timesyncd); `timedatectl` shows the state",
-        warning=1,
-        problem=MINUTE,
-    ),
-    "transaction_seconds": Threshold(
-        "end it (SELECT pg_terminate_backend(PID), or ROLLBACK PREPARED): it keeps VACUUM from removing dead rows",
-        warning=5 * MINUTE,
-        problem=HOUR,
-    ),
-}
+LEAST_BUFFERS_BYTES = 128 << 20
+HOUR_SECONDS = 3600.0
+MINUTE_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,24 +51,21 @@ class Database:
     alive_seconds: float
 
 
-def findings(target: Target) -> Findings:
+def diagnose(target: Target) -> Findings:
     """Checks that cannot work are skipped, with the reason."""
     dsn = call_all({"dsn": target.dsn})["dsn"]
     if not isinstance(dsn, str):
-        return _skip(("postgres", *SERVER_CHECKS, *SCHEMA_CHECKS), "there is no database to check")
+        reason = "a worker over HTTP has no database" if target.worker_url else "there is no database to check"
+        return skip(("postgres", *SERVER_CHECKS, *SCHEMA_CHECKS), reason)
     answer = call_all({"postgres": lambda: server.server(dsn)})["postgres"]
     if isinstance(answer, Exception):
-        unreachable = {"postgres": without_secrets(answer)}
-        return unreachable | _skip((*SERVER_CHECKS, *SCHEMA_CHECKS), "the database cannot be reached")
+        results = {"postgres": without_secrets(answer)}
+        return results | skip((*SERVER_CHECKS, *SCHEMA_CHECKS), "the database cannot be reached")
     database = Database(dsn, target.settings, _alive_seconds(target))
     results = {"postgres": without_secrets(judge_server(*answer)), **run(SERVER_CHECKS, database)}
     if any(judgement.level is FindingLevel.PROBLEM for judgement in results["schema"]):
-        return results | _skip(SCHEMA_CHECKS, "the schema is missing or of another version")
+        return results | skip(SCHEMA_CHECKS, "the schema is missing or of another version")
     return results | run(SCHEMA_CHECKS, database)
-
-
-def _skip(names: Iterable[str], reason: str) -> Findings:
-    return {name: [skipped(reason)] for name in names}
 
 
 def _alive_seconds(target: Target) -> float:
@@ -101,7 +76,8 @@ def _alive_seconds(target: Target) -> float:
 
 def judge_server(facts: Any, answer_seconds: float, is_pooled: bool) -> Judgements:
     observation = f"PostgreSQL {facts.version}, answers in {answer_seconds * 1000:.0f} ms"
-    judgements = []
+    overload = "run orchestrators and workers near the database, and check whether the server is overloaded"
+    judgements = [judge(answer_seconds, observation, overload, warning=1)]
     if facts.version_number < OLDEST_MAJOR * 10_000:
         judgements.append(problem(observation, f"upgrade the server to PostgreSQL {OLDEST_MAJOR} or newer"))
     if facts.is_standby or facts.is_read_only:
@@ -111,10 +87,7 @@ def judge_server(facts: Any, answer_seconds: float, is_pooled: bool) -> Judgemen
     if is_pooled:
         fix = "use the server itself in DATABASE_URL: a pooler in transaction mode loses LISTEN and session settings"
         judgements.append(warning(f"{observation}; the connection goes through a pooler such as pgbouncer", fix))
-    speed = THRESHOLDS["answer_seconds"].judge(answer_seconds, f"{observation}, which is slow")
-    if speed.level is not FindingLevel.OK:
-        judgements.append(speed)
-    return judgements or [ok(observation)]
+    return [judgement for judgement in judgements if judgement.fix] or judgements
 
 
 # Settings that must not be off, how bad that is, and why.
@@ -130,22 +103,22 @@ _ISOLATION = "default_transaction_isolation"
 
 def check_server_settings(on: Database) -> Judgements:
     settings = server.settings(on.dsn)
+    for_role = "ALTER ROLE … SET {} = {} for the role of DATABASE_URL"
     judgements = [
         Judgement(level, f"{name} is off: {why}", f"ALTER SYSTEM SET {name} = on, then reload")
         for name, (level, why) in _MUST_BE_ON.items()
         if settings.get(name) == "off"
     ]
-    buffers = float(settings.get("shared_buffers", 128 * MB))
-    if buffers < 128 * MB:
+    if (buffers := float(settings.get("shared_buffers", LEAST_BUFFERS_BYTES))) < LEAST_BUFFERS_BYTES:
         fix = "ALTER SYSTEM SET shared_buffers to a quarter of the memory, then restart the server"
-        judgements.append(warning(f"shared_buffers is only {in_bytes(buffers)}", fix))
+        judgements.append(warning(f"shared_buffers is only {size_text(int(buffers))}", fix))
     for name in ("idle_session_timeout", "transaction_timeout"):
-        if 0 < float(settings.get(name, 0)) < HOUR:
-            fix = f"ALTER ROLE … SET {name} = 0 for the role of DATABASE_URL"
-            judgements.append(warning(f"{name} is {float(settings[name]):g} s: it ends sessions that wait", fix))
-    if settings.get(_ISOLATION, "read committed") != "read committed":
-        fix = f"ALTER ROLE … SET {_ISOLATION} = 'read committed' for the role of DATABASE_URL"
-        judgements.append(warning(f"{_ISOLATION} is {settings[_ISOLATION]}: transactions fail without need", fix))
+        if 0 < (seconds := float(settings.get(name, 0))) < HOUR_SECONDS:
+            text = f"{name} is {seconds:g} s: it ends sessions that wait"
+            judgements.append(warning(text, for_role.format(name, 0)))
+    if (isolation := settings.get(_ISOLATION, "read committed")) != "read committed":
+        text = f"{_ISOLATION} is {isolation}: transactions fail without need"
+        judgements.append(warning(text, for_role.format(_ISOLATION, "'read committed'")))
     return judgements or [ok("durable, with autovacuum")]
 
 
@@ -153,12 +126,13 @@ def check_connections(on: Database) -> Judgements:
     settings, used = server.settings(on.dsn), server.row(on.dsn, "doctor_connections").used
     reserved = int(settings.get("superuser_reserved_connections", 0)) + int(settings.get("reserved_connections", 0))
     total = int(settings["max_connections"]) - reserved
-    worker = WORKER_CONNECTIONS + max(LEAST_HANDLER_CONNECTIONS, on.settings.worker_processes)
-    observation = f"{used} of {total} in use; an orchestrator takes up to {ORCHESTRATOR_CONNECTIONS}, a worker {worker}"
-    needed = ORCHESTRATOR_CONNECTIONS + worker
+    orchestrator = budget.total(budget.orchestrator(has_api=on.settings.api_enabled))
+    worker = budget.total(budget.worker(on.settings.worker_processes))
+    observation = f"{used} of {total} in use; an orchestrator takes up to {orchestrator}, a worker {worker}"
+    needed = orchestrator + worker
     observation += "" if total - used >= needed else "; not enough for one more of each"
     fix = "ALTER SYSTEM SET max_connections to more, then restart the server; or run fewer processes"
-    yield Threshold(fix, warning=needed, problem=3, is_least=True).judge(total - used, observation)
+    yield judge(total - used, observation, fix, warning=needed, problem=3, is_least=True)
 
 
 def check_postgis(on: Database) -> Judgements:
@@ -178,7 +152,8 @@ def check_notifications(on: Database) -> Judgements:
         fix = "use the server itself in DATABASE_URL, or let the pooler keep sessions (pool_mode=session)"
         yield problem("a NOTIFY did not arrive: a pooler in transaction mode? Polling still finds work, later", fix)
     else:
-        yield THRESHOLDS["notify_seconds"].judge(seconds, f"a NOTIFY arrives after {seconds * 1000:.0f} ms")
+        fix = "check whether the server or the network is overloaded"
+        yield judge(seconds, f"a NOTIFY arrives after {seconds * 1000:.0f} ms", fix, warning=0.5)
 
 
 def check_clock(on: Database) -> Judgements:
@@ -186,7 +161,8 @@ def check_clock(on: Database) -> Judgements:
     offset, uncertainty = server.clock(on.dsn)
     way = "ahead of" if offset > 0 else "behind"
     observation = f"the server's clock is {abs(offset):.3f} s {way} this machine's, ± {uncertainty:.3f} s"
-    yield THRESHOLDS["clock_seconds"].judge(abs(offset) - uncertainty, observation)
+    fix = "synchronise the clocks of both machines (chrony, systemd-timesyncd); `timedatectl` shows the state"
+    yield judge(abs(offset) - uncertainty, observation, fix, warning=1, problem=60)
 
 
 def check_transactions(on: Database) -> Judgements:
@@ -194,9 +170,10 @@ def check_transactions(on: Database) -> Judgements:
     if oldest is None:
         yield ok("none is open")
         return
-    state = oldest.state or "state unknown"
-    observation = f"the oldest has been open for {in_time(oldest.seconds)}: {oldest.who}, {state}"
-    yield THRESHOLDS["transaction_seconds"].judge(oldest.seconds, observation)
+    age, state = duration(oldest.seconds), oldest.state or "state unknown"
+    fix = "end it (SELECT pg_terminate_backend(PID), or ROLLBACK PREPARED): it keeps VACUUM from removing dead rows"
+    observation = f"the oldest has been open for {age}: {oldest.who}, {state}"
+    yield judge(oldest.seconds, observation, fix, warning=300, problem=HOUR_SECONDS)
 
 
 _GRANTS = {
@@ -262,9 +239,9 @@ def check_instances(on: Database) -> Judgements:
             yield problem(f"no {role} is running; {counted(waiting, work)} waiting", fix)
         else:
             yield warning(f"no {role} is running", fix)
-    lost = [one for one in instances if on.alive_seconds < one.silent_seconds < HOUR]
+    lost = [one for one in instances if on.alive_seconds < one.silent_seconds < HOUR_SECONDS]
     if lost:
-        silent = some([f"{one.role} {one.host}/{one.pid} for {in_time(one.silent_seconds)}" for one in lost])
+        silent = some([f"{one.role} {one.host}/{one.pid} for {duration(one.silent_seconds)}" for one in lost])
         yield warning(f"silent: {silent}", "if it was not stopped on purpose, see its log; others take over its work")
     if others := sorted({one.version for one in alive} - {__version__}):
         fix = "finish the deployment: all processes of one platform should have the same version"
@@ -310,10 +287,30 @@ def check_dead_rows(on: Database) -> Judgements:
     if worst is None:
         yield ok("none")
         return
-    when = "never" if worst.vacuumed_seconds_ago is None else f"{in_time(worst.vacuumed_seconds_ago)} ago"
+    when = "never" if worst.vacuumed_seconds_ago is None else f"{duration(worst.vacuumed_seconds_ago)} ago"
     observation = f"{worst.dead:,} in {worst.table} next to {worst.live:,} live ones, vacuumed {when}"
     fix = f"VACUUM ANALYZE dagapp.{worst.table}; check for a long transaction or an autovacuum that is too slow"
-    yield Threshold(fix, warning=max(100_000, worst.live)).judge(worst.dead, observation)
+    yield judge(worst.dead, observation, fix, warning=max(100_000, worst.live))
+
+
+def check_outbox(on: Database) -> Judgements:
+    """With the transport postgres there is no outbox to relay; what another transport has left there is harmless."""
+    queues = server.rows(on.dsn, "outbox_facts")
+    if on.settings.transport == "postgres":
+        yield ok("not used: TRANSPORT is postgres")
+        return
+    for facts in queues:
+        waiting = (
+            f"{counted(facts.messages, 'id')} of tasks in {facts.queue} not sent for {duration(facts.oldest_seconds)}"
+        )
+        if facts.error:
+            fix = f"{facts.error}; workers find the tasks by polling meanwhile"
+            yield judge(facts.oldest_seconds, waiting, fix, warning=MINUTE_SECONDS)
+        else:  # ids also wait while all workers are busy
+            fix = "start more workers for this queue, or check that orchestrators run with TRANSPORT=servicebus"
+            yield judge(facts.oldest_seconds, waiting, fix, warning=HOUR_SECONDS)
+    if not queues:
+        yield ok("empty")
 
 
 SERVER_CHECKS: dict[str, Callable[[Database], Judgements]] = {
@@ -330,4 +327,5 @@ SCHEMA_CHECKS: dict[str, Callable[[Database], Judgements]] = {
     "instances": check_instances,
     "handlers": check_handlers,
     "dead-rows": check_dead_rows,
+    "outbox": check_outbox,
 }

@@ -4,7 +4,6 @@ A problem keeps the platform from working or from keeping its promises. A warnin
 thread of its own, which is abandoned when it takes too long; a check that fails or hangs is a finding too.
 """
 
-import operator
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
@@ -16,8 +15,6 @@ from dagmaster.errors import DagmasterError, Unavailable
 from dagmaster.observe.redaction import redact
 
 PATIENCE_SECONDS = 3.0
-MB, GB = 1 << 20, 1 << 30
-MINUTE, HOUR = 60.0, 3600.0
 SHOWN = 5
 
 T = TypeVar("T")
@@ -42,37 +39,20 @@ class Judgement(NamedTuple):
 
 Judgements = Iterable[Judgement]
 Findings = dict[str, list[Judgement]]
+ok = partial(Judgement, FindingLevel.OK)
+warning = partial(Judgement, FindingLevel.WARNING)
+problem = partial(Judgement, FindingLevel.PROBLEM)
+skipped = partial(Judgement, FindingLevel.SKIPPED)
 
 
-def ok(observation: str) -> Judgement:
-    return Judgement(FindingLevel.OK, observation)
-
-
-def warning(observation: str, fix: str) -> Judgement:
-    return Judgement(FindingLevel.WARNING, observation, fix)
-
-
-def problem(observation: str, fix: str | None) -> Judgement:
-    return Judgement(FindingLevel.PROBLEM, observation, fix)
-
-
-def skipped(reason: str) -> Judgement:
-    return Judgement(FindingLevel.SKIPPED, reason)
-
-
-class Threshold(NamedTuple):
-    """Above which value there is a warning or a problem; with `is_least` below which."""
-
-    fix: str
-    warning: float
-    problem: float | None = None
-    is_least: bool = False
-
-    def judge(self, value: float, observation: str) -> Judgement:
-        is_beyond = operator.lt if self.is_least else operator.gt
-        if self.problem is not None and is_beyond(value, self.problem):
-            return problem(observation, self.fix)
-        return warning(observation, self.fix) if is_beyond(value, self.warning) else ok(observation)
+def judge(
+    value: float, observation: str, fix: str, *, warning: float, problem: float | None = None, is_least: bool = False
+) -> Judgement:
+    """Compare a value with the limits above which there is a warning or a problem; with `is_least` below which."""
+    for level, limit in ((FindingLevel.PROBLEM, problem), (FindingLevel.WARNING, warning)):
+        if limit is not None and (value < limit if is_least else value > limit):
+            return Judgement(level, observation, fix)
+    return ok(observation)
 
 
 def run(
@@ -81,6 +61,10 @@ def run(
     """The judgements of all checks of a subject, in their order and without secrets."""
     calls = {name: partial(lambda check: list(check(subject)), check) for name, check in checks.items()}
     return {name: without_secrets(result) for name, result in call_all(calls, patience_seconds).items()}
+
+
+def skip(names: Iterable[str], reason: str) -> Findings:
+    return {name: [skipped(reason)] for name in names}
 
 
 def without_secrets(result: Judgements | Exception) -> list[Judgement]:
@@ -123,13 +107,3 @@ def _start(name: str, call: Callable[[], T]) -> "Future[T | Exception]":
 def some(texts: Sequence[str]) -> str:
     more = f", and {len(texts) - SHOWN} more" if len(texts) > SHOWN else ""
     return "; ".join(texts[:SHOWN]) + more
-
-
-def in_bytes(count: float) -> str:
-    return f"{count / GB:.1f} GB" if count >= GB else f"{count / MB:.0f} MB"
-
-
-def in_time(seconds: float) -> str:
-    if seconds < 2 * MINUTE:
-        return f"{seconds:.0f} s"
-    return f"{seconds / MINUTE:.0f} min" if seconds < 2 * HOUR else f"{seconds / HOUR:.0f} h"

@@ -1,5 +1,6 @@
 """The checks of this machine: its software, settings, folders, ports, and the platform that runs on it."""
 
+import asyncio
 import os
 import pwd
 import shutil
@@ -10,37 +11,28 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx2
 
 from dagmaster import __version__
 from dagmaster import settings as environment
 from dagmaster.client.limits import PREFIX
-from dagmaster.doctor.findings import GB, MB, SHOWN, Judgements, Threshold, in_bytes, ok, problem, skipped, warning
+from dagmaster.client.models.operations import Health
+from dagmaster.doctor.findings import SHOWN, Judgements, judge, ok, problem, skipped, warning
 from dagmaster.errors import Conflict, DagmasterError, InvalidRequest
 from dagmaster.handlers.registry import installed
 from dagmaster.library.workflows import load_library
 from dagmaster.listen import API, HEALTH, Endpoint, bind
 from dagmaster.local import discovery
 from dagmaster.local.embedded import Cluster, find_binaries
+from dagmaster.quantities import size_text
 from dagmaster.settings import Settings
 
+if TYPE_CHECKING:
+    from dagmaster.client.models.worker import StartedWorker
+
 OLDEST_PYTHON = (3, 11)
-THRESHOLDS = {
-    "free_bytes": Threshold(
-        "free some space, or choose a folder on another disk with --data",
-        warning=2 * GB,
-        problem=200 * MB,
-        is_least=True,
-    ),
-    # Docker gives a container 64 MB.
-    "shared_memory_bytes": Threshold(
-        "increase it, in a container with --shm-size=512m: larger queries of PostgreSQL may fail",
-        warning=64 * MB + 1,
-        is_least=True,
-    ),
-}
 _ANSWER_SECONDS = 2.0
 _SHARED_MEMORY = Path("/dev", "shm")
 _WHEELS = ("GDAL", "geopandas", "pyogrio", "pyproj", "rasterio", "rio-tiler")
@@ -62,14 +54,26 @@ class Target:
     def url(self) -> str | None:
         return self.server or self.settings.server_url
 
+    @property
+    def worker_url(self) -> str | None:
+        """The API that workers of this machine use instead of a database."""
+        return None if self.settings.dsn() else self.settings.dag_callback_url
+
     def running(self) -> discovery.RunningPlatform | None:
         return discovery.running_platform(self.folder)
 
     def dsn(self) -> str | None:
         if (configured := self.settings.dsn()) or self.url:
+            self._use_tokens()
             return configured
-        running = self.running()
+        running = None if self.worker_url else self.running()
         return running.database_url if running else None
+
+    def _use_tokens(self) -> None:
+        if self.settings.use_managed_identity:
+            from dagmaster.database.token_login import enable  # imports a driver, which the client alone has not
+
+            enable(self.settings)
 
 
 def target(data: Path | None, server: str | None) -> Target:
@@ -105,7 +109,9 @@ def check_data_folder(target: Target) -> Judgements:
     else:
         free_bytes = shutil.disk_usage(nearest).free
         created = "" if folder == nearest else " (will be created)"
-        yield THRESHOLDS["free_bytes"].judge(free_bytes, f"{folder}{created}, {in_bytes(free_bytes)} free")
+        fix = "free some space, or choose a folder on another disk with --data"
+        observation = f"{folder}{created}, {size_text(free_bytes)} free"
+        yield judge(free_bytes, observation, fix, warning=2e9, problem=2e8, is_least=True)
     private = {folder / "platform.json": _user_name(os.geteuid())}
     if target.settings.dsn() is None:
         cluster = Cluster.at(target.settings.data_folder)
@@ -136,7 +142,10 @@ def check_shared_memory(_target: Target) -> Judgements:
         yield warning("there is no /dev/shm", "mount a tmpfs on /dev/shm")
     else:
         total_bytes = shutil.disk_usage(_SHARED_MEMORY).total
-        yield THRESHOLDS["shared_memory_bytes"].judge(total_bytes, f"{in_bytes(total_bytes)} of shared memory")
+        fix = "increase it, in a container with --shm-size=512m: larger queries of PostgreSQL may fail"
+        # Docker gives a container 64 MiB.
+        text = f"{size_text(total_bytes)} of shared memory"
+        yield judge(total_bytes, text, fix, warning=(64 << 20) + 1, is_least=True)
 
 
 def check_programs(target: Target) -> Judgements:
@@ -144,7 +153,9 @@ def check_programs(target: Target) -> Judgements:
     try:
         yield ok(f"{find_binaries()}")
     except DagmasterError as error:
-        if target.settings.dsn() is None:
+        if target.worker_url:
+            yield ok(f"{error.message}; not needed, because a worker over HTTP has no database")
+        elif target.settings.dsn() is None:
             yield problem(error.message, error.hint)
         else:
             yield ok(f"{error.message}; not needed, because another server is configured")
@@ -176,6 +187,8 @@ def check_platform(target: Target) -> Judgements:
     configured = target.settings.dsn()
     if target.url:
         yield ok(f"the one at {target.url}")
+    elif target.worker_url:
+        yield ok(f"the one at {target.worker_url}, which workers of this machine reach over HTTP (DAG_CALLBACK_URL)")
     elif running := target.running():
         text = f"runs on {target.folder} since {running.started_at} (process {running.pid})"
         if configured in (None, running.database_url):
@@ -191,30 +204,54 @@ def check_platform(target: Target) -> Judgements:
 
 
 def check_api(target: Target) -> Judgements:
-    running = None if target.url else target.running()
-    url = target.url or (running.api_url if running else None)
+    chosen = target.url or target.worker_url
+    running = None if chosen else target.running()
+    url = chosen or (running.api_url if running else None)
     if url is None:
         yield skipped("no platform runs on this machine, or it serves no API")
         return
     fix = "start the platform with `dagmaster up` or an orchestrator, or correct --server (DAGMASTER_URL)"
     try:
         response = httpx2.get(f"{url.rstrip('/')}{PREFIX}/health", timeout=_ANSWER_SECONDS, trust_env=False)
-        health = response.json()
-        unhealthy = [f"{check['name']}: {check['detail']}" for check in health["checks"] if not check["is_ok"]]
-        version = health["version"]
+        health = Health.model_validate(response.json())
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:
         yield problem(f"{url}: {str(error) or type(error).__name__}", fix)
         return
-    except (ValueError, KeyError, TypeError):
+    except ValueError:
         yield problem(f"{url}: the server there is not the API of a dagmaster", fix)
         return
-    for text in unhealthy:
-        yield problem(f"{url} is not healthy: {text}", None)
-    if version != __version__:
-        fix = f"use the same version on both sides: pip install dagmaster=={version}, or upgrade the platform"
-        yield warning(f"{url} is version {version}, this is {__version__}", fix)
+    unhealthy = [check for check in health.checks if not check.is_ok]
+    for check in unhealthy:
+        yield problem(f"{url} is not healthy: {check.name}: {check.detail}", check.hint)
+    if health.version != __version__:
+        fix = f"use the same version on both sides: pip install dagmaster=={health.version}, or upgrade the platform"
+        yield warning(f"{url} is version {health.version}, this is {__version__}", fix)
     elif not unhealthy:
-        yield ok(f"{url} answers, version {version}")
+        yield ok(f"{url} answers, version {health.version}")
+
+
+def check_worker(target: Target) -> Judgements:
+    """Whether the platform accepts a worker over HTTP. Nothing is stored there until the first heartbeat."""
+    url = target.settings.dag_callback_url
+    if url is None:
+        yield skipped("DAG_CALLBACK_URL is not set: workers of this machine use the database")
+        return
+    from dagmaster.worker.http.start import connect, queues_of, start
+
+    async def ask() -> "StartedWorker":
+        connection = connect(target.settings)
+        try:
+            return await start(connection, patience_seconds=0)
+        finally:
+            await connection.close()
+
+    try:
+        started = asyncio.run(ask())
+        queues = queues_of(target.settings, started)
+    except DagmasterError as error:
+        yield problem(f"{url}: {error.message}", error.hint)
+        return
+    yield ok(f"{url} accepts this worker as '{started.caller}', for {', '.join(queues)}")
 
 
 def check_port(settings: Settings, endpoint: Endpoint) -> Judgements:
@@ -260,6 +297,7 @@ CHECKS: dict[str, Callable[[Target], Judgements]] = {
     "workflows": check_workflows,
     "platform": check_platform,
     "api": check_api,
+    "worker-over-http": check_worker,
     "api-port": lambda target: check_port(target.settings, API),
     "health-port": lambda target: check_port(target.settings, HEALTH),
 }

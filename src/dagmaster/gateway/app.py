@@ -2,7 +2,7 @@
 
 create_app(settings, dsn)
   ├── middleware: request id, host and origin, caller, rate, size of bodies
-  ├── /livez /readyz /openapi.json
+  ├── /livez /readyz /metrics /openapi.json
   └── /api: platform gateway status assets layers admin proxy
 """
 
@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from fastapi import APIRouter, FastAPI, Response
+from fastapi import APIRouter, FastAPI, Request, Response
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
@@ -27,6 +27,7 @@ from dagmaster.settings import Settings
 from dagmaster.web.authentication import CALLER, requires
 from dagmaster.web.description import describe_permissions, describe_problems
 from dagmaster.web.limits import RateLimit
+from dagmaster.web.metrics import RequestMetrics
 from dagmaster.web.middleware import RequestMiddleware
 from dagmaster.web.validation import PROBLEMS, register, responses
 
@@ -49,6 +50,16 @@ async def readyz(services: Services, response: Response) -> dict[str, bool]:
     health = await health_of(services)
     response.status_code = 200 if health.is_ready else 503
     return {"is_ready": health.is_ready, "can_read": health.can_read, "can_forward": health.can_forward}
+
+
+metrics = APIRouter(include_in_schema=False, dependencies=[requires(Permission.PLATFORM_READ)])
+
+
+@metrics.get("/metrics")
+async def get_metrics(request: Request) -> Response:
+    """Metrics for Prometheus, from the memory of this process."""
+    counted: RequestMetrics = request.app.state.request_metrics
+    return counted.response()
 
 
 def create_app(settings: Settings, dsn: str) -> FastAPI:
@@ -82,13 +93,16 @@ def create_app(settings: Settings, dsn: str) -> FastAPI:
         admin.router,
         admin.proxy,
         probes,
+        metrics,
     ):
         app.include_router(router)
     app.add_api_route(
         "/openapi.json", _openapi_of(app), include_in_schema=False, dependencies=[requires(Permission.ANYONE)]
     )
+    app.state.request_metrics = RequestMetrics("gateway", services.metrics)
     app.add_middleware(
         GatewayMiddleware,
+        metrics=app.state.request_metrics,
         limit=services.limit,
         max_body_bytes=MAX_BODY_BYTES,
         max_chunk_bytes=settings.upload_chunk_mb * 1_000_000,

@@ -1,7 +1,7 @@
 """Send requests on to orchestrators: to one that is healthy, with the credentials of the caller.
 
     a request ──▶ the next healthy address ──▶ its response
-                  └── no connection ──▶ the next one; none left: 503
+                  └── no connection ──▶ the next one; none left, or all hang: 503
                   └── connected, but no response in time: 504. It is not repeated, unless it is safe to repeat
 
 The orchestrator verifies the caller again. The gateway adds no rights.
@@ -22,6 +22,7 @@ from starlette.responses import Response
 from dagmaster import __version__
 from dagmaster.client.models.gateway import OrchestratorState
 from dagmaster.errors import InvalidRequest, Unavailable
+from dagmaster.observe import traces
 from dagmaster.web.backends import CONNECT_SECONDS, Backend, Backends
 from dagmaster.web.problems import request_id_of
 
@@ -57,11 +58,13 @@ class Forwarder:
         self._http = httpx2.AsyncClient(
             timeout=timeout, trust_env=False, follow_redirects=False, headers={"User-Agent": f"dagmaster/{__version__}"}
         )
-        self._backends = Backends(urls, self._http, role="gateway")
+        # Requests that wait for a response must not delay checks.
+        self._checks = httpx2.AsyncClient(trust_env=False, follow_redirects=False)
+        self._backends = Backends(urls, self._checks, role="gateway")
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        async with contextlib.aclosing(self._http), self._backends.checked():
+        async with contextlib.aclosing(self._http), contextlib.aclosing(self._checks), self._backends.checked():
             yield
 
     def states(self) -> list[OrchestratorState]:
@@ -80,6 +83,8 @@ class Forwarder:
                 return await self._send_to(backend, request, body)
             except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
                 backend.note_failure(error)  # nothing was sent
+            except httpx2.PoolTimeout:
+                break  # neither: too many requests wait for responses
             except httpx2.DecodingError as error:
                 backend.note_failure(error)
                 raise bad_response() from None
@@ -111,6 +116,9 @@ class Forwarder:
             for name, value in request.headers.items()
             if name.lower() in passed_on
         }
+        traceparent = traces.current_traceparent() or traces.received(request.headers.get(traces.HEADER))
+        if traceparent is not None:
+            headers[traces.HEADER.encode()] = traceparent.encode()
         body_seconds = 0.0 if body is None else BODY_SECONDS
         async with (
             asyncio.timeout(body_seconds + self._response_seconds + CONNECT_SECONDS),
@@ -162,7 +170,10 @@ def bad_response() -> Unavailable:
 def encoded(content: Any) -> bytes:
     """A body to be forwarded. Texts with lone surrogates and integers of any size are sent on as they came: the
     orchestrator says what is wrong with them."""
-    return json.dumps(content, separators=(",", ":")).encode()
+    try:
+        return json.dumps(content, separators=(",", ":")).encode()
+    except RecursionError:
+        raise InvalidRequest("the body is nested too deeply", code="value.not-json") from None
 
 
 def passed_back(response: httpx2.Response) -> Response:

@@ -9,7 +9,7 @@ from dagmaster import __version__
 from dagmaster.access.permissions import Permission
 from dagmaster.client.limits import PREFIX
 from dagmaster.client.models.gateway import BatchResult, BatchResults, BatchSubmission, GatewayHealth
-from dagmaster.errors import DagmasterError
+from dagmaster.errors import DagmasterError, InvalidRequest
 from dagmaster.gateway.forward import ForwardedRequest, encoded, headers_of, json_of, passed_back
 from dagmaster.gateway.services import GatewayServices, Services
 from dagmaster.web.authentication import requires
@@ -45,9 +45,9 @@ async def submit_batch(services: Services, request: Request, batch: BatchSubmiss
     """One result for each entry: an invalid one does not affect the others."""
     gate = asyncio.Semaphore(AT_ONCE)
 
-    async def one(submission: dict[str, object]) -> BatchResult:
+    async def one(submission: object) -> BatchResult:
         async with gate:
-            return await _result(services, _forwarded(request, submission))
+            return await _result(services, request, submission)
 
     return BatchResults(results=await asyncio.gather(*(one(entry) for entry in batch.submissions)))
 
@@ -86,9 +86,11 @@ def _forwarded(request: Request, submission: dict[str, object]) -> ForwardedRequ
     )
 
 
-async def _result(services: GatewayServices, forwarded: ForwardedRequest) -> BatchResult:
+async def _result(services: GatewayServices, request: Request, submission: object) -> BatchResult:
     try:
-        response = await services.forwarder.send(forwarded)
+        if not isinstance(submission, dict):
+            raise InvalidRequest("an entry must be an object", code="request.invalid")
+        response = await services.forwarder.send(_forwarded(request, submission))
         return BatchResult(status=response.status_code, result=json_of(response))
     except DagmasterError as error:
         return BatchResult(status=status_of(error), result={"code": error.code, "detail": error.message})

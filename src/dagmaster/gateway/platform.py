@@ -44,7 +44,9 @@ async def submit(services: Services, caller: Submitter, request: Request, submis
     """The request is recorded before the response is sent. Send the same `request_id` again to get the same answer."""
     _require_own(caller, submission.platform_id)
     request_id = submission.request_id or uuid4().hex
-    body = submission.model_dump(mode="json", exclude_none=True) | {"request_id": request_id}
+    # The parameters as they came: the orchestrator says what is wrong with them.
+    fields = submission.model_dump(mode="json", exclude_none=True, exclude={"parameters"})
+    body = fields | {"parameters": submission.parameters, "request_id": request_id}
     forwarded = ForwardedRequest(
         "POST",
         f"{PREFIX}/submit",
@@ -64,7 +66,7 @@ async def submit(services: Services, caller: Submitter, request: Request, submis
     "/status/{request_id}",
     operation_id="platform_status",
     summary="Get the status of a submission",
-    responses=responses(404, 429),
+    responses=responses(404, 409, 429),
 )
 async def status(services: Services, caller: Reader, request_id: RequestName) -> PartnerStatus:
     """Works without orchestrators."""

@@ -8,6 +8,7 @@ from uuid import UUID
 from psycopg.types.json import Jsonb
 
 from dagmaster.access.keys import StoredKey
+from dagmaster.assets.request_ids import ambiguous, possible_ids
 from dagmaster.client.models.assets import PlatformInfo
 from dagmaster.client.models.gateway import (
     GatewayAsset,
@@ -46,9 +47,17 @@ class GatewayReads:
         return await self._first("gateway_key", {"key_id": key_id}, StoredKey)
 
     async def request(self, request_id: str, platform_id: str | None) -> PartnerStatus | None:
-        """Of this platform only; of any, without one."""
-        values = {"request_id": request_id, "platform_id": platform_id}
-        return await self._first("gateway_request", values, PartnerStatus)
+        """Of this platform only; of any, without one: then Conflict if several platforms use the id."""
+        requests = await self.requests(request_id, platform_id)
+        if len(requests) > 1:
+            raise ambiguous(request_id, (request.platform_id for request in requests))
+        return requests[0] if requests else None
+
+    async def requests(self, request_id: str, platform_id: str | None) -> list[PartnerStatus]:
+        """The requests with this id, the first one first."""
+        platform_ids = [platform_id] if platform_id else [each.platform_id for each in await self.platforms(None)]
+        values = {"request_ids": possible_ids(request_id, platform_ids), "platform_id": platform_id}
+        return await self._many("gateway_request", values, PartnerStatus)
 
     async def requests_of_version(
         self, asset_id: str, ordinal: int, platform_id: str | None, limit: int

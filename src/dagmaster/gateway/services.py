@@ -1,6 +1,6 @@
 """The services that routes of the gateway use: reads, forwarding, keys and limits."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -8,15 +8,18 @@ from typing import Annotated
 
 import orjson
 from fastapi import Depends, Request
+from prometheus_client.core import Metric
 
 from dagmaster.access.caller import Caller, Scope
 from dagmaster.access.decision import may_preview
 from dagmaster.access.keys import StoredKey
 from dagmaster.client.connection import authorization
 from dagmaster.client.limits import PREFIX
+from dagmaster.database.token_login import enable
 from dagmaster.errors import InvalidRequest, Unavailable
 from dagmaster.gateway.forward import ForwardedRequest, Forwarder
 from dagmaster.gateway.reads import GatewayReads
+from dagmaster.observe.metrics import gauge
 from dagmaster.settings import Settings
 from dagmaster.web.authentication import LOCAL_ADMIN, Authentication, authentication_of, authentication_running
 from dagmaster.web.limits import RateLimit
@@ -96,6 +99,10 @@ class GatewayServices:
         ):
             yield
 
+    def metrics(self) -> Iterable[Metric]:
+        meaning = "1 if an orchestrator accepts the requests that are forwarded"
+        yield gauge("dagmaster_gateway_can_forward", meaning, self.forwarder.can_forward)
+
 
 def database_of(settings: Settings) -> str:
     """The DSN of the gateway's role, or an error that says which setting is missing."""
@@ -112,6 +119,7 @@ def database_of(settings: Settings) -> str:
             code="gateway.no-orchestrators",
             hint="set ORCHESTRATOR_URLS, for example http://10.0.0.5:8000,http://10.0.0.6:8000",
         )
+    enable(settings)
     return settings.gateway_database_url
 
 

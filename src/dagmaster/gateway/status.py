@@ -83,7 +83,7 @@ async def lookup(
 ) -> Lookup:
     """A request id, a correlation id, a job id, an asset id or a dataset id."""
     del caller
-    request = await services.reads.request(id, None)
+    request = next(iter(await services.reads.requests(id, None)), None)
     jobs = await services.reads.jobs(limit=_MOST_MATCHES, correlation_id=id)
     if job_id := _uuid(id):
         jobs += await services.reads.jobs(limit=1, job_id=job_id)

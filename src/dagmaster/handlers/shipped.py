@@ -1,6 +1,15 @@
-"""The handlers that ship, named as strings, so that none of their packages is imported."""
+"""The handlers that ship, named as strings, so that none of their packages is imported.
+
+Each names its queue: LIGHT for validation, catalogue and bookkeeping; HEAVY for what writes pixels or copies files.
+Examples name none, so that the workflows which use them decide.
+"""
+
+from typing import Final
 
 from dagmaster.handlers.registry import Registration
+
+LIGHT: Final = "functionapp-tasks"
+HEAVY: Final = "container-tasks"
 
 
 def _example(name: str, *, is_async: bool = True, function: str | None = None) -> Registration:
@@ -8,20 +17,21 @@ def _example(name: str, *, is_async: bool = True, function: str | None = None) -
 
 
 def _stac(function: str) -> Registration:
-    return Registration(f"raster.stac_{function}", f"dagmaster.handlers.stac:{function}", needs_database=True)
+    target = f"dagmaster.handlers.stac:{function}"
+    return Registration(f"raster.stac_{function}", target, queue=LIGHT, needs_database=True)
 
 
-def _raster(module: str, function: str) -> Registration:
+def _raster(module: str, function: str, queue: str = HEAVY) -> Registration:
     """In a child process: GDAL may crash, hang, or use up all memory. Those that write a revision first read from the
     database whether their job may."""
     target = f"dagmaster.handlers.raster.{module}:{function}"
-    return Registration(f"raster.{function}", target, is_async=False, needs_database=module != "files")
+    return Registration(f"raster.{function}", target, False, queue, needs_database=module != "files")
 
 
-def _export(module: str, function: str, *, is_async: bool = False) -> Registration:
+def _export(module: str, function: str, *, is_async: bool = False, queue: str = LIGHT) -> Registration:
     """Copying may block for long, so it has a child process of its own."""
     target = f"dagmaster.handlers.export.{module}:{function}"
-    return Registration(f"export.{function}", target, is_async=is_async, needs_database=True)
+    return Registration(f"export.{function}", target, is_async, queue, needs_database=True)
 
 
 REGISTRATIONS = (
@@ -40,8 +50,8 @@ REGISTRATIONS = (
     _example("collect_results"),
     _example("crash", is_async=False),
     _example("allocate", is_async=False),
-    _raster("validate", "validate"),
-    _raster("validate", "validate_collection"),
+    _raster("validate", "validate", LIGHT),
+    _raster("validate", "validate_collection", LIGHT),
     _raster("files", "blob_to_mount"),
     _raster("tiles", "generate_tiling_scheme"),
     _raster("tiles", "process_tile"),
@@ -51,16 +61,16 @@ REGISTRATIONS = (
     _raster("stack", "merge"),
     _raster("mosaic", "create_mosaic"),
     _raster("mosaic", "describe_dataset"),
-    _raster("files", "inventory"),
-    _raster("files", "stac_documents"),
-    _raster("files", "stac_read_items"),
+    _raster("files", "inventory", LIGHT),
+    _raster("files", "stac_documents", LIGHT),
+    _raster("files", "stac_read_items", LIGHT),
     _stac("ensure_collection"),
     _stac("register_item"),
     _stac("register_items"),
     _stac("finalize"),
     _export("copying", "plan"),
     _export("copying", "transfer", is_async=True),
-    _export("copying", "copy"),
+    _export("copying", "copy", queue=HEAVY),
     _export("copying", "finish"),
     _export("withdrawal", "check"),
     _export("withdrawal", "stop", is_async=True),

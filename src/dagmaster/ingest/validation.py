@@ -4,6 +4,7 @@ import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from dagmaster.ingest.progress import OpenBar
@@ -100,3 +101,17 @@ def public_check(checks: Sequence[CheckedFile]) -> dict[str, Any]:
     if len(checks) == 1:
         return checks[0].public()
     return {"files": [{"file": check.file.label, **check.public()} for check in checks]}
+
+
+def with_date(check: CheckedFile) -> CheckedFile:
+    """With a finding on the date that the job will use. A later revision uses the date of the one before."""
+    from dagmaster.raster.validation.findings import info
+    from dagmaster.stac.when import choose_when
+
+    written_at = datetime.fromtimestamp(check.file.path.stat().st_mtime, UTC)
+    if choose_when(given=None, tags=check.facts.tags, supplied_at=written_at).basis != "publication":
+        return check
+    message = f"the file has no date of the data; its own date is used as date of publication: {written_at:%Y-%m-%d}"
+    advice = "to set it, use --datetime with a time, a day, a year, or start/end"
+    finding = info("time.publication", message, advice)
+    return replace(check, checked=replace(check.checked, findings=(*check.checked.findings, finding)))

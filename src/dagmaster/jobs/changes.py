@@ -132,6 +132,7 @@ class Changes:
     events: list[NewEvent] = field(default_factory=list)
     job_moves: list[JobTransition] = field(default_factory=list)
     stopping: Stop | None = None  # from now on
+    traceparent: str | None = None  # of this step, for the tasks that it dispatches
     deferred: Mapping[str, DeferredWork] | None = None  # every node that waits for a route; None: unchanged
     payloads: dict[str, bytes] = field(default_factory=dict)  # payloads that the rows refer to, by hash
 

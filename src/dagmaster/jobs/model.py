@@ -58,6 +58,15 @@ def task_id(job_id: UUID, node_id: str, attempt: int) -> str:
     return f"{job_id}_{node_id}_{attempt}"
 
 
+def task_key(task_id: str) -> tuple[UUID, str, int]:
+    """The job, node and attempt of a task id. ValueError if it is none."""
+    job_id, _, rest = task_id.partition("_")
+    node_id, _, attempt = rest.rpartition("_")
+    if not node_id or not (attempt.isascii() and attempt.isdigit()):
+        raise ValueError(f"not a task id: {task_id[:100]!r}")
+    return UUID(job_id), node_id, int(attempt)
+
+
 def child_id(parent: str, index: int) -> str:
     return f"{parent}__{index}"
 
@@ -124,6 +133,7 @@ class Job(Record):
     callback_url: CallbackUrl | None = None
     idempotency_key: str | None = None
     message_id: StoredId | None = None
+    traceparent: StoredId | None = None  # of the trace that its submission belongs to; NULL if it is not traced
     asset_id: str | None = None
     version_ordinal: int | None = None
     deadline_at: datetime | None = None
@@ -271,6 +281,7 @@ class Task(Record):
     params_ref: dict[str, Any] | None = None
     timeout_seconds: float
     retry_count: int = 0
+    traceparent: str | None = None  # of the step that dispatched it
     worker_id: UUID | None = None
     lease_until: datetime | None = None
     available_at: datetime
@@ -454,6 +465,28 @@ class JobMessage(Record):
     enqueued_at: datetime
 
 
+class OutboxMessage(Record):
+    """A task whose id is not yet sent to the message broker. It is written with the task and deleted when the broker
+    has acknowledged the id. The transport `postgres` writes none."""
+
+    table: ClassVar[Table] = Table(
+        "dag_outbox",
+        key=("job_id", "node_id", "attempt"),
+        indexes=(Index("dag_outbox_due", ("queue", "not_before")),),
+        defaults={"not_before": "dagapp.clock()", "written_at": "dagapp.clock()", "tries": "0"},
+        types={"attempt": "integer", "tries": "integer"},
+        storage={**_HOT},
+    )
+    job_id: UUID
+    node_id: str
+    attempt: int
+    queue: str
+    not_before: datetime  # when it is sent; while an orchestrator sends it, when another one may
+    tries: int = 0
+    error: str | None = None
+    written_at: datetime
+
+
 class DeadLetter(Record):
     """A message that could not be processed, with the reason, for an operator."""
 
@@ -541,11 +574,27 @@ RECORDS: tuple[type[Record], ...] = (
     Payload,
     PayloadPart,
     JobMessage,
+    OutboxMessage,
     DeadLetter,
     IdempotencyKey,
     QueueSettings,
     JanitorAction,
 )
+
+
+class Subscriber(BaseModel):
+    """The URLs of callbacks as OGC API - Processes names them: for processing that ended well, that has begun, and that
+    failed. A callback whose URL is not given is not sent."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    successUri: CallbackUrl  # noqa: N815
+    inProgressUri: CallbackUrl | None = None  # noqa: N815
+    failedUri: CallbackUrl | None = None  # noqa: N815
+
+    @property
+    def urls(self) -> dict[str, str]:
+        return {name: url for name, url in self.model_dump().items() if url is not None}
 
 
 class Submission(BaseModel):
@@ -561,6 +610,7 @@ class Submission(BaseModel):
     correlation_id: ShortId | None = None
     submitted_by: ShortId | None = None
     callback_url: CallbackUrl | None = None
+    subscriber: Subscriber | None = Field(None, description="Instead of `callback_url`: one for each kind of callback")
     idempotency_key: ShortId | None = None
     priority: Priority = 0
     submitted_at: datetime | None = None
@@ -592,3 +642,4 @@ class TaskMessage(BaseModel):
     retry_count: int = 0
     losses: int = 0  # workers lost in earlier attempts; reported from the second loss on
     params_ref: dict[str, Any] | None = None
+    traceparent: str | None = None

@@ -410,3 +410,10 @@ def stopping_on_signals(local: LocalPlatform) -> Iterator[None]:
     finally:
         for which, handler in before.items():
             signal.signal(which, handler)
+
+
+def processes_for(settings: "Settings") -> dict[str, str]:
+    """All processors of this machine, unless configured: the platform runs only this job."""
+    if "worker_processes" in settings.model_fields_set:
+        return {}
+    return {"WORKER_PROCESSES": str(max(2, min(8, len(os.sched_getaffinity(0)))))}

@@ -2,7 +2,7 @@
 
 import logging
 import sys
-from collections.abc import MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
 import structlog
@@ -14,6 +14,21 @@ from dagmaster.observe.redaction import redact_named
 def _redact_event(_logger: object, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
     for name, value in event.items():
         event[name] = redact_named(name, value)
+    return event
+
+
+_contexts: list[Callable[[], Mapping[str, str]]] = []
+
+
+def add_context(read: Callable[[], Mapping[str, str]]) -> None:
+    """Add what `read` returns, such as the ids of the current trace, to every event from now on."""
+    _contexts[:] = [read]
+
+
+def _add_contexts(_logger: object, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    for read in _contexts:
+        for name, value in read().items():
+            event.setdefault(name, value)
     return event
 
 
@@ -35,6 +50,7 @@ def configure(level: str = "info", style: str = "text") -> None:
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
+            _add_contexts,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,

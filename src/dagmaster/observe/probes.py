@@ -12,17 +12,19 @@ import asyncio
 import socket
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Literal, Protocol, Self, cast
+from typing import Any, Protocol, Self, cast
 from urllib.parse import urlsplit
 
 import orjson
+from prometheus_client.core import Metric
 
 from dagmaster.listen import is_loopback, url_of
 from dagmaster.observe import log
+from dagmaster.observe.metrics import EXPOSITION_TYPE, exposition, gauge, new_registry
 
 _REQUEST_SECONDS = 5.0  # the connection of a slower client is closed
 _MAX_CONNECTIONS = 16
@@ -30,7 +32,6 @@ _TICKS_PER_PATIENCE = 4
 _LONGEST_TICK_SECONDS = 0.5
 _JSON = "application/json"
 PATHS = ("/livez", "/readyz", "/health", "/metrics")
-EXPOSITION_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _log = log.get("health")
 
@@ -42,18 +43,10 @@ class Check:
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """One metric in the form of Prometheus: a value for each set of labels."""
-
-    name: str
-    kind: Literal["counter", "gauge"]
-    meaning: str
-    samples: Mapping[tuple[tuple[str, str], ...], float]
-
-
 class Subject(Protocol):
     """The process that is probed. Its methods are called from other threads: they must not block or change anything."""
+
+    role: str
 
     def alive(self) -> list[Check]:
         """Checks whose failure only a restart repairs, in addition to the check of the event loop."""
@@ -64,11 +57,6 @@ class Subject(Protocol):
     def about(self) -> dict[str, Any]: ...
 
     def metrics(self) -> Iterable[Metric]: ...
-
-
-def one(name: str, kind: Literal["counter", "gauge"], meaning: str, value: float) -> Metric:
-    """A metric without labels."""
-    return Metric(name, kind, meaning, {(): value})
 
 
 def age_of(moment: float | None) -> float | None:
@@ -85,6 +73,7 @@ class Probes:
         self.url = url_of(bound)
         self._bound = bound
         self._subject = subject
+        self._registry = new_registry(subject.role, subject.metrics, self._loop_metric)
         self._patience = patience_seconds
         self._is_open_to_all = is_open_to_all
         self._period = min(patience_seconds / _TICKS_PER_PATIENCE, _LONGEST_TICK_SECONDS)
@@ -135,7 +124,7 @@ class Probes:
             case "/health":
                 return 200, _JSON, _json(self._report())
             case "/metrics":
-                return 200, EXPOSITION_TYPE, exposition([*self._subject.metrics(), self._loop_metric()]).encode()
+                return 200, EXPOSITION_TYPE, exposition(self._registry)
         return 404, _JSON, _json({"detail": "not found; the paths are /livez, /readyz, /health and /metrics"})
 
     def _alive(self) -> list[Check]:
@@ -156,9 +145,9 @@ class Probes:
         }
         return verdicts | self._subject.about()
 
-    def _loop_metric(self) -> Metric:
+    def _loop_metric(self) -> Iterable[Metric]:
         meaning = "Seconds since the event loop last ran"
-        return one("dagmaster_loop_still_seconds", "gauge", meaning, time.monotonic() - self._ticked_at)
+        yield gauge("dagmaster_loop_still_seconds", meaning, time.monotonic() - self._ticked_at)
 
 
 class _ProbeServer(ThreadingHTTPServer):
@@ -217,21 +206,3 @@ class _Handler(BaseHTTPRequestHandler):
 
 def _json(value: Any) -> bytes:
     return orjson.dumps(value, default=str, option=orjson.OPT_INDENT_2)
-
-
-def exposition(metrics: Iterable[Metric]) -> str:
-    """Metrics as text, in the format of Prometheus."""
-    lines: list[str] = []
-    for metric in metrics:
-        lines += [f"# HELP {metric.name} {metric.meaning}", f"# TYPE {metric.name} {metric.kind}"]
-        lines += [f"{metric.name}{_labels(labels)} {value:.15g}" for labels, value in metric.samples.items()]
-    return "\n".join(lines) + "\n"
-
-
-def _labels(labels: tuple[tuple[str, str], ...]) -> str:
-    pairs = ",".join(f'{name}="{_escaped(value)}"' for name, value in labels)
-    return f"{{{pairs}}}" if pairs else ""
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

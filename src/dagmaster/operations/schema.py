@@ -96,6 +96,13 @@ def _ensure_gateway_role(dsn: str) -> list[str]:
     return []
 
 
+def grant_to_platform(dsn: str, role: str) -> None:
+    """Give the role of running processes its rights on a schema that another role owns."""
+    from dagmaster.database.schema.platform_role import grant_to_platform
+
+    grant_to_platform(dsn, role)
+
+
 def rebuild_schema(dsn: str) -> SchemaStatus:
     """Drop everything and deploy again. The caller has checked that this is allowed and confirmed."""
     from dagmaster.database.schema import deploy

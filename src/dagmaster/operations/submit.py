@@ -29,7 +29,9 @@ from dagmaster.jobs.model import DeadLetter, JobMessage, Submission, new_job_id
 from dagmaster.jobs.stages import stages_of
 from dagmaster.jobs.states import JobStatus
 from dagmaster.library.workflows import WorkflowLibrary
+from dagmaster.observe import traces
 from dagmaster.observe.redaction import redact_value
+from dagmaster.operations.callback_urls import callback_urls, main_callback_url
 from dagmaster.operations.rerun import resume as resume_job
 from dagmaster.workflows.inputs import check_inputs, has_signed_url, refuse_reserved, refuse_signed_urls
 from dagmaster.workflows.storable import encode
@@ -50,6 +52,15 @@ def prepare(
 
     `allow_reserved` is for the platform's own submissions, which set the reserved inputs of a workflow.
     """
+    with traces.span("submit job", kind="producer", workflow=submission.workflow_id) as span:
+        job = _prepare(library, submission, allow_reserved=allow_reserved, milliseconds=milliseconds)
+        span.set(job_id=str(job.job_id))
+        return replace(job, traceparent=span.traceparent) if span.traceparent else job
+
+
+def _prepare(
+    library: WorkflowLibrary, submission: Submission, *, allow_reserved: bool, milliseconds: Callable[[], int]
+) -> NewJob:
     workflow = library.get(submission.workflow_id)
     if not allow_reserved:
         refuse_reserved(workflow, submission.inputs)
@@ -59,8 +70,8 @@ def prepare(
     limit = library.max_inputs_bytes
     if size > limit:
         raise InvalidRequest(f"the inputs have {size} bytes; the limit is {limit}", code="inputs.too-large")
-    if submission.callback_url is not None:
-        check_callback_url(submission.callback_url, allow_private=library.allow_private_callbacks)
+    for field, url in callback_urls(submission).items():
+        check_callback_url(url, allow_private=library.allow_private_callbacks, field=field)
     return NewJob(
         job_id=new_job_id(milliseconds()),
         workflow=workflow,
@@ -68,7 +79,8 @@ def prepare(
         priority=submission.priority,
         correlation_id=submission.correlation_id,
         submitted_by=submission.submitted_by,
-        callback_url=submission.callback_url,
+        callback_url=main_callback_url(submission.callback_url, submission.subscriber),
+        subscriber=None if submission.subscriber is None else submission.subscriber.urls,
         idempotency_key=submission.idempotency_key,
         message_id=submission.message_id,
     )

@@ -20,20 +20,23 @@ from dagmaster.jobs.fan import SumOutOfRange
 from dagmaster.jobs.plan import Plan
 from dagmaster.jobs.states import JOB_TERMINAL
 from dagmaster.jobs.task_params import ByteBudget
+from dagmaster.jobs.updates import Failed, Returned, Succeeded
 from dagmaster.jobs.view import JobView, is_ended
-from dagmaster.observe import log
+from dagmaster.observe import log, traces
 from dagmaster.orchestrator.callbacks import CallbackSender
 from dagmaster.orchestrator.external import ExternalCopyChore
 from dagmaster.orchestrator.janitor import STUCK_AFTER
 from dagmaster.orchestrator.liveness import OrchestratorLiveness
 from dagmaster.orchestrator.owned import GraphCache, Owned, failure_of, scope_of
 from dagmaster.orchestrator.slow_templates import SlowTemplates
+from dagmaster.orchestrator.step_spans import StepSpans
 from dagmaster.transports.transport import Ticket, Transport
 
 # Cancelled by a timeout, waited too long for a lock, deadlock: one job's statement failed, not the server.
 OF_ONE_STATEMENT = frozenset({"57014", "55P03", "40P01", "40001"})
 # `open_jobs` or `open_reported_jobs` of the ledger.
 OpenJobs = Callable[[UUID, Sequence[Claim], StepScope], AbstractAsyncContextManager[Step]]
+_REPORTS = (Succeeded, Failed, Returned)
 _log = log.get("orchestrator")
 
 
@@ -91,16 +94,23 @@ class JobAdvancing(OrchestratorLiveness):
         batch = [self._owned[job_id] for job_id in job_ids if job_id in self._owned]
         if not batch:
             return
+        spans = StepSpans(self.settings.traces_fan_out_limit) if traces.is_on() else None
         async with open_jobs(
             self.owner_id, [owned.claim for owned in batch], scope_of(batch, self._overdue, self._started)
         ) as step:
             plans = self._decide(batch, step)
+            if spans is not None:
+                spans.begin(self._owned, plans)
             changes = [plan.changes for plan in plans.values()]
             queues = {task.queue for change in changes for task in change.tasks}
             topics = self.transport.topics(self._tickets(queues, plans, step))
             repeated_queues = await step.commit(changes, notify=topics)
+        if spans is not None:
+            spans.end()
         for queue, count in Counter(task.queue for change in changes for task in change.tasks).items():
             self.enqueued.add(queue, count)
+            self.counters.dispatched += count
+        self.counters.results += sum(1 for job in step.jobs.values() for item in job.news if isinstance(item, _REPORTS))
         self._dirty.difference_update(job_ids)
         for job_id in step.fenced:
             self._drop_fenced(job_id)

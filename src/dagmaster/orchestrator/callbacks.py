@@ -26,7 +26,7 @@ from dagmaster.callbacks.url import check_callback_url
 from dagmaster.database.callbacks.rows import CallbackLimits, ClaimedCallback
 from dagmaster.database.callbacks.store import PostgresCallbacks
 from dagmaster.errors import InvalidRequest, Unavailable
-from dagmaster.observe import log
+from dagmaster.observe import log, traces
 from dagmaster.orchestrator import webhook
 from dagmaster.orchestrator.pause import pause
 from dagmaster.settings import Settings
@@ -126,11 +126,26 @@ class CallbackSender:
             log.failure(_log, "the outcome of a callback could not be recorded", error, **_facts(callback))
 
     async def _deliver(self, callback: ClaimedCallback) -> None:
-        attempt = await self._post(callback)
+        attempt = await self._post_traced(callback)
         faults.reach("callback.after-post")
         consequence = after(attempt, callback.tries, max_tries=self.settings.callback_attempts, random=self.random)
         if await self.store.finish(callback, attempt, consequence):
             self._note(callback, attempt, consequence)
+
+    async def _post_traced(self, callback: ClaimedCallback) -> DeliveryAttempt:
+        facts: dict[str, Any] = {
+            "attempt": callback.number,
+            "callback_id": str(callback.callback_id),
+            "platform": callback.platform_id,
+        }
+        with traces.span(
+            "deliver callback", parent=callback.traceparent, kind="client", needs_parent=True, **facts
+        ) as span:
+            attempt = await self._post(callback)
+            span.set(**{"http.response.status_code": attempt.status_code})
+            if attempt.error:
+                span.fail("callback.not-delivered")
+            return attempt
 
     async def _post(self, callback: ClaimedCallback) -> DeliveryAttempt:
         payload = payload_of(callback.request_id, callback.status, callback.job_id, self.settings.callback_result_url)
@@ -141,6 +156,7 @@ class CallbackSender:
             if not callback.secrets:
                 raise InvalidRequest(f"the platform {callback.platform_id} does not exist", code="platform.not-found")
             headers = sign(callback.secrets, str(callback.callback_id), int(callback.now.timestamp()), body)
+            headers = {**headers, **traces.headers()}
             return DeliveryAttempt(await self.send(callback.url, body, headers, allow_private=allow_private))
         except InvalidRequest as error:
             return DeliveryAttempt(error=error.message, is_final=True)

@@ -10,12 +10,30 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
-from dagmaster.observe.probes import Check, Metric, age_of, one
+from prometheus_client.core import Metric
+
+from dagmaster.observe.metrics import counter, counters, gauge
+from dagmaster.observe.probes import Check, age_of
 from dagmaster.orchestrator.loop import Orchestrator
+
+MEANINGS = {
+    "cycles": "Turns of its loop",
+    "claimed": "Jobs claimed",
+    "reclaimed": "Jobs claimed that another orchestrator, or an earlier run, had owned before",
+    "advanced": "Jobs advanced, one for each step of each job",
+    "fenced": "Jobs lost to another orchestrator",
+    "finished": "Jobs that ended",
+    "dispatched": "Tasks written to queues",
+    "results": "Reports of tasks processed",
+    "errors": "Turns and jobs that failed and are tried again",
+    "messages": "Submissions taken from the queue of jobs",
+}
 
 
 class OrchestratorHealth:
     """The subject of an orchestrator's probes."""
+
+    role = "orchestrator"
 
     def __init__(self, orchestrator: Orchestrator) -> None:
         self._orchestrator = orchestrator
@@ -47,7 +65,25 @@ class OrchestratorHealth:
         }
 
     def metrics(self) -> Iterable[Metric]:
-        for name, value in asdict(self._orchestrator.counters).items():
-            yield one(f"dagmaster_orchestrator_{name}_total", "counter", f"{name} since the start", value)
-        jobs = self._orchestrator.info().stats["jobs"]
-        yield one("dagmaster_orchestrator_jobs", "gauge", "Jobs that it owns now", jobs)
+        orchestrator = self._orchestrator
+        for name, value in asdict(orchestrator.counters).items():
+            yield counter(f"dagmaster_orchestrator_{name}_total", MEANINGS[name], value)
+        yield gauge("dagmaster_orchestrator_jobs", "Jobs that it owns now", orchestrator.owned_count)
+        yield gauge("dagmaster_orchestrator_silent_seconds", "Seconds since its loop advanced", self._silent_seconds)
+        ages = (
+            ("uptime", orchestrator.started_at, "Seconds since its loop started"),
+            ("heartbeat_age", orchestrator.beaten_at, "Seconds since its heartbeat last reached the database"),
+            ("scan_age", orchestrator.scanned_at, "Seconds since it last searched for jobs of dead orchestrators"),
+        )
+        for name, moment, meaning in ages:
+            if (age := age_of(moment)) is not None:
+                yield gauge(f"dagmaster_orchestrator_{name}_seconds", meaning, age)
+        if orchestrator.callbacks is not None:
+            outcomes = asdict(orchestrator.callbacks.counters)
+            samples = {(name,): float(value) for name, value in outcomes.items()}
+            meaning = "Attempts to deliver callbacks, by outcome"
+            yield counters("dagmaster_callback_attempts_total", meaning, ("outcome",), samples)
+
+    @property
+    def _silent_seconds(self) -> float:
+        return self._orchestrator.silent_seconds

@@ -16,7 +16,9 @@ from dagmaster.observe import log
 from dagmaster.observe.rates import RateMeter
 from dagmaster.orchestrator.callbacks import CallbackSender
 from dagmaster.orchestrator.janitor import Janitor
+from dagmaster.orchestrator.job_queue import JobQueue
 from dagmaster.orchestrator.owned import Owned
+from dagmaster.orchestrator.relay import Relay
 from dagmaster.settings import Settings
 
 _log = log.get("orchestrator")
@@ -26,9 +28,12 @@ _log = log.get("orchestrator")
 class OrchestratorCounters:
     cycles: int = 0
     claimed: int = 0
+    reclaimed: int = 0
     advanced: int = 0
     fenced: int = 0
     finished: int = 0
+    dispatched: int = 0
+    results: int = 0
     errors: int = 0
     messages: int = 0
 
@@ -39,12 +44,16 @@ class OrchestratorLiveness:
     settings: Settings
     beat_ledger: OrchestratorLedger
     sleep: Callable[[float], Awaitable[None]]
+    started_at: float | None
     beaten_at: float | None
+    scanned_at: float | None
     counters: OrchestratorCounters
     enqueued: RateMeter  # tasks by queue
     planner: Planner
     janitor: Janitor | None
     callbacks: CallbackSender | None
+    relay: Relay | None
+    job_queue: JobQueue | None
     host: str
     pid: int
     software_version: str
@@ -64,6 +73,10 @@ class OrchestratorLiveness:
             stats["janitor"] = self.janitor.stats()
         if self.callbacks is not None:
             stats["callbacks"] = self.callbacks.stats()
+        if self.relay is not None:
+            stats["relay"] = self.relay.stats()
+        if self.job_queue is not None:
+            stats["job_queue"] = self.job_queue.stats()
         router = self.planner.router
         return OrchestratorInfo(
             self.owner_id,
@@ -74,6 +87,11 @@ class OrchestratorLiveness:
             router.routable_handlers(),
             sorted(router.queues),
         )
+
+    @property
+    def owned_count(self) -> int:
+        """Also for other threads."""
+        return len(self._owned)
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()

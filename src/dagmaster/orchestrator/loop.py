@@ -26,8 +26,10 @@ from dagmaster.orchestrator.callbacks import CallbackSender
 from dagmaster.orchestrator.deferred import review_deferred
 from dagmaster.orchestrator.external import ExternalCopyChore
 from dagmaster.orchestrator.janitor import Janitor
+from dagmaster.orchestrator.job_queue import JobQueue
 from dagmaster.orchestrator.liveness import OrchestratorCounters
 from dagmaster.orchestrator.owned import GraphCache, Owned
+from dagmaster.orchestrator.relay import Relay
 from dagmaster.orchestrator.reload import WorkflowReload
 from dagmaster.orchestrator.slow_templates import SlowTemplates
 from dagmaster.settings import Settings
@@ -59,6 +61,8 @@ class Orchestrator(JobAdvancing):
     callbacks: CallbackSender | None = None
     reload: WorkflowReload | None = None
     external: ExternalCopyChore | None = None
+    relay: Relay | None = None  # with a message broker
+    job_queue: JobQueue | None = None  # with a message broker
 
     def __post_init__(self) -> None:
         self.counters = OrchestratorCounters()
@@ -70,7 +74,9 @@ class Orchestrator(JobAdvancing):
         self._is_woken = False
         self._is_stopping = asyncio.Event()
         self._waiting: asyncio.Future[frozenset[str]] | None = None
-        self.beaten_at: float | None = None  # on the monotonic clock, which is the loop's
+        self.started_at: float | None = None  # on the monotonic clock, which is the loop's
+        self.beaten_at: float | None = None
+        self.scanned_at: float | None = None
         self._progressed_at = 0.0
         self._next_sweep = 0.0
         self._next_count = 0.0
@@ -86,7 +92,7 @@ class Orchestrator(JobAdvancing):
 
     async def run(self) -> None:
         """Run until `stop`; then release every job."""
-        self._progressed_at = self._now()
+        self._progressed_at = self.started_at = self._now()
         await self._send_first_heartbeat()
         background_tasks = [asyncio.create_task(self._beat(), name="orchestrator-beat")]
         if self.janitor is not None:
@@ -100,6 +106,10 @@ class Orchestrator(JobAdvancing):
             background_tasks.append(asyncio.create_task(self.reload.run(), name="workflow-reload"))
         if self.external is not None:
             background_tasks.append(asyncio.create_task(self.external.run(), name="external-copies"))
+        if self.relay is not None:
+            background_tasks.append(asyncio.create_task(self.relay.run(), name="relay"))
+        if self.job_queue is not None:
+            background_tasks.append(asyncio.create_task(self.job_queue.run(), name="job-queue"))
         try:
             while not self._is_stopping.is_set():
                 topics = await self._pause()
@@ -179,7 +189,10 @@ class Orchestrator(JobAdvancing):
             self._next_poll = self._now() + self.settings.orchestrator_poll_interval
         if is_poll or JOBS in topics:
             await self._take_messages()
-            await self._claim(self.ledger.claim_orphans if self._is_scan_due() else self.ledger.claim_jobs)
+            is_scan = self._is_scan_due()
+            await self._claim(self.ledger.claim_orphans if is_scan else self.ledger.claim_jobs)
+            if is_scan:
+                self.scanned_at = self._now()
         sweep = self._is_sweep_due()
         if topics == {RESULTS} and not is_poll and not sweep and not self._dirty and len(self._owned) <= FEW_JOBS:
             await self._advance_safely(sorted(self._owned), self.ledger.open_reported_jobs)
@@ -243,6 +256,7 @@ class Orchestrator(JobAdvancing):
                 patience_seconds=2 * self.settings.orchestrator_poll_interval,
             )
             self.counters.claimed += len(claims)
+            self.counters.reclaimed += sum(1 for claim in claims if claim.epoch > 1)
             for claim in claims:
                 self._owned[claim.job_id] = Owned(claim, claimed_at=self._now())
                 self._dirty.add(claim.job_id)

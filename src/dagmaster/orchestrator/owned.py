@@ -35,12 +35,15 @@ class Owned:
     claimed_at: float = 0.0
     unroutable: frozenset[DeferredWork] = frozenset()  # deferred work that no live process has known for too long
     refused_sums: dict[str, DagmasterError] = field(default_factory=dict)
+    traceparent: str | None = None  # of its submission
+    traced_steps: int = 0
     rendered: dict[Key, Any] = field(default_factory=dict)  # the outcomes of slow templates, also of those under way
 
     def keep(self, job: LoadedJob, graph: Graph) -> None:
         """The rows were read: this is the present state."""
         self.view = replace(job.view(graph), refused_sums=self.refused_sums)
         self.sequence = job.last_sequence
+        self.traceparent = job.traceparent
         self.checks_all_nodes = True
         self.is_failing = is_failing(self.view)
 

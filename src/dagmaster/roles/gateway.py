@@ -4,7 +4,7 @@ import socket
 
 from dagmaster.listen import GATEWAY, bind
 from dagmaster.observe import log
-from dagmaster.roles.lifecycle import log_authentication, log_start, run_until_stopped
+from dagmaster.roles.lifecycle import log_authentication, log_start, run_until_stopped, traced
 from dagmaster.settings import Settings
 from dagmaster.web.server import WebServer
 
@@ -19,7 +19,8 @@ async def serve_gateway(settings: Settings, fd: int | None) -> None:
     log_authentication(settings, GATEWAY)
     from dagmaster.gateway.app import create_app
 
-    await run_until_stopped(_GatewayServer(create_app(settings, dsn), bound))
+    with traced(settings, "gateway"):
+        await run_until_stopped(_GatewayServer(create_app(settings, dsn), bound))
 
 
 class _GatewayServer(WebServer):

@@ -22,8 +22,9 @@ from typing import Protocol
 from dagmaster import __version__, faults
 from dagmaster.access.permissions import Permission
 from dagmaster.errors import InvalidRequest, Unavailable
+from dagmaster.extras import missing_extra
 from dagmaster.listen import HEALTH, Endpoint, bind_somewhere
-from dagmaster.observe import log
+from dagmaster.observe import log, traces
 from dagmaster.observe.probes import PATHS, Probes, Subject
 from dagmaster.settings import Settings
 
@@ -48,6 +49,11 @@ Wiring = Callable[[Settings, str, Gate], AbstractAsyncContextManager[Role]]
 
 async def run_role(name: str, settings: Settings, dsn: str, wire: Wiring, hold: int | None) -> None:
     """Run a role until it is stopped. `hold` is the descriptor of the pipe that releases it."""
+    with traced(settings, name):
+        await _run_role(name, settings, dsn, wire, hold)
+
+
+async def _run_role(name: str, settings: Settings, dsn: str, wire: Wiring, hold: int | None) -> None:
     log_start(name, dsn)
     if hold is None:  # `up` has just deployed the schema
         await _require_schema(dsn, name)
@@ -56,6 +62,20 @@ async def run_role(name: str, settings: Settings, dsn: str, wire: Wiring, hold: 
     async with wire(settings, dsn, None if hold is None else partial(_wait_for_release, hold, dsn, name)) as role:
         await run_until_stopped(role)
     await end_leftover_tasks(name)
+
+
+@contextmanager
+def traced(settings: Settings, role: str) -> Iterator[None]:
+    """Export the spans of a role, if a collector is configured."""
+    endpoint, headers = settings.otel_exporter_otlp_endpoint, settings.otel_exporter_otlp_headers
+    try:
+        traces.configure(role, endpoint, headers=headers, ratio=settings.otel_traces_sampler_arg)
+    except ImportError as error:
+        raise missing_extra(error, "otel") or error from None
+    try:
+        yield
+    finally:
+        traces.shutdown()
 
 
 async def _compare_schema(dsn: str, name: str) -> None:

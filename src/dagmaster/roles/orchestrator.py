@@ -35,8 +35,8 @@ from dagmaster.orchestrator.reload import WorkflowReload
 from dagmaster.orchestrator.routing import RegistryRouter
 from dagmaster.orchestrator.tidy import tidy_of
 from dagmaster.roles.lifecycle import Gate, Role, closing, log_authentication, probed
+from dagmaster.roles.transports import orchestrator_transport
 from dagmaster.settings import Settings
-from dagmaster.transports.postgres import PostgresTransport
 
 if TYPE_CHECKING:
     from dagmaster.api.server import ApiServer
@@ -66,14 +66,16 @@ async def orchestrator_role(settings: Settings, dsn: str, gate: Gate, fd: int | 
     )
     library = _library(settings, registry)
     external = ExternalCopyChore(settings, PostgresExternalCopies(dsn, notifier=notifier), library)
-    chores = (janitor.close, callbacks.close, reload.close, external.close)
+    transport = orchestrator_transport(settings, dsn, notifier)
+    ledger.writes_outbox = transport.relay is not None
+    chores = (janitor.close, callbacks.close, reload.close, external.close, transport.close)
     async with closing(ledger.close, heartbeats.close, *chores, notifier.close):
         role = Orchestrator(
             settings,
             ledger,
             heartbeats,
             notifier,
-            PostgresTransport(notifier),
+            transport.transport,
             _planner(settings, registry),
             library,
             host=socket.gethostname(),
@@ -83,6 +85,8 @@ async def orchestrator_role(settings: Settings, dsn: str, gate: Gate, fd: int | 
             callbacks=callbacks,
             reload=reload,
             external=external,
+            relay=transport.relay,
+            job_queue=transport.job_queue,
         )
         make_server = cache(partial(_api_server, settings, dsn, role, registry, bound)) if bound else None
         if gate:

@@ -15,6 +15,7 @@ from dagmaster.roles.lifecycle import (
     end_leftover_tasks,
     probed,
     run_until_stopped,
+    traced,
 )
 from dagmaster.settings import Settings
 from dagmaster.worker.health import WorkerHealth
@@ -34,8 +35,9 @@ async def run_remote_worker(settings: Settings) -> None:
     """Run until it is stopped."""
     log.get(NAME).info("starting", pid=os.getpid(), version=__version__, platform=settings.dag_callback_url)
     arm_crash_point(settings)
-    async with remote_worker_role(settings) as role:
-        await run_until_stopped(role)
+    with traced(settings, NAME):
+        async with remote_worker_role(settings) as role:
+            await run_until_stopped(role)
     await end_leftover_tasks(NAME)
 
 

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 
 from dagmaster.errors import InvalidRequest
 from dagmaster.listen import SERVING, bind
-from dagmaster.roles.lifecycle import log_authentication, log_start, run_until_stopped
+from dagmaster.roles.lifecycle import log_authentication, log_start, run_until_stopped, traced
 from dagmaster.settings import Settings
 
 
@@ -34,7 +34,8 @@ async def serve_maps(settings: Settings, dsn: str, fd: int | None) -> None:
     from dagmaster.serving.app import create_app
     from dagmaster.serving.server import MapServer
 
-    await run_until_stopped(MapServer(create_app(settings, dsn), bound, settings.trusted_proxies))
+    with traced(settings, "serving"):
+        await run_until_stopped(MapServer(create_app(settings, dsn), bound, settings.trusted_proxies))
 
 
 def _socket(settings: Settings) -> socket.socket:

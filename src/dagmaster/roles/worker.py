@@ -9,8 +9,8 @@ from dagmaster.database.ledger.postgres import PostgresLedger
 from dagmaster.database.notify.postgres import PostgresNotifier
 from dagmaster.handlers.registry import installed
 from dagmaster.roles.lifecycle import Gate, Role, closing, probed
+from dagmaster.roles.transports import worker_topics, worker_transport
 from dagmaster.settings import Settings
-from dagmaster.transports.postgres import PostgresTransport, topics_of
 from dagmaster.worker.health import WorkerHealth
 from dagmaster.worker.loop import Worker
 from dagmaster.worker.process import worker_process
@@ -20,17 +20,19 @@ from dagmaster.worker.process import worker_process
 async def worker_role(settings: Settings, dsn: str, gate: Gate) -> AsyncIterator[Role]:
     if gate:
         await gate()
-    queues, worker_id = settings.worker_queue, uuid4()
-    notifier = PostgresNotifier(dsn, topics_of(queues, str(worker_id)))
+    worker_id = uuid4()
+    notifier = PostgresNotifier(dsn, worker_topics(settings, worker_id))
     ledger, leases, handlers = (PostgresLedger(dsn, name, notifier) for name in ("worker", "lease", "handler"))
     database = pool(dsn, "handlers", 0, max(4, settings.worker_processes))
-    async with closing(ledger.close, leases.close, handlers.close, notifier.close, database.close):
+    chosen = worker_transport(settings, notifier, leases, worker_id)
+    settings = chosen.settings
+    async with closing(ledger.close, leases.close, handlers.close, notifier.close, database.close, chosen.close):
         notifier.start()
         await database.open()
         worker = Worker(
             settings,
             ledger,
-            PostgresTransport(notifier, queues, str(worker_id)),
+            chosen.transport,
             notifier,
             installed(),
             lease_ledger=leases,

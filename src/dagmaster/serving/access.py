@@ -68,7 +68,7 @@ class ExpectedPublication:
 
 
 def expected_publication(path: str, query: str) -> ExpectedPublication | None:
-    """None if it cannot be told. It need not be right: then the decision asks for something else."""
+    """None if it is unknown. It need not be right: then the decision asks for something else."""
     if named := _NAMED_REVISION.match(path):
         return ExpectedPublication(named["name"], int(named["ordinal"]), int(named["revision"]))
     if not (named := _NAMED_DATASET.match(path)):

@@ -45,7 +45,7 @@ from dagmaster.settings import Settings
 from dagmaster.storage.zones import Storage, open_storage
 from dagmaster.web.accept import prefers_html
 from dagmaster.web.authentication import LOCAL_ADMIN, LOCAL_VIEWER, authentication_of, authentication_running
-from dagmaster.web.metrics import RequestMetrics
+from dagmaster.web.metrics import RequestMetrics, name_route, route_of
 
 # Tiles that are rendered at once: more would compete for the cores, and each has an open file and blocks in memory.
 _MAX_THREADS = max(4, 2 * (os.cpu_count() or 1))
@@ -134,7 +134,7 @@ def create_app(settings: Settings, dsn: str, *, storage: Storage | None = None) 
             expose_headers=["Accept-Ranges", "Content-Length", "Content-Range", "ETag", "X-Request-ID"],
         )
     app.add_middleware(PixelLimits)
-    app.state.request_metrics = RequestMetrics()
+    app.state.request_metrics = RequestMetrics("serving", services.metrics)
     app.add_middleware(
         MapMiddleware,
         metrics=app.state.request_metrics,
@@ -179,7 +179,11 @@ class _InnerApp:
         self.inner_app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self.inner_app({name: part for name, part in scope.items() if name != "router"}, receive, send)
+        inner = {name: part for name, part in scope.items() if name not in ("router", "route", "fastapi")}
+        try:
+            await self.inner_app(inner, receive, send)
+        finally:
+            name_route(scope, route_of(inner))
 
 
 class _CatalogueRoot:

@@ -7,10 +7,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from dagmaster.errors import DagmasterError
-from dagmaster.observe.probes import one
 from dagmaster.serving.permissions import FOR_ANYONE, FOR_OPERATORS, is_operator
 from dagmaster.serving.services import MapServices, Services
-from dagmaster.web.metrics import metrics_response
+from dagmaster.web.metrics import RequestMetrics
 
 TIMEOUT_SECONDS = 3.0
 router = APIRouter(tags=["health"])
@@ -32,10 +31,10 @@ async def get_readyz(request: Request, services: Services) -> JSONResponse:
 
 
 @router.get("/metrics", include_in_schema=False, dependencies=[FOR_OPERATORS])
-async def get_metrics(request: Request, services: Services) -> Response:
+async def get_metrics(request: Request) -> Response:
     """Metrics for Prometheus, from the memory of this process. The public URL does not serve them."""
-    datasets = one("dagmaster_open_datasets", "gauge", "Files that are kept open between tiles", len(services.datasets))
-    return metrics_response([*request.app.state.request_metrics.metrics(), datasets])
+    metrics: RequestMetrics = request.app.state.request_metrics
+    return metrics.response()
 
 
 async def _check_catalog(services: MapServices) -> tuple[bool, str, str | None]:

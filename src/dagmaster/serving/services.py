@@ -1,13 +1,15 @@
 """The services that the routes of the map server use."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import Depends, Request
 from morecantile import TileMatrixSet
+from prometheus_client.core import Metric
 
 from dagmaster.database.catalog.datasets import CatalogReader
+from dagmaster.observe.metrics import gauge
 from dagmaster.serving.access import AccessDecisions
 from dagmaster.serving.dataset_pool import DatasetPool
 from dagmaster.serving.mosaics import MosaicCache
@@ -28,6 +30,9 @@ class MapServices:
     grids: Mapping[str, TileMatrixSet]
     item_search: ItemSearch
     search_summaries: SharedTasks[TileSource]  # by the ids of searches and the collections that callers may see
+
+    def metrics(self) -> Iterable[Metric]:
+        yield gauge("dagmaster_open_datasets", "Files that are kept open between tiles", len(self.datasets))
 
 
 def services_of(request: Request) -> MapServices:

@@ -27,6 +27,7 @@ from dagmaster import __version__
 from dagmaster.addresses import Addresses, rebased
 from dagmaster.database.catalog.datasets import CatalogReader, too_slow
 from dagmaster.database.catalog.pgstac import not_deployed
+from dagmaster.database.token_login import login_of, secure_mode
 from dagmaster.dataset_urls import STAC
 from dagmaster.errors import DagmasterError, InvalidRequest, NotFound, Unavailable
 from dagmaster.serving import revisions
@@ -454,8 +455,10 @@ def _extensions(settings: _StacSettings) -> Extensions:
 @asynccontextmanager
 async def connected(app: FastAPI, dsn: str) -> AsyncIterator[None]:
     """Give the app a pool. Connections are opened on demand: the database may become available later."""
+    login = login_of(dsn)
     pool = asyncpg.create_pool(
         _asyncpg_dsn(dsn),
+        **({"password": partial(asyncio.to_thread, login.token)} if login else {}),
         min_size=0,
         max_size=_MAX_CONNECTIONS,
         init=con_init,
@@ -503,6 +506,8 @@ def _not_connected(pool: asyncpg.Pool) -> Unavailable:
 
 def _asyncpg_dsn(dsn: str) -> str:
     parameters = conninfo_to_dict(dsn)
+    if login_of(dsn):
+        parameters["sslmode"] = secure_mode(parameters)
     supported = {name: parameters[name] for name in _CONNECTION_PARAMETERS if parameters.get(name)}
     return f"postgresql://?{urlencode(supported)}"
 

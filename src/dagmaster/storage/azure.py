@@ -2,7 +2,7 @@
 
 A small object is one request (Put Blob). A large one is a list of blocks that one request commits (Put Block List); if
 the object must be new, that request has the condition `If-None-Match: *`. Blocks have names of their own for each
-upload, so two writers never mix theirs. Azure removes blocks that nobody committed after a week.
+upload, so two writers never mix theirs. Azure removes uncommitted blocks after a week.
 """
 
 import base64
@@ -37,7 +37,7 @@ class AzureBackend:
     scheme = "az"
 
     def __init__(self, account: AzureAccount, authorities: Path | None = None, *, is_replaceable: bool = True) -> None:
-        """`is_replaceable` if objects of the zone may be replaced: GDAL then reads them anew each time."""
+        """`is_replaceable` if objects of the zone may be replaced: GDAL then does not use its cache."""
         self._account = account
         self._authorities = authorities
         self._is_replaceable = is_replaceable

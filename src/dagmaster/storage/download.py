@@ -23,6 +23,7 @@ from dagmaster.storage.sources import Lookup, resolve, web_host
 _MOST_REDIRECTS = 5
 _TIMEOUT = httpx2.Timeout(60.0, connect=10.0)
 _CHUNK_BYTES = 2**20
+_LONGEST_NAME_BYTES = 200
 _PRIVATE_HINT = "set ALLOW_PRIVATE_SOURCES=true if it is a server of your own network"
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 
@@ -130,7 +131,8 @@ def _set_time(file: Path, modified: str | None) -> None:
 
 def _safe(name: str) -> str:
     """A name that fits into a folder; the storage decides later whether it suits a blob."""
-    return name.replace("\0", "").strip(".")[-200:] or "download"
+    end = name.replace("\0", "").encode(errors="replace")[-_LONGEST_NAME_BYTES:]
+    return end.decode(errors="ignore").strip(".") or "download"
 
 
 def _shown(url: str) -> str:

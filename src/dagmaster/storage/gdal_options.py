@@ -2,18 +2,16 @@
 
 GDAL takes them by the longest path that a file's path begins with, for the whole process, when a file is opened. So
 files of several accounts can be open at once, in any thread, and no signature is in a path or an environment variable.
-rasterio has no function for it: GDAL's own is called in the library that rasterio has loaded.
+rasterio has no function for it.
 """
 
-import ctypes
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from dagmaster.errors import InvalidRequest
+from dagmaster.gdal_library import gdal_library
 
 # GDAL compares a path with each of them.
 MOST_PATHS: Final = 512
@@ -30,7 +28,7 @@ def set_options(path: str, options: Mapping[str, str]) -> None:
         if _PATHS.get(path) == options:
             _PATHS.move_to_end(path)
             return
-        library = _gdal()
+        library = gdal_library()
         library.VSIClearPathSpecificOptions(path.encode())
         for name, value in options.items():
             library.VSISetPathSpecificOption(path.encode(), name.encode(), value.encode())
@@ -43,33 +41,11 @@ def set_options(path: str, options: Mapping[str, str]) -> None:
 
 
 def forget_content(path: str) -> None:
-    """Read the file anew when it is opened next: it may have been replaced."""
+    """Drop the file from GDAL's cache: it may have been replaced."""
     with _LOCK:
-        _gdal().VSICurlPartialClearCache(path.encode())
+        gdal_library().VSICurlPartialClearCache(path.encode())
 
 
 def trust(authorities: Path) -> None:
     """Certificate authorities, for all files of the process."""
-    _gdal().CPLSetConfigOption(b"GDAL_CURL_CA_BUNDLE", str(authorities).encode())
-
-
-@cache
-def _gdal() -> Any:
-    try:
-        import rasterio  # noqa: F401  (it loads the library)
-    except ImportError:
-        raise InvalidRequest(
-            "this needs the package rasterio, which is not installed",
-            code="extra.missing",
-            hint="pip install 'dagmaster[worker]'",
-            module="rasterio",
-        ) from None
-    mapped = {line.split(maxsplit=5)[-1].strip() for line in Path("/proc/self/maps").read_text().splitlines()}
-    library = ctypes.CDLL(next(path for path in sorted(mapped) if Path(path).name.startswith("libgdal")))
-    library.VSISetPathSpecificOption.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p)
-    library.VSIClearPathSpecificOptions.argtypes = (ctypes.c_char_p,)
-    library.VSICurlPartialClearCache.argtypes = (ctypes.c_char_p,)
-    library.CPLSetConfigOption.argtypes = (ctypes.c_char_p, ctypes.c_char_p)
-    for function in ("VSISetPathSpecificOption", "VSIClearPathSpecificOptions", "VSICurlPartialClearCache"):
-        getattr(library, function).restype = None
-    return library
+    gdal_library().CPLSetConfigOption(b"GDAL_CURL_CA_BUNDLE", str(authorities).encode())

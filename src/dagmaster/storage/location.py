@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Self
 from uuid import UUID
 
-from dagmaster.dataset_ids import JOB_PREFIX, own_dataset_id, require_dataset_id
+from dagmaster.dataset_ids import JOB_PREFIX, is_dataset_id, own_dataset_id, require_dataset_id
 from dagmaster.errors import InvalidRequest
 
 LONGEST_BLOB_BYTES = 1024
@@ -137,6 +137,21 @@ class Edition:
 
     def _folder(self, kind: str) -> str:
         return f"{kind}/{self.dataset}/v{self.ordinal}/r{self.revision}"
+
+
+_OF_EDITION = re.compile(r"(\w+)/([^/]+)/v(0|[1-9]\d{0,8})/r([1-9]\d{0,8})/.+")
+
+
+def edition_named(blob: str) -> tuple[str, Edition] | tuple[None, None]:
+    """The kind and the edition in the name of an object; None if it is not one that an edition gives.
+
+    >>> edition_named("cogs/dem-2024/v0/r1/r00c01.tif")
+    ('cogs', Edition(dataset='dem-2024', ordinal=0, revision=1))
+    """
+    matched = _OF_EDITION.fullmatch(blob)
+    if not matched or matched[1] not in {*KINDS, *EXTERNAL_KINDS} or not is_dataset_id(matched[2]):
+        return None, None
+    return matched[1], Edition(matched[2], int(matched[3]), int(matched[4]))
 
 
 def intermediate(job_id: UUID, name: str) -> str:

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 from uuid import uuid4
 
-from dagmaster.errors import InvalidRequest, NotAllowed
+from dagmaster.errors import InvalidRequest, NotAllowed, NotFound, UnfitData
 from dagmaster.settings import Settings
 from dagmaster.storage.location import Location, Zone
 
 if TYPE_CHECKING:
     from dagmaster.storage.download import DownloadRules, OnProgress
     from dagmaster.storage.objects import ObjectBackend, ObjectStore
+    from dagmaster.storage.store import ObjectInfo
 
 _BACKENDS: dict[str, Literal["azure", "s3"]] = {"az": "azure", "s3": "s3"}
 
@@ -46,7 +47,12 @@ class ObjectSources:
         self._backends: dict[str, ObjectBackend] = {}
 
     def gdal_path(self, url: str) -> str:
+        """For a job. UnfitData if the object does not exist: GDAL would say that it cannot be reached, for now."""
         location = location_of(url)
+        try:
+            _head(self._store(url, Path()), location)
+        except NotFound as error:
+            raise UnfitData(error.message, code=error.code, hint=error.hint) from None
         return self._backend(url).gdal_path(location)
 
     def download(self, url: str, folder: Path, rules: "DownloadRules", on_progress: "OnProgress") -> Path:
@@ -54,7 +60,7 @@ class ObjectSources:
         from dagmaster.storage.download import require_room
 
         location, store = location_of(url), self._store(url, folder)
-        info = store.head(location)
+        info = _head(store, location)
         require_room(folder, info.size_bytes, rules)
         target = folder / (location.name.strip(".") or "download")
         on_progress(0, info.size_bytes)
@@ -85,3 +91,15 @@ class ObjectSources:
             )
         own = self._settings.model_copy(update={"bronze_azure_account": None})
         return open_backend(own, _BACKENDS[scheme], Zone.BRONZE)
+
+
+def _head(store: "ObjectStore", location: Location) -> "ObjectInfo":
+    """A store does not say whether the container or the object does not exist."""
+    try:
+        return store.head(location)
+    except NotFound:
+        raise NotFound(
+            f"there is no object '{location.blob}' in '{location.container}'",
+            code="source.not-found",
+            hint="correct the URL, or the settings of the store",
+        ) from None

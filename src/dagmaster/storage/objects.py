@@ -20,7 +20,7 @@ from uuid import UUID
 
 from obstore import exceptions
 
-from dagmaster.errors import Conflict, NotAllowed, NotFound, Unavailable
+from dagmaster.errors import Conflict, InvalidRequest, NotAllowed, NotFound, Unavailable
 from dagmaster.storage import scratch
 from dagmaster.storage.location import Folder, Location, Zone
 from dagmaster.storage.store import (
@@ -152,10 +152,12 @@ class ObjectStore:
         return True
 
     def list(self, folder: Folder) -> Iterator[ObjectInfo]:
+        """Objects whose names break the rules are not listed, as in a folder: other tools may have written them."""
         with contextlib.suppress(NotFound), translated(folder):  # the container may not exist
             for page in self._backend.container(folder.container).list(f"{folder.path}/" if folder.path else None):
                 for meta in page:
-                    yield _info(Location(folder.zone, folder.container, meta["path"]), meta)
+                    if location := _valid_location(folder, meta["path"]):
+                        yield _info(location, meta)
 
     def page(self, container: str, prefix: str, after: str, limit: int) -> Sequence[ObjectInfo]:
         """Reads the names of the whole folder of the prefix: an object store returns them in no particular order."""
@@ -300,6 +302,13 @@ def _digest(content: BinaryIO) -> str:
         digest.update(chunk)
     content.seek(0)
     return digest.hexdigest()
+
+
+def _valid_location(folder: Folder, blob: str) -> Location | None:
+    try:
+        return Location(folder.zone, folder.container, blob)
+    except InvalidRequest:
+        return None
 
 
 def _info(location: Location, meta: "ObjectMeta") -> ObjectInfo:

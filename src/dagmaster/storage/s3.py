@@ -1,9 +1,9 @@
 """Zones in buckets of S3, or of a store that speaks its protocol.
 
-A small object is one conditional put, through obstore. A large one is uploaded in parts, through boto3, and committed
-by a request with the condition `If-None-Match: *` if it must be new. Credentials are a key pair of the settings, or
-what boto3 finds where all tools for AWS look: environment, profile, web identity, role of the container or the machine.
-It also renews them.
+A small object is one conditional put, through obstore. A large one is uploaded in parts, through botocore, and
+committed by a request with the condition `If-None-Match: *` if it must be new. Credentials are a key pair of the
+settings, or what botocore finds where all tools for AWS look: environment, profile, web identity, role of the container
+or the machine. It also renews them.
 """
 
 import base64
@@ -64,7 +64,7 @@ class S3Backend:
         authorities: Path | None = None,
         is_replaceable: bool = True,
     ) -> None:
-        """`is_replaceable` if objects of the zone may be replaced: GDAL then reads them anew each time."""
+        """`is_replaceable` if objects of the zone may be replaced: GDAL then does not use its cache."""
         self._endpoint = endpoint
         self._given_region = region
         self._given_key_pair = key_pair
@@ -190,6 +190,7 @@ class S3Backend:
     def _open(self, name: str) -> "S3Store":
         from obstore.store import S3Store
 
+        self._key_pair()  # if there are no credentials, obstore would only say that access is refused
         options: Any = {
             "allow_http": bool(self._endpoint and self._endpoint.startswith("http:")),
             "connect_timeout": timedelta(seconds=10),
@@ -213,7 +214,7 @@ class S3Backend:
         )
 
     def _credential(self) -> Any:
-        """For obstore, which asks again shortly before it expires. boto3 does not tell when that is."""
+        """For obstore, which asks again shortly before it expires. botocore does not tell when that is."""
         keys = self._key_pair()
         expires_at = None if self._given_key_pair else datetime.now(UTC) + _EXPIRES_SOON
         return {
@@ -241,13 +242,15 @@ class S3Backend:
     def _region(self) -> str:
         if self._given_region:
             return self._given_region
-        return _DEFAULT_REGION if self._given_key_pair else self._session.region_name or _DEFAULT_REGION
+        return (
+            _DEFAULT_REGION if self._given_key_pair else self._session.get_config_variable("region") or _DEFAULT_REGION
+        )
 
     @cached_property
     def _session(self) -> Any:
-        import boto3
+        from botocore.session import Session
 
-        return boto3.Session()
+        return Session()
 
     @cached_property
     def _client(self) -> Any:
@@ -257,7 +260,7 @@ class S3Backend:
         given = (
             {"aws_access_key_id": keys.access_key_id, "aws_secret_access_key": keys.secret_access_key} if keys else {}
         )
-        return self._session.client(
+        return self._session.create_client(
             "s3",
             endpoint_url=self._endpoint,
             region_name=self._region,

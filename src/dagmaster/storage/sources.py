@@ -1,7 +1,9 @@
 """The sources that a job may read: blobs of a zone always; URLs, /vsi paths and local files only if they are allowed.
 
 With each of them, a submitter can read what the worker can reach, so each is disabled by default. For jobs of a
-partner system `BLOBS_ONLY` applies, whatever the configuration says.
+partner system `BLOBS_ONLY` applies, whatever the configuration says. GDAL never gets a URL, because it would resolve
+the name of the host itself and follow redirects: the file at a URL is downloaded (`storage/download`), and the copy is
+read.
 """
 
 import re
@@ -14,17 +16,17 @@ from typing import Protocol
 from urllib.parse import urlsplit
 
 from dagmaster.errors import InvalidRequest, NotAllowed, Unavailable
-from dagmaster.ip_addresses import is_public
+from dagmaster.ip_addresses import is_metadata, is_public
 from dagmaster.settings import Settings
 from dagmaster.storage.location import Location, Zone
 from dagmaster.storage.object_sources import ObjectSources, is_object_url, location_of
 
 LONGEST_SOURCE = 4096
 
-# File systems of GDAL that read objects or files; none that runs commands, reads standard input or keeps files in
-# memory.
-_VSI = re.compile(r"/vsi(zip|tar|gzip|curl|az|adls|s3|gs)/(.+)")
-_ARCHIVES = frozenset({"zip", "tar", "gzip"})
+# File systems of GDAL that read objects of the stores for which the worker has credentials; none that reads URLs or
+# archives, runs commands, reads standard input or keeps files in memory.
+_VSI = re.compile(r"/vsi(az|adls|s3|gs)/(.+)")
+_DEFAULT_LIMIT_BYTES = 50_000_000_000
 
 Lookup = Callable[[str], Iterable[str]]
 
@@ -51,6 +53,7 @@ class SourceRules:
     allow_https: bool = False
     allow_vsi: bool = False
     allow_objects: bool = False
+    limit_bytes: int = _DEFAULT_LIMIT_BYTES  # of a file that is downloaded
 
     @classmethod
     def of(cls, settings: Settings) -> "SourceRules":
@@ -59,6 +62,7 @@ class SourceRules:
             settings.allow_https_sources,
             settings.allow_vsi_sources,
             settings.allow_object_sources,
+            settings.max_download_mb * 1_000_000,
         )
 
 
@@ -67,12 +71,14 @@ BLOBS_ONLY = SourceRules()
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """`gdal_path` may contain a signature, so messages show `name`."""
+    """`gdal_path` and `url` may contain a signature, so messages show `name`. A file with a `url` has no `gdal_path`:
+    it must be downloaded."""
 
     kind: SourceOrigin
     gdal_path: str
     name: str
     location: Location | None = None
+    url: str | None = None
 
     @property
     def is_remote(self) -> bool:
@@ -89,7 +95,6 @@ def find_source(
     *,
     container: str | None = None,
     zone: Zone = Zone.BRONZE,
-    lookup: Lookup | None = None,
 ) -> SourceFile:
     """The source of a text: `container/blob` (with `container`, only the blob), an https, s3 or az URL, /vsi… or
     /a/path."""
@@ -98,13 +103,13 @@ def find_source(
             "the source is empty, too long, or has characters that cannot be printed", code="source.invalid"
         )
     if text.startswith("/vsi"):
-        return _vsi(text, rules, lookup or _addresses)
+        return _vsi(text, rules)
     if text.startswith("/"):
         return _local(text, rules)
     if is_object_url(text):
         return _object(text, storage, rules)
     if "://" in text:
-        return _https(text, rules, lookup or _addresses)
+        return _https(text, rules)
     location = Location(zone, container, text) if container else Location.parse(text, zone)
     return SourceFile(SourceOrigin.BLOB, storage.gdal_path(location), location.name, location)
 
@@ -121,20 +126,12 @@ def _object(text: str, storage: Blobs, rules: SourceRules) -> SourceFile:
     return SourceFile(SourceOrigin.OBJECT, storage.objects.gdal_path(text), location_of(text).name)
 
 
-def _https(text: str, rules: SourceRules, lookup: Lookup) -> SourceFile:
+def _https(text: str, rules: SourceRules) -> SourceFile:
+    """The address of the host is checked when the file is downloaded."""
     if not rules.allow_https:
         raise _refused("URLs", "ALLOW_HTTPS_SOURCES")
-    return SourceFile(SourceOrigin.HTTPS, f"/vsicurl/{text}", _vetted(text, lookup))
-
-
-def _vetted(url: str, lookup: Lookup) -> str:
-    """The name of the file at a URL of a public server.
-
-    GDAL resolves the host again and may get another address. If that matters, the network itself must block it.
-    """
-    host = web_host(url)
-    resolve(host, lookup)
-    return urlsplit(url).path.rpartition("/")[2] or host
+    host = web_host(text)
+    return SourceFile(SourceOrigin.HTTPS, "", urlsplit(text).path.rpartition("/")[2] or host, url=text)
 
 
 def web_host(url: str) -> str:
@@ -152,14 +149,16 @@ def web_host(url: str) -> str:
 
 
 def resolve(host: str, lookup: Lookup | None = None, *, allow_private: bool = False) -> str:
-    """An address of the host. All its addresses must be public, unless private ones are allowed."""
+    """An address of the host. All its addresses must be public, unless private ones are allowed; those of metadata
+    services never are."""
     addresses = list((lookup or _addresses)(host))
-    if not addresses or not (allow_private or all(map(is_public, addresses))):
+    is_allowed = not any(map(is_metadata, addresses)) if allow_private else all(map(is_public, addresses))
+    if not addresses or not is_allowed:
         raise NotAllowed(f"the host {host} of the source is not a public server", code="source.private")
     return addresses[0]
 
 
-def _vsi(text: str, rules: SourceRules, lookup: Lookup) -> SourceFile:
+def _vsi(text: str, rules: SourceRules) -> SourceFile:
     if not rules.allow_vsi:
         raise _refused("/vsi paths", "ALLOW_VSI_SOURCES")
     matched = _VSI.fullmatch(text)
@@ -167,25 +166,11 @@ def _vsi(text: str, rules: SourceRules, lookup: Lookup) -> SourceFile:
         raise NotAllowed(
             "this kind of /vsi path is not supported",
             code="source.bad-vsi",
-            hint="use vsizip, vsitar, vsigzip, vsicurl, vsiaz, vsiadls, vsis3 or vsigs",
+            hint="use vsiaz, vsiadls, vsis3 or vsigs; give a URL as https://…, and unpack an archive",
         )
     kind, path = matched.groups()
     name = path.partition("?")[0].rpartition("/")[2]
-    if kind == "curl":
-        _vetted(path, lookup)
-    elif kind in _ARCHIVES:
-        _archive(path, rules, lookup)
     return SourceFile(SourceOrigin.VSI, text, name or kind)
-
-
-def _archive(path: str, rules: SourceRules, lookup: Lookup) -> None:
-    """The file of an archive is subject to the same rules."""
-    if "{" in path:
-        raise NotAllowed("braces in a /vsi path are not supported", code="source.bad-vsi")
-    if path.startswith(("/vsi", "vsi")):  # GDAL accepts both
-        _vsi(f"/{path.removeprefix('/')}", rules, lookup)
-    else:
-        _local(path, rules)
 
 
 def _refused(what: str, setting: str) -> NotAllowed:

@@ -103,7 +103,7 @@ class Kit:
             self._start_worker()
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, *_rest: object) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *_traceback: object) -> None:
         for actor, _ in self._actors:
             actor.stop()
         ends = await asyncio.gather(*(running for _, running in self._actors), return_exceptions=True)
@@ -194,7 +194,7 @@ class Kit:
             self.registry,
             name="kit",
             worker_id=self._uuid(),
-            pool=pool,
+            executor=pool,
             rng=self._random,
             progress_seconds=self.settings.lease_renew_sec,
             runner=_FaultyRunner(self.registry, pool, self._faults, lambda: self._lose(running)),

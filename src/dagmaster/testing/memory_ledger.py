@@ -6,8 +6,8 @@ is what several ledgers (processes) share.
 """
 
 import copy
-from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -24,6 +24,7 @@ from dagmaster.database.ledger.protocol import (
     SMALL_BYTES,
     ChooseRerun,
     Claim,
+    ClaimedMessage,
     DeferralReview,
     Demand,
     Exchange,
@@ -55,12 +56,14 @@ from dagmaster.jobs.model import (
     JobEvent,
     JobMessage,
     NodeState,
+    OutboxMessage,
     Payload,
     QueueSettings,
     Task,
     TaskMessage,
     TaskResult,
     task_id,
+    task_key,
 )
 from dagmaster.jobs.payload import LOADABLE_BYTES, Encoded, Reference, by_reference
 from dagmaster.jobs.rerun import Rerun
@@ -123,6 +126,8 @@ class MemoryDatabase:
     queues: dict[str, QueueSettings] = field(default_factory=dict)
     payloads: dict[tuple[UUID, str], Payload] = field(default_factory=dict)
     payload_parts: dict[tuple[UUID, str], bytes] = field(default_factory=dict)  # each in one part
+    outbox: dict[TaskKey, OutboxMessage] = field(default_factory=dict)
+    writes_outbox: bool = False
     position: int = 0
     event_id: int = 0
 
@@ -166,8 +171,18 @@ class MemoryDatabase:
             progress=None,
             stop_requested_at=None,
             stop_seen_at=None,
-            **{"params_ref": None, **columns},
+            **{"params_ref": None, "traceparent": None, **columns},
         )
+        if self.writes_outbox:
+            now = self.clock()
+            self.outbox[key] = OutboxMessage(
+                job_id=job_id,
+                node_id=node_id,
+                attempt=attempt,
+                queue=columns["queue"],
+                not_before=now,
+                written_at=now,
+            )
 
     def add_payload(self, job_id: UUID, reference: Reference, encoded: Encoded, *, is_kept: bool = False) -> None:
         key = (job_id, reference["sha256"])
@@ -252,6 +267,7 @@ class MemoryLedger:
             callback_url=new.callback_url,
             idempotency_key=new.idempotency_key,
             message_id=new.message_id,
+            traceparent=new.traceparent,
             asset_id=new.asset_id,
             version_ordinal=new.version_ordinal,
             deadline_at=now + timedelta(seconds=new.workflow.timeout_seconds),
@@ -730,6 +746,8 @@ class MemoryLedger:
                 for key in [key for key in table if key[0] == job_id]:
                     del table[key]
                 table.update(rows)
+            for key in [key for key in db.outbox if key[0] == job_id and key not in tasks]:
+                del db.outbox[key]
             db.jobs[job_id], db.nodes[job_id], db.events[job_id] = job, nodes, events
 
     def _take_news(self, held: list[UUID], scope: StepScope) -> tuple[dict[UUID, list[TaskUpdate]], frozenset[UUID]]:
@@ -960,6 +978,7 @@ class MemoryLedger:
                 timeout_seconds=task.timeout_seconds,
                 retry_count=task.retry_count,
                 expires_at=expires,
+                traceparent=change.traceparent,
             )
         for again in change.next_attempts:
             before = self.db.tasks[change.job_id, again.node_id, again.attempt - 1]
@@ -976,6 +995,7 @@ class MemoryLedger:
                 timeout_seconds=before.timeout_seconds,
                 retry_count=again.retry_count,
                 expires_at=expires,
+                traceparent=before.traceparent,
             )
             queues.add(before.queue)
         return queues
@@ -1168,8 +1188,13 @@ class MemoryLedger:
         self, worker_id: UUID, reports: Sequence[Report], demand: Demand, *, lease_seconds: float
     ) -> Exchange:
         late = self._take_reports(worker_id, reports)
-        light = self._claim_tasks(worker_id, demand.queues, demand.light_handlers, demand.light, lease_seconds)
-        heavy = self._claim_tasks(worker_id, demand.queues, demand.heavy_handlers, demand.heavy, lease_seconds)
+        rooms = dict(demand.rooms)
+        light = self._claim_tasks(
+            worker_id, demand.queues, demand.light_handlers, demand.light, lease_seconds, rooms=rooms
+        )
+        heavy = self._claim_tasks(
+            worker_id, demand.queues, demand.heavy_handlers, demand.heavy, lease_seconds, rooms=rooms
+        )
         return Exchange((*light, *heavy), len(reports) - len(late), late)
 
     async def report(
@@ -1225,8 +1250,16 @@ class MemoryLedger:
         return accepted
 
     def _claim_tasks(
-        self, worker_id: UUID, queues: Sequence[str], handlers: Sequence[str], limit: int, lease_seconds: float
+        self,
+        worker_id: UUID,
+        queues: Sequence[str],
+        handlers: Sequence[str],
+        limit: int,
+        lease_seconds: float,
+        *,
+        rooms: dict[str, int],
     ) -> list[TaskMessage]:
+        """`rooms` are the free places that the worker has for some queues; it is reduced by what is claimed."""
         now = self.db.clock()
         claimed: list[TaskMessage] = []
         for queue in queues:
@@ -1235,8 +1268,11 @@ class MemoryLedger:
                 for t in self.db.tasks.values()
                 if t.status is TaskStatus.QUEUED and t.queue == queue and t.handler in handlers
             )
-            room = self._room(queue)
-            for task in waiting[: limit - len(claimed) if room is None else min(room, limit - len(claimed))]:
+            room = min((each for each in (self._room(queue), rooms.get(queue)) if each is not None), default=limit)
+            chosen = waiting[: max(0, min(room, limit - len(claimed)))]
+            if queue in rooms:
+                rooms[queue] -= len(chosen)
+            for task in chosen:
                 key = (task.job_id, task.node_id, task.attempt)
                 lease = now + timedelta(seconds=lease_seconds)
                 self.db.move_task(key, TaskStatus.RUNNING, worker_id=worker_id, started_at=now, lease_until=lease)
@@ -1253,6 +1289,7 @@ class MemoryLedger:
                         retry_count=task.retry_count,
                         losses=self._losses(task) if task.attempt - task.retry_count > 2 else 0,
                         params_ref=task.params_ref,
+                        traceparent=task.traceparent,
                     )
                 )
         return claimed
@@ -1272,7 +1309,11 @@ class MemoryLedger:
             lease = self.db.clock() + timedelta(seconds=lease_seconds)
             progress = running.progress if running.progress is not None else task.progress
             lines = running.log if running.log is not None else task.log
-            self.db.tasks[key] = task.model_copy(update={"lease_until": lease, "progress": progress, "log": lines})
+            started = task.started_at
+            if running.run_seconds is not None and started is not None:
+                started = max(started, self.db.clock() - timedelta(seconds=running.run_seconds))
+            renewed = {"lease_until": lease, "progress": progress, "log": lines, "started_at": started}
+            self.db.tasks[key] = task.model_copy(update=renewed)
         return frozenset(lost)
 
     async def take_stops(self, worker_id: UUID) -> frozenset[str]:
@@ -1288,6 +1329,67 @@ class MemoryLedger:
             seen = task.model_copy(update={"stop_seen_at": self.db.clock()})
             self.db.tasks[task.job_id, task.node_id, task.attempt] = seen
         return frozenset(task.task_id for task in to_stop)
+
+    async def queued_tasks(self, task_ids: Sequence[str]) -> frozenset[str]:
+        return frozenset(each for each in task_ids if self._is_queued(task_key(each)))
+
+    def _is_queued(self, key: TaskKey) -> bool:
+        task = self.db.tasks.get(key)
+        return task is not None and task.status is TaskStatus.QUEUED
+
+    # The outbox
+
+    async def claim_messages(
+        self,
+        limit: int,
+        *,
+        lease_seconds: float,
+        busy: Collection[str] = (),
+        newest: Collection[str] = (),
+        newest_limit: int = 0,
+    ) -> list[ClaimedMessage]:
+        db, now = self.db, self.db.clock()
+        due = sorted((row.not_before, key) for key, row in db.outbox.items() if row.not_before <= now)
+        limits = dict.fromkeys(busy, 0)
+        chosen = [
+            *_first_of_each_queue(db.outbox, (key for _, key in due), limits, limit),
+            *_first_of_each_queue(db.outbox, (key for _, key in reversed(due)), dict.fromkeys(newest, newest_limit), 0),
+        ]
+        claimed: list[ClaimedMessage] = []
+        for key in chosen:
+            row = db.outbox[key]
+            until = now + timedelta(seconds=lease_seconds)
+            db.outbox[key] = row.model_copy(update={"not_before": until, "tries": row.tries + 1})
+            claimed.append(ClaimedMessage(*key, row.queue, row.tries + 1, self._is_queued(key)))
+        return claimed
+
+    async def forget_messages(self, _limit: int) -> int:
+        unneeded = [key for key in self.db.outbox if not self._is_queued(key)]
+        for key in unneeded:
+            del self.db.outbox[key]
+        return len(unneeded)
+
+    async def delete_messages(self, messages: Sequence[ClaimedMessage]) -> None:
+        for message in messages:
+            self.db.outbox.pop((message.job_id, message.node_id, message.attempt), None)
+
+    async def postpone_messages(self, messages: Sequence[ClaimedMessage], *, delay_seconds: float, error: str) -> None:
+        until = self.db.clock() + timedelta(seconds=delay_seconds)
+        for message in messages:
+            key = (message.job_id, message.node_id, message.attempt)
+            if row := self.db.outbox.get(key):
+                self.db.outbox[key] = row.model_copy(update={"not_before": until, "error": error})
+
+    async def fail_tasks(self, messages: Sequence[ClaimedMessage], relay_id: UUID, error: Mapping[str, Any]) -> int:
+        failed = 0
+        for message in messages:
+            key = (message.job_id, message.node_id, message.attempt)
+            if self._is_queued(key):
+                self.db.move_task(key, TaskStatus.RUNNING, worker_id=relay_id, started_at=self.db.clock())
+                failed += self._accept(relay_id, Report(*key, TaskStatus.FAILED, error=dict(error)))
+        await self.delete_messages(messages)
+        self._notify(RESULTS)
+        return failed
 
     async def retire_worker(self, worker_id: UUID) -> None:
         self.db.workers.pop(worker_id, None)
@@ -1392,3 +1494,15 @@ def _in_turn(tasks: Iterable[Task]) -> list[Task]:
         kind = (task.priority, task.handler)
         oldest[kind] = min(task.position, oldest.get(kind, task.position))
     return sorted(tasks, key=lambda task: (-task.priority, oldest[task.priority, task.handler], task.position))
+
+
+def _first_of_each_queue(
+    outbox: Mapping[TaskKey, OutboxMessage], keys: Iterable[TaskKey], limits: Mapping[str, int], limit: int
+) -> Iterator[TaskKey]:
+    """`limit` is that of queues without one in `limits`."""
+    counts = Counter[str]()
+    for key in keys:
+        queue = outbox[key].queue
+        counts[queue] += 1
+        if counts[queue] <= limits.get(queue, limit):
+            yield key

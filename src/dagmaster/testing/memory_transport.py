@@ -9,7 +9,7 @@ import itertools
 from collections import deque
 from collections.abc import Sequence
 
-from dagmaster.transports.transport import Delivery, Ticket
+from dagmaster.transports.transport import MOST_AT_ONCE, Delivery, Ticket
 
 
 class Broker:
@@ -45,7 +45,7 @@ class Broker:
 
 
 class MemoryTransport:
-    def __init__(self, broker: Broker, queues: Sequence[str] = (), *, batch: int = 100) -> None:
+    def __init__(self, broker: Broker, queues: Sequence[str] = (), *, batch: int = MOST_AT_ONCE) -> None:
         self._broker = broker
         self._queues = tuple(queues)
         self._batch = batch
@@ -57,10 +57,11 @@ class MemoryTransport:
     def topics(self, tickets: Sequence[Ticket]) -> Sequence[str]:
         return ()
 
-    async def receive(self, timeout_seconds: float) -> Sequence[Delivery]:
+    async def receive(self, timeout_seconds: float, limit: int = MOST_AT_ONCE) -> Sequence[Delivery]:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_seconds
-        while not (deliveries := self._broker.take(self._queues, self._batch)) and (left := deadline - loop.time()) > 0:
+        limit = min(limit, self._batch)
+        while not (deliveries := self._broker.take(self._queues, limit)) and (left := deadline - loop.time()) > 0:
             await self._broker.change(left)
         self._unsettled |= {d.receipt: Ticket(d.queue, d.task_id) for d in deliveries if d.receipt and d.task_id}
         return deliveries

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+MOST_AT_ONCE = 100
+
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
@@ -34,8 +36,9 @@ class Transport(Protocol):
         Empty where a notification does not announce tasks."""
         ...
 
-    async def receive(self, timeout_seconds: float) -> Sequence[Delivery]:
-        """What arrived for the queues of this transport; empty after the timeout."""
+    async def receive(self, timeout_seconds: float, limit: int = MOST_AT_ONCE) -> Sequence[Delivery]:
+        """What arrived for the queues of this transport; empty after the timeout. A broker is asked for no more than
+        `limit` messages at once: as many as the worker has free slots."""
         ...
 
     async def settle(self, deliveries: Sequence[Delivery]) -> None:

@@ -138,7 +138,9 @@ class CredentialAuthentication:
         key = parse_key(text)
         stored = await self._keys.find(key.key_id) if key else None
         if key is None or stored is None or not _is_secret_of(key, stored):
-            raise NotAuthenticated("this key is not valid", code="auth.invalid-key", hint="run `dagmaster login`")
+            raise NotAuthenticated(
+                "this key is not valid", code="auth.invalid-key", hint="send another key, or run `dagmaster login`"
+            )
         if stored.is_revoked:
             raise NotAuthenticated(
                 "this key was revoked", code="auth.revoked", hint="ask an administrator for a new one"

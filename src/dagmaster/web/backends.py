@@ -2,8 +2,9 @@
 
     every few seconds: GET /livez of each address ──▶ healthy, or the reason why not
 
-Checks only decide which address is tried first: all of them are tried before a request fails. A single address is not
-checked.
+Checks decide which address is tried first: the others are tried before a request fails, except those that hang. Such a
+server accepts connections and responds to nothing, so a request would be lost in it until its time is over. It is
+checked as before, and tried again when it responds. With `checks_single=False` a single address is not checked.
 """
 
 import asyncio
@@ -20,6 +21,7 @@ from dagmaster.observe import log
 
 CHECK_SECONDS: Final = 3.0
 CONNECT_SECONDS: Final = 2.0
+HANGS_AFTER: Final = 2  # checks without a response; a busy server may miss one
 
 
 @dataclass(slots=True)
@@ -30,6 +32,11 @@ class Backend:
     is_healthy: bool = True  # until a check says otherwise: the first request need not wait for one
     error: str | None = None
     checked_at: float | None = None
+    silent_checks: int = 0  # the last ones in a row that were accepted and not answered
+
+    @property
+    def hangs(self) -> bool:
+        return self.silent_checks >= HANGS_AFTER
 
     def state(self) -> OrchestratorState:
         ago = None if self.checked_at is None else round(time.monotonic() - self.checked_at, 1)
@@ -76,11 +83,12 @@ class Backends:
         return any(backend.is_healthy for backend in self._backends)
 
     def candidates(self) -> Iterator[Backend]:
-        """Those that are healthy, each request beginning with another one; then the others, as checks may be late."""
+        """Those that are healthy, each request beginning with another one; then the others, as checks may be late. None
+        that hang."""
         count = len(self._backends)
         self._next += 1
         order = [self._backends[(self._next + place) % count] for place in range(count)]
-        yield from sorted(order, key=lambda backend: not backend.is_healthy)
+        yield from sorted((each for each in order if not each.hangs), key=lambda backend: not backend.is_healthy)
 
     async def _check_forever(self) -> None:
         while True:
@@ -93,8 +101,10 @@ class Backends:
             response = await self._http.get(f"{backend.url}/livez", timeout=CONNECT_SECONDS)
             backend.is_healthy = response.status_code == 200
             backend.error = None if backend.is_healthy else f"/livez answers {response.status_code}"
+            backend.silent_checks = 0
         except httpx2.HTTPError as error:
             backend.note_failure(error)
+            backend.silent_checks = backend.silent_checks + 1 if isinstance(error, httpx2.ReadTimeout) else 0
         backend.checked_at = time.monotonic()
         if was_healthy != backend.is_healthy:
             self._log.warning(

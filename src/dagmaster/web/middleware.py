@@ -21,14 +21,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dagmaster.errors import DagmasterError, InvalidRequest
 from dagmaster.listen import Endpoint, is_loopback
-from dagmaster.observe import log
+from dagmaster.observe import log, traces
 from dagmaster.web.authentication import CALLER, IDENTITY, Authentication
-from dagmaster.web.metrics import RequestMetrics
+from dagmaster.web.metrics import RequestMetrics, route_of
 from dagmaster.web.origins import is_of_other_site, name_of
 from dagmaster.web.problems import Problems
 from dagmaster.web.uploads import is_chunk, mark_version
 
 REQUEST_ID = "X-Request-ID"
+_UNTRACED = frozenset({"/livez", "/readyz", "/metrics"})
 _VALID_ID = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 
 
@@ -38,6 +39,7 @@ class RequestMiddleware:
     hint_when_foreign: ClassVar[str] = "use localhost as the host name"
     hint_when_too_large: ClassVar[str | None] = None
     uploads_below: ClassVar[str | None] = None  # the path of uploads, whose requests have a limit of their own
+    untraced_below: ClassVar[str | None] = None
 
     def __init__(
         self,
@@ -52,7 +54,7 @@ class RequestMiddleware:
         metrics: RequestMetrics | None = None,
     ) -> None:
         self._app = app
-        self._metrics = metrics or RequestMetrics()
+        self._metrics = metrics or RequestMetrics(self.endpoint.name)
         self._max_body_bytes = max_body_bytes
         self._max_chunk_bytes = max_chunk_bytes or max_body_bytes
         self._own_hosts = {"localhost", *own_hosts}
@@ -71,9 +73,27 @@ class RequestMiddleware:
         exchange = _Exchange(self, scope, send, request_id)
         self._metrics.begin()
         try:
-            await self._answer(scope, receive, headers, exchange)
+            if traces.is_on() and self._is_traced(scope["path"]):
+                await self._traced(scope, receive, headers, exchange)
+            else:
+                await self._answer(scope, receive, headers, exchange)
         finally:
-            self._metrics.end(scope["method"], exchange.status, exchange.seconds)
+            self._metrics.end(scope["method"], exchange.status, exchange.seconds, route_of(scope))
+
+    def _is_traced(self, path: str) -> bool:
+        """Probes and polls of processes would be most of the traces."""
+        return path not in _UNTRACED and (self.untraced_below is None or not path.startswith(self.untraced_below))
+
+    async def _traced(self, scope: Scope, receive: Receive, headers: Headers, exchange: "_Exchange") -> None:
+        """In the trace of the client, if the request names one."""
+        parent = traces.received(headers.get(traces.HEADER))
+        facts = {"http.request.method": scope["method"], "request_id": exchange.request_id}
+        with traces.span(scope["method"], parent=parent, kind="server", **facts) as span:
+            await self._answer(scope, receive, headers, exchange)
+            span.set(**{"http.route": route_of(scope)})
+            span.set(**{"http.response.status_code": int(exchange.status)})
+            if exchange.status >= 500:
+                span.fail(str(exchange.status))
 
     async def _answer(self, scope: Scope, receive: Receive, headers: Headers, exchange: "_Exchange") -> None:
         try:

@@ -35,6 +35,7 @@ from dagmaster.observe.redaction import redact, redact_value
 
 MEDIA_TYPE = "application/problem+json"
 RETRY_AFTER_SECONDS = 2
+_UNPARSED_BODY = "There was an error parsing the body"  # FastAPI, of an exception that json.loads should not raise
 
 # The nearest base class of an error that is listed determines its status.
 STATUSES: Mapping[type[DagmasterError], HTTPStatus] = {
@@ -149,6 +150,9 @@ class Problems:
 
     async def on_http(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
+        if error.detail == _UNPARSED_BODY:
+            refusal = InvalidRequest("the body cannot be parsed: it is nested too deeply, or it is not UTF-8 text")
+            return self.problem_of(refusal, request.url.path, request_id_of(request))
         status = HTTPStatus(error.status_code)
         code = CODES_BY_STATUS.get(status, f"http.{status.value}")
         detail = status.phrase if self.is_discreet else error.detail or status.phrase

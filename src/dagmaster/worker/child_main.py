@@ -133,6 +133,7 @@ class ChildContext:
         self.attempt: int = task["attempt"]
         self.retry_count: int = task["retry_count"]
         self.params: Any = task["params"]
+        self.traceparent: str | None = task.get("traceparent")
         self.logger = TaskLogger(self._throttle.log)
         inbox.throttle = self._throttle
 

@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 import threading
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Executor, Future
@@ -48,11 +49,13 @@ class TaskContext:
         "_cancelled",
         "_database",
         "_has_unsent_lines",
+        "_is_waiting",
         "_ledger",
         "_line_count",
         "_lines",
         "_logger",
         "_progress",
+        "_ran_from",
         "_resources",
         "_shutting_down",
         "_signal",
@@ -64,6 +67,7 @@ class TaskContext:
         "retry_count",
         "task",
         "task_id",
+        "traceparent",
     )
 
     def __init__(
@@ -80,6 +84,7 @@ class TaskContext:
         self.attempt: int = task.attempt
         self.retry_count: int = task.retry_count
         self.params: Any = task.params
+        self.traceparent: str | None = None  # of the span of this attempt, if it is traced
         self.has_updates = False
         self._ledger = ledger
         self._database = database
@@ -92,6 +97,8 @@ class TaskContext:
         self._lines: deque[dict[str, Any]] | None = None
         self._line_count = 0
         self._has_unsent_lines = False  # log lines that no renewal has sent yet
+        self._is_waiting = False  # for a slot
+        self._ran_from: float | None = None  # on the monotonic clock, if it has waited for a slot
 
     # What a handler sees
 
@@ -223,9 +230,18 @@ class TaskContext:
         if self._shutting_down:
             self._forward_signal("shutdown")
 
+    def wait_for_slot(self) -> None:
+        """The handler cannot start yet. Until it does, the task has not started."""
+        self.has_updates = self._is_waiting = True
+
+    def start_running(self) -> None:
+        if self._is_waiting:
+            self._is_waiting, self._ran_from = False, time.monotonic()
+            self.has_updates = True
+
     def running(self) -> Running:
         lines = (self.log_lines() or [])[-LIVE_LOG_LINES:] if self._has_unsent_lines else None
-        self.has_updates = self._has_unsent_lines = False
+        self.has_updates, self._has_unsent_lines = self._is_waiting, False
         return self._running(self._progress, lines)
 
     def log(self, level: str, event: str, facts: dict[str, Any]) -> None:
@@ -257,7 +273,10 @@ class TaskContext:
         self.has_updates = self._has_unsent_lines = True
 
     def _running(self, progress: dict[str, Any] | None, lines: list[dict[str, Any]] | None = None) -> Running:
-        return Running(self.job_id, self.node_id, self.attempt, progress, lines)
+        run_seconds = 0.0 if self._is_waiting else None
+        if self._ran_from is not None:
+            run_seconds = time.monotonic() - self._ran_from
+        return Running(self.job_id, self.node_id, self.attempt, progress, lines, run_seconds)
 
     def _forward_signal(self, what: str) -> None:
         if self._signal is not None:

@@ -9,6 +9,7 @@ import asyncio
 import socket
 import struct
 import threading
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -25,10 +26,18 @@ class BrokenChannel(Exception):
 
 
 def pack(frame: Frame) -> bytes:
+    return with_length(body_of(frame))
+
+
+def body_of(frame: Frame) -> bytes:
     # Values in log lines may have any type: those that JSON does not support are sent as text.
     body = orjson.dumps(frame, default=str, option=orjson.OPT_NON_STR_KEYS)
     if len(body) > MAX_FRAME_BYTES:
         raise ValueError(f"a frame of {len(body):,} bytes exceeds the {MAX_FRAME_BYTES:,} allowed")
+    return body
+
+
+def with_length(body: bytes) -> bytes:
     return _LENGTH.pack(len(body)) + body
 
 
@@ -51,14 +60,37 @@ def _unpack(body: bytes) -> Frame:
     return frame
 
 
+@dataclass(frozen=True, slots=True)
+class Packed:
+    body: bytes
+    frame: Frame
+    attached: bytearray | None = None
+
+
+def unpack(packed: Packed) -> tuple[Frame, int]:
+    if packed.attached is not None:
+        packed.frame["attached"] = packed.attached
+    return packed.frame, len(packed.body)
+
+
+def packed_of(body: bytes, attached: bytes | None) -> Packed:
+    """A frame that was passed on with its attached bytes."""
+    return Packed(body, _unpack(body), None if attached is None else bytearray(attached))
+
+
 async def read(reader: asyncio.StreamReader) -> tuple[Frame, int]:
     """The next frame and its size. The attached bytes replace their number in the frame."""
+    return unpack(await read_packed(reader))
+
+
+async def read_packed(reader: asyncio.StreamReader) -> Packed:
+    """The next frame as JSON, and the bytes that are attached to it."""
     try:
         length = _length(await reader.readexactly(_LENGTH.size))
-        frame = _unpack(await reader.readexactly(length))
-        if attached := frame.get("attached"):
-            frame["attached"] = await _attached(reader, _checked(attached))
-        return frame, length
+        body = await reader.readexactly(length)
+        frame = _unpack(body)
+        attached = frame.get("attached")
+        return Packed(body, frame, await _attached(reader, _checked(attached)) if attached else None)
     except (asyncio.IncompleteReadError, OSError) as error:
         raise BrokenChannel("the channel is closed") from error
 

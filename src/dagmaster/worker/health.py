@@ -5,12 +5,16 @@ Called from another thread than the event loop's, so that a hanging loop is repo
 
 import platform
 import time
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from dagmaster.observe.probes import Check, Metric, age_of, one
+from prometheus_client.core import Metric
+
+from dagmaster.observe.metrics import counter, counters, gauge, gauges
+from dagmaster.observe.probes import Check, age_of
 from dagmaster.settings import Settings
 
 if TYPE_CHECKING:
@@ -22,6 +26,8 @@ _OUTCOMES = ("succeeded", "failed", "returned")
 
 class WorkerHealth:
     """The subject of a worker's probes."""
+
+    role = "worker"
 
     def __init__(self, worker: "Worker", settings: Settings, peer: str = "database") -> None:
         """`peer` is what the worker claims from: the database, or the platform."""
@@ -70,28 +76,39 @@ class WorkerHealth:
             "running_count": len(held),
             "running": [_running(task) for task in held[:MOST_LISTED]],
             "children": self._worker.children,
+            **self._worker.executor_facts(),
             "counters": info.stats,
         }
 
     def metrics(self) -> Iterable[Metric]:
-        worker, counters = self._worker, asdict(self._worker.counters)
-        yield Metric(
-            "dagmaster_worker_tasks_total",
-            "counter",
-            "Tasks by how their attempt ended",
-            {(("outcome", outcome),): counters[outcome] for outcome in _OUTCOMES},
-        )
-        for name, value in counters.items():
+        worker, numbers = self._worker, asdict(self._worker.counters)
+        outcomes = {(outcome,): float(numbers[outcome]) for outcome in _OUTCOMES}
+        yield counters("dagmaster_worker_tasks_total", "Tasks by how their attempt ended", ("outcome",), outcomes)
+        for name, value in numbers.items():
             if name not in _OUTCOMES:
-                yield one(
-                    f"dagmaster_worker_{name}_total", "counter", f"{name.replace('_', ' ')} since the start", value
-                )
-        yield one("dagmaster_worker_running", "gauge", "Tasks that run now", len(worker.held))
-        yield one("dagmaster_worker_children", "gauge", "Processes of plain handlers", len(worker.children))
+                yield counter(f"dagmaster_worker_{name}_total", f"{name.replace('_', ' ')} since the start", value)
+        uptime = (datetime.now(UTC) - self._started_at).total_seconds()
+        yield gauge("dagmaster_uptime_seconds", "Seconds since the start of the worker", uptime)
+        yield from self._slots()
+        yield gauge("dagmaster_worker_children", "Processes of plain handlers", len(worker.children))
         for name, moment in (("exchange", worker.exchanged_at), ("renewal", worker.renewed_at)):
             age = age_of(moment)
             if age is not None:
-                yield one(f"dagmaster_worker_last_{name}_seconds", "gauge", f"Seconds since the last {name}", age)
+                yield gauge(f"dagmaster_worker_last_{name}_seconds", f"Seconds since the last {name}", age)
+        yield from worker.durations.collect()
+
+    def _slots(self) -> Iterable[Metric]:
+        """How many tasks of each kind it may run, and how many it runs, also by queue."""
+        held = self._worker.held
+        slots = {("async",): float(self._settings.worker_slots), ("plain",): float(self._worker.plain_slots)}
+        yield gauges("dagmaster_worker_slots", "Tasks that it may run at once, by kind of handler", ("kind",), slots)
+        yield gauge("dagmaster_worker_running", "Tasks that run now", len(held))
+        limits = {(queue,): float(limit) for queue, limit in self._settings.queue_concurrency.items()}
+        if limits:
+            yield gauges("dagmaster_worker_queue_slots", "Tasks that it may run at once, by queue", ("queue",), limits)
+        queues = dict.fromkeys(self._settings.worker_queue, 0) | Counter(task.context.task.queue for task in held)
+        by_queue = {(queue,): float(count) for queue, count in queues.items()}
+        yield gauges("dagmaster_worker_queue_running", "Tasks that run now, by queue", ("queue",), by_queue)
 
 
 def _running(held: "HeldTask") -> dict[str, Any]:

@@ -19,6 +19,7 @@ import os
 import random
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -44,13 +45,14 @@ from dagmaster.jobs.model import TaskMessage
 from dagmaster.jobs.model import task_id as task_id_of
 from dagmaster.jobs.states import Blame, TaskStatus
 from dagmaster.observe import log
+from dagmaster.observe.metrics import TASK_SECONDS, Durations
 from dagmaster.observe.rates import RateMeter
 from dagmaster.settings import Settings
 from dagmaster.transports.transport import Delivery, Transport
 from dagmaster.worker import heartbeat
 from dagmaster.worker.context import NO_DATABASE, TaskContext
-from dagmaster.worker.outcome import describe
-from dagmaster.worker.process_pool import Pool
+from dagmaster.worker.executors.executor import Executor, executor_of
+from dagmaster.worker.outcome import describe, is_memory_failure
 from dagmaster.worker.run import Runner
 
 if TYPE_CHECKING:
@@ -62,6 +64,7 @@ MAX_REPORT_BYTES = 8 * 1024 * 1024
 LINGER_SECONDS = 0.002  # how long a report waits for other reports of its batch
 FRESH_SECONDS = 0.005  # handlers of tasks claimed this recently may finish in the next moments
 SHOW_RUNNING_SECONDS = 0.2
+FULL_SECONDS = 0.25  # with a message broker, how long a worker whose slots are full waits for a report before a message
 BACKOFF_SECONDS = (0.05, 5.0)
 LAST_REPORTS_SECONDS = 5.0
 SUSPECT_LOSSES = 2
@@ -87,6 +90,8 @@ class Counters:
     returned: int = 0
     late_reports: int = 0
     lost_tasks: int = 0
+    storage_errors: int = 0
+    memory_kills: int = 0
     refused_reports: int = 0
     exchanges: int = 0
     outages: int = 0
@@ -135,7 +140,7 @@ class Worker:
         payloads_of: Callable[[TaskMessage], PayloadLedger] | None = None,
         name: str | None = None,
         worker_id: UUID | None = None,
-        pool: Pool | None = None,
+        executor: Executor | None = None,
         runner: Runner | None = None,
         progress_seconds: float = heartbeat.PROGRESS_SECONDS,
         rng: random.Random | None = None,
@@ -143,8 +148,16 @@ class Worker:
         self.worker_id = worker_id or uuid4()  # new at every start, so that it is never mistaken for an earlier process
         self.name = name or socket.gethostname()
         self.counters = Counters()
+        self.durations = Durations(
+            "dagmaster_worker_task_duration_seconds",
+            "Seconds that attempts ran, by handler and outcome",
+            ("handler", "outcome"),
+            TASK_SECONDS,
+        )
         self._started, self._ended = RateMeter(), RateMeter()  # tasks by queue
         self._queues_of: dict[str, str] = {}  # of the tasks that it holds
+        self._queue_limits = settings.queue_concurrency
+        self._has_broker = settings.transport == "servicebus"  # which announces tasks to idle workers only
         self.exchanged_at: float | None = None  # on the monotonic clock
         self.health_url: str | None = None
         self._settings = settings
@@ -155,8 +168,8 @@ class Worker:
         self._database = database
         self._transport = transport
         self._notifier = notifier
-        self._pool = pool or Pool(memory_mb=settings.worker_memory_mb, cancel_grace_seconds=CANCEL_GRACE_SECONDS)
-        self._runner = runner or Runner(registry, self._pool)
+        self._executor = executor or executor_of(settings, CANCEL_GRACE_SECONDS)
+        self._runner = runner or Runner(registry, self._executor, settings.traces_fan_out_limit)
         self._rng = rng or random.Random()  # noqa: S311 - jitter
         self._heavy_names = frozenset(name for name in registry if not registry[name].is_async)
         self._heavy_handlers = tuple(sorted(self._heavy_names))
@@ -227,7 +240,16 @@ class Worker:
 
     @property
     def children(self) -> list[dict[str, Any]]:
-        return self._pool.children
+        return self._executor.children
+
+    @property
+    def plain_slots(self) -> int:
+        """How many plain handlers may run at the same time now."""
+        slots = self._executor.slots
+        return self._settings.worker_processes if slots is None else slots
+
+    def executor_facts(self) -> dict[str, Any]:
+        return self._executor.about()
 
     @property
     def running(self) -> list[TaskMessage]:
@@ -250,6 +272,7 @@ class Worker:
         keeper = asyncio.create_task(self._keeper.run(), name="lease keeper")
         _log.info("worker started", worker_id=str(self.worker_id), queues=self._settings.worker_queue)
         try:
+            await self._executor.start()
             while not self._stop.is_set():
                 await self._turn()
             await self._drain()
@@ -264,7 +287,7 @@ class Worker:
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks, timeout=STOPPING_SECONDS)
-        await self._pool.close()
+        await self._executor.close()
 
     async def report_hung_loop(
         self, open_ledger: Callable[[], WorkerLedger], culprit: TaskContext, error: HandlerFailed
@@ -273,7 +296,7 @@ class Worker:
 
         The loop cannot write meanwhile. If it continues after all, each attempt is still accepted only once.
         """
-        self._pool.end_now()  # before another worker can claim the same tasks
+        self._executor.end_now()  # before another worker can claim the same tasks
         ledger = open_ledger()
         held = [task.context for task in self.held if not task.is_lost]
         reports = [_failed(each.task, error) if each is culprit else _returned(each.task) for each in held]
@@ -310,9 +333,21 @@ class Worker:
             return Demand(self._settings.worker_queue)
         heavy_running = len(self._held) - self._light_running
         light = self._settings.worker_slots - self._light_running if self._light_handlers else 0
-        heavy = self._settings.worker_processes - heavy_running if self._heavy_handlers else 0
+        heavy = self.plain_slots - heavy_running if self._heavy_handlers else 0
         light, heavy = max(0, min(light, MAX_CLAIM)), max(0, min(heavy, MAX_CLAIM))
+        if self._queue_limits:
+            return self._limited_demand(light, heavy)
         return Demand(self._settings.worker_queue, self._light_handlers, light, self._heavy_handlers, heavy)
+
+    def _limited_demand(self, light: int, heavy: int) -> Demand:
+        """Nothing from queues of which this worker runs as many tasks as it may."""
+        running = Counter(held.context.task.queue for held in self._held.values())
+        rooms = {queue: limit - running[queue] for queue, limit in self._queue_limits.items()}
+        queues = tuple(queue for queue in self._settings.worker_queue if rooms.get(queue, 1) > 0)
+        if not queues:
+            return Demand(self._settings.worker_queue)
+        rooms = {queue: room for queue, room in rooms.items() if room > 0}
+        return Demand(queues, self._light_handlers, light, self._heavy_handlers, heavy, rooms)
 
     def _has_reason_to_claim(self, demand: Demand) -> bool:
         """Whether there may be tasks: a notification or a poll is due, or the last claim got all it asked for."""
@@ -326,14 +361,22 @@ class Worker:
 
     async def _wait_for_work(self, demand: Demand) -> None:
         """Wait until a handler finishes, the transport delivers, or the poll interval is over."""
-        if demand.total:
-            self._start_receiving()
+        loop = asyncio.get_running_loop()
         interval = self._settings.worker_poll_interval * self._rng.uniform(0.5, 1.0)
-        timer = asyncio.get_running_loop().call_later(interval, self._request_poll)
+        timers = [loop.call_later(interval, self._request_poll)]
+        if demand.total and self._has_broker and self._is_full_of_a_kind(demand):
+            # The next report claims as well. A message would most likely be one of the tasks that have no free slot.
+            timers.append(loop.call_later(FULL_SECONDS, self._start_receiving, demand.total))
+        elif demand.total:
+            self._start_receiving(demand.total)
         try:
             await self._wake.wait()
         finally:
-            timer.cancel()
+            for timer in timers:
+                timer.cancel()
+
+    def _is_full_of_a_kind(self, demand: Demand) -> bool:
+        return bool((self._light_handlers and not demand.light) or (self._heavy_handlers and not demand.heavy))
 
     def _request_poll(self) -> None:
         self._poll_now = True
@@ -341,10 +384,10 @@ class Worker:
 
     # Deliveries
 
-    def _start_receiving(self) -> None:
+    def _start_receiving(self, limit: int) -> None:
         """Receive in the background. An unfinished receive is kept, because cancelling it could lose a delivery."""
         if self._receiving is None:
-            receive = self._transport.receive(self._settings.worker_poll_interval)
+            receive = self._transport.receive(self._settings.worker_poll_interval, limit)
             self._receiving = asyncio.ensure_future(receive)
             self._receiving.add_done_callback(self._on_received)
 
@@ -382,8 +425,9 @@ class Worker:
 
     async def _exchange(self, demand: Demand) -> None:
         finished = self._take_finished()
-        # Without a reason to expect tasks, reports do not wait for a claim.
-        is_claiming = self._has_reason_to_claim(demand) or not finished
+        # Without a reason to expect tasks, reports do not wait for a claim. A broker gives no such reason to a worker
+        # that is busy: its reports look for tasks themselves.
+        is_claiming = self._has_reason_to_claim(demand) or not finished or self._has_broker
         if demand.total:
             # Reset before the call: a notification that arrives during the call may announce a task that it does not
             # see.
@@ -511,7 +555,7 @@ class Worker:
             return
         loop = asyncio.get_running_loop()
         self._claimed_at = loop.time()
-        if any(task.losses >= SUSPECT_LOSSES for task in claimed):
+        if any(map(self._is_suspect, claimed)):
             claimed = self._hold_suspects_back(claimed)
         batch = [self._start_one(task, loop) for task in claimed]
         loop.call_later(SHOW_RUNNING_SECONDS, self._show_running, batch)
@@ -525,8 +569,13 @@ class Worker:
         held.job.add_done_callback(partial(self._on_done, held))
         return held
 
+    def _is_suspect(self, task: TaskMessage) -> bool:
+        """Whether the task may have been the cause of its losses, and would take this worker's other tasks with it."""
+        runs_here = self._executor.shares_fate or task.handler not in self._heavy_names
+        return runs_here and task.losses >= SUSPECT_LOSSES
+
     def _hold_suspects_back(self, claimed: Sequence[TaskMessage]) -> Sequence[TaskMessage]:
-        suspects = {task.task_id: task for task in claimed if task.losses >= SUSPECT_LOSSES}
+        suspects = {task.task_id: task for task in claimed if self._is_suspect(task)}
         _log.warning("workers died while running these tasks; each will run alone", tasks=list(suspects)[:10])
         self._suspects |= suspects
         self._suspected_at = asyncio.get_running_loop().time()
@@ -564,9 +613,18 @@ class Worker:
             self._finish(_broken(held.context.task, error), 1000)
         else:
             report, size_bytes = job.result()
+            self._measure(held, report)
             self._finish(report, size_bytes)
             if report.error and report.error["code"] in _UNSUITABLE:
                 self._withdraw(held.context.task.handler, report.error)
+
+    def _measure(self, held: HeldTask, report: Report) -> None:
+        """For metrics. The handler is one of the registry: a task of any other is not claimed."""
+        outcome = "failed" if report.error else report.status.value
+        self.durations.observe((held.context.task.handler, outcome), time.time() - held.since)
+        if report.error:
+            self.counters.storage_errors += str(report.error.get("code")).startswith("storage.")
+            self.counters.memory_kills += is_memory_failure(report.error)
 
     def _withdraw(self, handler: str, error: Mapping[str, Any]) -> None:
         """Stop claiming tasks of a handler that cannot be loaded here, or that needs a database which this worker does
@@ -584,6 +642,8 @@ class Worker:
         queue = self._queues_of.pop(task_id_of(report.job_id, report.node_id, report.attempt), None)
         if queue is not None:
             self._ended.add(queue)
+            if queue in self._queue_limits:
+                self._poll_now = True  # there is room for another task of this queue
         if report.status is TaskStatus.SUCCEEDED:
             self.counters.succeeded += 1
         elif report.status is TaskStatus.RETURNED:

@@ -3,6 +3,7 @@
 import errno
 import socket
 import traceback
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,8 @@ MAX_MESSAGE = 4_000
 MAX_TRACEBACK = 8_000
 MAX_NAME = 200  # of an error code, and of the name of its class
 OUT_OF_MEMORY = "handler.out-of-memory"
+CHILD_DIED = "worker.child-died"
+MEMORY_HINT = "it may have run out of memory"
 
 _ENVIRONMENT_ERRNOS = frozenset(
     {
@@ -65,6 +68,13 @@ def succeeded(returned: HandlerOutput) -> Outcome:
 
 def failed(error: BaseException, *, metrics: dict[str, Any] | None = None) -> Outcome:
     return Outcome(TaskStatus.FAILED, error=describe(error), metrics=metrics)
+
+
+def is_memory_failure(error: Mapping[str, Any]) -> bool:
+    """Whether a described error is that of a handler which reached its limit, or whose process was probably killed for
+    its memory."""
+    code, hint = error.get("code"), error.get("hint")
+    return code == OUT_OF_MEMORY or (code == CHILD_DIED and isinstance(hint, str) and hint.startswith(MEMORY_HINT))
 
 
 def blame_of(error: BaseException) -> Blame:

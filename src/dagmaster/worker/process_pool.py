@@ -14,38 +14,35 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 from dagmaster import faults
-from dagmaster.errors import DagmasterError, TimedOut, Unavailable
-from dagmaster.handlers.checkpoints import phase_of
+from dagmaster.errors import DagmasterError, Unavailable
 from dagmaster.handlers.registry import Registration
 from dagmaster.jobs.model import TaskMessage
-from dagmaster.jobs.states import TaskStatus
 from dagmaster.observe import log
 from dagmaster.worker import frames, orphans
+from dagmaster.worker.child_run import ChildRun, error_of_death, run_frame
 from dagmaster.worker.context import TaskContext
 from dagmaster.worker.frames import BrokenChannel, Frame
-from dagmaster.worker.outcome import RETURNED, Outcome, failed
+from dagmaster.worker.outcome import Outcome, failed
 from dagmaster.worker.supervisor import ALL_DEAD
 
 START_SECONDS = 60.0
 DEATH_SECONDS = 10.0
 SUPERVISOR_SECONDS = 3.0  # how long a supervisor may take to kill all; it takes milliseconds
 LAST_WORDS_SECONDS = 0.2  # time to read what a process wrote before it ended
-SAMPLE_SECONDS = 1.0
-
-_STATUSES = {"done": TaskStatus.SUCCEEDED, "failed": TaskStatus.FAILED, "returned": TaskStatus.RETURNED}
 
 _log = log.get("worker")
 
 
 class Child:
     """One child process and the channel to it."""
+
+    is_private = True  # no other process can read the channel
 
     def __init__(
         self, process: asyncio.subprocess.Process, streams: "_Streams", lifeline: socket.socket, mark: str
@@ -109,6 +106,13 @@ class Child:
     async def receive(self) -> tuple[Frame, int]:
         return await frames.read(self._streams.reader)
 
+    async def receive_packed(self) -> frames.Packed:
+        """The next frame as it was sent, to be passed on."""
+        return await frames.read_packed(self._streams.reader)
+
+    def write_packed(self, body: bytes) -> None:
+        self._streams.writer.write(frames.with_length(body))
+
     async def kill(self) -> None:
         """Kill the child and all processes it started, and wait until they are dead."""
         self.end_now()
@@ -155,6 +159,11 @@ class Child:
         await asyncio.sleep(LAST_WORDS_SECONDS)
         self._streams.writer.transport.abort()
 
+    async def death(self, memory_mb: int) -> Unavailable:
+        """What to report about a child that ended before its task did."""
+        await self.kill()
+        return error_of_death(self.process.returncode, self.peak_mb, memory_mb)
+
     def sample_peak(self) -> None:
         """Record peak memory, in case the process is killed for it."""
         with contextlib.suppress(OSError, ValueError, IndexError):
@@ -185,6 +194,9 @@ async def _spawn(channel: int, lifeline: int, mark: str) -> asyncio.subprocess.P
 class Pool:
     """Runs plain handlers, each in a child process; starts children when needed and reuses them."""
 
+    slots: int | None = None  # WORKER_PROCESSES
+    shares_fate = True
+
     def __init__(self, *, memory_mb: int, recycle_after: int = 100, cancel_grace_seconds: float = 5.0) -> None:
         self._memory_mb = memory_mb
         self._recycle_after = recycle_after
@@ -206,42 +218,42 @@ class Pool:
     def idle_pids(self) -> list[int]:
         return [child.pid for child in self._idle]
 
+    async def start(self) -> None:
+        """Children are started when tasks need them."""
+
+    def about(self) -> dict[str, Any]:
+        return {"executor": "processes"}
+
     async def run(
         self, registration: Registration, task: TaskMessage, timeout_seconds: float, context: TaskContext
     ) -> Outcome:
         """Run a task until it ends or is killed. When this call is cancelled, the child is killed before it returns."""
         memory_mb = registration.memory_mb or self._memory_mb
         try:
-            child = await self._take()
+            child = await self.take()
         except (DagmasterError, OSError) as error:
             return failed(
                 Unavailable(f"no process for the handler could be started: {error}", code="worker.child-not-started")
             )
         child_run = ChildRun(child, context, timeout_seconds, self._grace_seconds, memory_mb)
-        is_reusable = False
         self._busy[child] = task.task_id
         try:
-            outcome = await child_run.run(_run_frame(registration, task, memory_mb))
-            is_reusable = child_run.is_clean and self._may_serve_again(child, memory_mb)
+            return await child_run.run(run_frame(registration, task, memory_mb, context.traceparent))
         finally:
             del self._busy[child]
-            if is_reusable:
-                self._idle.append(child)
-            else:
-                await asyncio.shield(child.kill())
-        return outcome
+            await self.release(child, is_clean=child_run.is_clean, memory_mb=memory_mb)
 
     async def close(self) -> None:
         self._is_closed = True
-        children, self._idle = self._idle, []
-        await asyncio.gather(*(child.kill() for child in children))
+        await self.end_idle()
 
     def end_now(self) -> None:
         """Ask for the end of every child without waiting. Safe from another thread."""
         for child in (*self._busy, *self._idle):
             child.end_now()
 
-    async def _take(self) -> Child:
+    async def take(self) -> Child:
+        """An idle child, or a new one."""
         while self._idle:
             child = self._idle.pop()
             if child.is_alive:
@@ -249,166 +261,19 @@ class Pool:
             await child.kill()
         return await Child.start()
 
+    async def release(self, child: Child, *, is_clean: bool, memory_mb: int) -> None:
+        """Keep a child for the next task if it may serve again. Otherwise kill it."""
+        if is_clean and self._may_serve_again(child, memory_mb):
+            self._idle.append(child)
+        else:
+            await asyncio.shield(child.kill())
+
+    async def end_idle(self) -> None:
+        """End the children that run no task."""
+        children, self._idle = self._idle, []
+        await asyncio.gather(*(child.kill() for child in children))
+
     def _may_serve_again(self, child: Child, memory_mb: int) -> bool:
         # A process that stays large would leave the next handler less memory than its limit.
         is_slim = child.resident_mb < memory_mb / 2
         return child.is_alive and is_slim and child.tasks_run < self._recycle_after and not self._is_closed
-
-
-def _run_frame(registration: Registration, task: TaskMessage, memory_mb: int) -> Frame:
-    return {
-        "kind": "run",
-        "handler": registration.name,
-        "target": registration.target,
-        "memory_mb": memory_mb,
-        "task_id": task.task_id,
-        "job_id": task.job_id,
-        "node_id": task.node_id,
-        "attempt": task.attempt,
-        "retry_count": task.retry_count,
-        "params": task.params,
-    }
-
-
-class ChildRun:
-    """One task in one child, from the run frame to its end. `is_clean`: the child may run another task."""
-
-    def __init__(
-        self, child: Child, context: TaskContext, timeout_seconds: float, grace_seconds: float, memory_mb: int
-    ) -> None:
-        self.is_clean = False
-        self._has_foreign_frames = False
-        self._child = child
-        self._context = context
-        self._timeout_seconds = timeout_seconds
-        self._grace_seconds = grace_seconds
-        self._memory_mb = memory_mb
-
-    async def run(self, frame: Frame) -> Outcome:
-        deadline = asyncio.timeout(self._timeout_seconds)
-        try:
-            async with deadline:
-                self._child.write(frame)
-                with self._sampling(), self._passing_signals_on(deadline):
-                    return await self._handle_frames()
-        except TimeoutError:
-            if not deadline.expired():
-                raise
-            return self._timed_out()
-        except BrokenChannel:
-            return await self._died()
-
-    @contextlib.contextmanager
-    def _passing_signals_on(self, deadline: asyncio.Timeout) -> Iterator[None]:
-        loop = asyncio.get_running_loop()
-
-        def pass_on(what: str) -> None:
-            if deadline.expired():
-                return
-            self._child.write({"kind": what})
-            if what == "cancel":
-                soon = loop.time() + self._grace_seconds
-                deadline.reschedule(min(soon, deadline.when() or soon))
-
-        self._context.on_signal(pass_on)
-        try:
-            yield
-        finally:
-            self._context.on_signal(None)
-
-    def _timed_out(self) -> Outcome:
-        if self._context.cancelled:
-            return RETURNED  # asked to stop, and did not within the grace time
-        return failed(TimedOut(f"killed after {self._timeout_seconds:g} s", timeout_seconds=self._timeout_seconds))
-
-    async def _handle_frames(self) -> Outcome:
-        # Writes never wait for the child to read: it may be waiting for the worker to read.
-        while True:
-            frame, size = await self._child.receive()
-            if frame.get("task") != self._context.task_id:
-                self._refuse(frame)
-                continue
-            match frame["kind"]:
-                case "progress":
-                    self._context.show_progress(frame["progress"])
-                case "log":
-                    self._context.log(frame["level"], frame["event"], frame["facts"])
-                case "ask":
-                    self._child.write({"kind": "answer", "id": frame["id"], **await self._answer(frame)})
-                case "done" | "failed" | "returned":
-                    return self._outcome(frame, size)
-                case unknown:
-                    raise BrokenChannel(f"unknown frame {unknown!r}")
-
-    def _refuse(self, frame: Frame) -> None:
-        """Refuse a frame of an earlier task: something of it still runs, so this child gets no further task."""
-        self._has_foreign_frames = True
-        if frame["kind"] == "ask":
-            refusal = {"error": "this task has ended", "code": "worker.task-over", "type": "Fenced"}
-            self._child.write({"kind": "answer", "id": frame["id"], **refusal})
-
-    async def _answer(self, frame: Frame) -> Frame:
-        try:
-            return {"value": await self._carry_out(frame)}
-        except DagmasterError as error:
-            return {"error": error.message, "code": error.code, "type": type(error).__name__}
-
-    async def _carry_out(self, frame: Frame) -> Any:
-        match frame["verb"]:
-            case "save_checkpoint":
-                return await self._context.keep_checkpoint(phase_of(frame["phase"]))
-            case "load_checkpoints":
-                return [phase.as_json() for phase in await self._context.load_checkpoints()]
-            case "results":
-                return await self._context.read_encoded_results(frame["skip"], frame["page"])
-            case "database":
-                return self._context.database.conninfo
-            case unknown:
-                raise Unavailable(f"the worker does not know the request {unknown!r}", code="worker.unknown-verb")
-
-    def _outcome(self, frame: Frame, size: int) -> Outcome:
-        self.is_clean = frame["is_reusable"] and not self._has_foreign_frames
-        self._child.tasks_run += 1
-        metrics = frame["metrics"]
-        self._child.resident_mb = metrics.pop("resident_mb", None) or 0.0
-        status, encoded = _STATUSES[frame["kind"]], frame.get("attached")
-        return Outcome(status, frame.get("output"), frame.get("error"), metrics, size, encoded)
-
-    async def _died(self) -> Outcome:
-        await self._child.kill()
-        code = self._child.process.returncode
-        peak = self._child.peak_mb
-        how = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
-        memory = f" (it had used up to {peak:g} MB)" if peak else ""
-        error = Unavailable(
-            f"the handler's process {how}{memory}",
-            code="worker.child-died",
-            hint=f"it may have run out of memory: its limit is {self._memory_mb} MB"
-            if _suggests_memory(code)
-            else None,
-            exit_code=code,
-        )
-        return failed(error, metrics={"peak_mb": peak} if peak else None)
-
-    @contextlib.contextmanager
-    def _sampling(self) -> Iterator[None]:
-        loop = asyncio.get_running_loop()
-        timer: asyncio.TimerHandle
-
-        def sample() -> None:
-            nonlocal timer
-            self._child.sample_peak()
-            self._child.write({"kind": "flush"})
-            timer = loop.call_later(SAMPLE_SECONDS, sample)
-
-        self._child.peak_mb = None
-        timer = loop.call_later(SAMPLE_SECONDS, sample)
-        try:
-            yield
-        finally:
-            timer.cancel()
-
-
-def _suggests_memory(exit_code: int | None) -> bool:
-    """Signals of the kernel's out-of-memory killer, and of C code that does not handle a failed allocation."""
-    return exit_code is not None and -exit_code in {signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS}

@@ -20,8 +20,9 @@ from dagmaster.jobs.model import TaskMessage
 from dagmaster.jobs.states import TaskStatus
 from dagmaster.observe import log
 from dagmaster.worker.context import HANDLING, TaskContext
+from dagmaster.worker.executors.executor import Executor
 from dagmaster.worker.outcome import CANCELLED, RETURNED, Outcome, failed, succeeded
-from dagmaster.worker.process_pool import Pool
+from dagmaster.worker.task_spans import describe_end, is_traced, span_of
 from dagmaster.worker.watchdog import Blocked
 
 T = TypeVar("T")
@@ -30,16 +31,27 @@ _log = log.get("worker")
 
 
 class Runner:
-    """Runs tasks: async handlers in this loop, plain ones in the pool's processes."""
+    """Runs tasks: async handlers in this loop, plain ones in processes of the executor."""
 
-    def __init__(self, registry: Registry, pool: Pool) -> None:
+    def __init__(self, registry: Registry, executor: Executor, traced_children: int = 0) -> None:
+        """Of a fan_out, the first `traced_children` are traced."""
+        self._traced_children = traced_children
         self._registry = registry
-        self._pool = pool
+        self._executor = executor
         self._plans: dict[str, calling.ResolvedHandler] = {}
 
     async def run(self, context: TaskContext) -> tuple[Report, int]:
         """The report of one attempt, and its size in bytes."""
         task = context.task
+        if not is_traced(task, self._traced_children):
+            return await self._run(task, context)
+        with span_of(task) as span:
+            context.traceparent = span.traceparent or task.traceparent
+            report, size_bytes = await self._run(task, context)
+            describe_end(span, report)
+            return report, size_bytes
+
+    async def _run(self, task: TaskMessage, context: TaskContext) -> tuple[Report, int]:
         loop = asyncio.get_running_loop()
         started = loop.time()
         outcome = _settle(await self._classified(task, context), context)
@@ -71,7 +83,7 @@ class Runner:
         task = context.task
         if registration.is_async:
             return await self._run_async(registration, task, context)
-        return await self._pool.run(registration, task, task.timeout_seconds, context)
+        return await self._executor.run(registration, task, task.timeout_seconds, context)
 
     def _registration(self, task: TaskMessage) -> Registration:
         try:

@@ -39,7 +39,7 @@ EXIT_CODE = 70
 _SAMPLES = 20
 _STDERR = 2
 _INTERRUPT, _RESCUE = 0.5, 0.6  # fractions of the patience; a lease may be a quarter old when the hang begins
-_LOOK = 0.25  # fraction of the patience in CPU time after which a callback that prevents sampling is checked
+_CHECK = 0.25  # fraction of the patience in CPU time after which a callback that prevents sampling is checked
 _SHARE = 4  # a hung loop that gets at least this fraction (1/4) of a CPU is still counted in full
 _STEP = asyncio.Handle._run.__code__
 
@@ -103,7 +103,7 @@ class Watchdog:
     def _tick(self) -> None:
         self._ticks += 1
         # The CPU time of all threads counts, so the last resort has twice the patience.
-        self._set_timers(_LOOK * self._patience, 2 * self._patience)
+        self._set_timers(_CHECK * self._patience, 2 * self._patience)
         self._timer = asyncio.get_running_loop().call_later(self._period / 2, self._tick)
 
     def _set_timers(self, interrupt_seconds: float, end_seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""A workflow as a graph: who waits for whom, who reads whose output, and every template compiled.
+"""A workflow as a graph: which nodes wait for which, which read whose output, and every template compiled.
 
 `build` expects a definition that `load` has accepted. The functions that derive edges are also what `check` reasons
 with, so that a workflow is judged by the same edges it runs on. A Graph never changes; its caller keeps and shares it.

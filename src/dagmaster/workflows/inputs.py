@@ -9,7 +9,7 @@ from dagmaster.errors import InvalidRequest
 from dagmaster.workflows.model import Input, InputType, Workflow
 from dagmaster.workflows.nearest import did_you_mean
 
-# A URL, perhaps inside of another one or of a path of GDAL, and what in it gives access to whoever reads it.
+# A URL, perhaps inside of another one or of a path of GDAL, and the part that gives access to anyone who reads it.
 _URL = re.compile(r"://|%(?:25)*3a%(?:25)*2f|^/vsi", re.IGNORECASE)
 _CREDENTIALS = re.compile(
     r"(?:[?&;]|%(?:25)*(?:3f|26))(?:sig|x-amz-signature|x-amz-security-token|x-goog-signature)(?:=|%(?:25)*3d)"

@@ -1,4 +1,4 @@
-"""The name someone probably meant."""
+"""The known name that is most similar to a misspelt one."""
 
 import difflib
 from collections.abc import Collection, Iterable

@@ -26,16 +26,16 @@ async def test_submissions_go_where_their_share_says_and_unknown_jobs_are_asked_
         settings = {"legacy_url": old.url, "legacy_shares": "echo_test=100,hello_world=0", "legacy_key": PLANTED}
         async with api(shared_database, **settings) as client:
             there = await ok(client.post("/api/jobs/submit/echo_test?resume=true", json={"message": "hi"}))
-            here = await ok(client.post("/api/jobs/submit/hello_world", json={}))
+            submitted = await ok(client.post("/api/jobs/submit/hello_world", json={}))
             unlisted = await ok(client.post("/api/jobs/submit/demo", json={}))
             status = await ok(client.get(f"/api/jobs/status/{OLD_ID}"))
             retried = await ok(client.post(f"/api/jobs/retry-stage/{OLD_ID}/3"))
             tasks = await ok(client.get(f"/api/dbadmin/tasks/{OLD_ID}", params={"stage": 2}))
             nobodys = await client.get("/api/jobs/status/0198b2c4-7c1e-7a10-8f00-2f6f6e1c9a01")
-            own = await ok(client.get(here["status_url"]))
+            own = await ok(client.get(submitted["status_url"]))
 
     assert (there["job_id"], there["served_by"], there["servedBy"]) == (OLD_ID, "legacy", "legacy")
-    assert [answer["served_by"] for answer in (here, unlisted, own)] == ["dagmaster"] * 3
+    assert [answer["served_by"] for answer in (submitted, unlisted, own)] == ["dagmaster"] * 3
     assert (status["jobId"], status["served_by"]) == (OLD_ID, "legacy")
     assert (retried["status"], retried["served_by"]) == ("stage_retry_initiated", "legacy")
     assert tasks["tasks"] == [{"task_id": "8d471f99635793f6", "score": None}]
@@ -126,8 +126,8 @@ async def test_an_old_system_that_is_down_is_reported_and_jobs_of_this_platform_
     async with api(shared_database, legacy_url=NO_ONE, legacy_shares="echo_test=100") as client:
         down = await client.post("/api/jobs/submit/echo_test", json={})
         unknown = await client.get(f"/api/jobs/status/{OLD_ID}")
-        here = await ok(client.post("/api/jobs/submit/hello_world", json={"name": "x"}))
-        status = await ok(client.get(here["status_url"]))
+        submitted = await ok(client.post("/api/jobs/submit/hello_world", json={"name": "x"}))
+        status = await ok(client.get(submitted["status_url"]))
 
     assert [(answer.status_code, answer.json()["code"]) for answer in (down, unknown)] == [
         (503, "legacy.unreachable")

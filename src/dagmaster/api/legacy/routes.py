@@ -311,7 +311,7 @@ async def _read_elsewhere(
 
 
 def _passed_on(answer: OldAnswer) -> Response:
-    content = {**answer.content, "served_by": shapes.ELSEWHERE, "servedBy": shapes.ELSEWHERE}
+    content = {**answer.content, "served_by": shapes.OLD_SYSTEM, "servedBy": shapes.OLD_SYSTEM}
     return _json(content, status=HTTPStatus(answer.status))
 
 

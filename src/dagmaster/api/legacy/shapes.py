@@ -26,8 +26,8 @@ from dagmaster.workflows.model import EndNode, FanOutNode, StartNode
 
 STATUS_PATH: Final = "/api/jobs/status"
 SUBMIT_PATH: Final = "/api/jobs/submit"
-HERE: Final = "dagmaster"
-ELSEWHERE: Final = "legacy"
+THIS_SYSTEM: Final = "dagmaster"
+OLD_SYSTEM: Final = "legacy"
 TASK_LIST_FIELDS: Final = ("job_id", "stage", "count", "tasks", "next_offset", "served_by")
 # Outputs of nodes that the summary of their stage repeats, and their old names.
 SUMMARY_FIELDS: Final[Mapping[str, str]] = {
@@ -176,7 +176,7 @@ def status_shape(
         "resume_count": job.resume_count,
         "created_at": job.created_at.isoformat(),
         "updated_at": updated_at.isoformat(),
-        "served_by": HERE,
+        "served_by": THIS_SYSTEM,
     }
     return spelled_twice(fields)
 
@@ -262,7 +262,7 @@ def submission_shape(
         "job_type": job_type,
         "status": "queued" if result.status == "accepted" else result.status,
         "status_url": f"{STATUS_PATH}/{job_id}",
-        "served_by": HERE,
+        "served_by": THIS_SYSTEM,
     }
     match result.status:
         case "accepted":
@@ -322,7 +322,7 @@ def retry_shape(job_id: UUID, stage: int) -> dict[str, Any]:
         "job_id": str(job_id),
         "stage": stage,
         "message": f"stage {stage} and what depends on it run again",
-        "served_by": HERE,
+        "served_by": THIS_SYSTEM,
     }
     return spelled_twice(fields)
 
@@ -333,7 +333,7 @@ def tasks_shape(
     """The answer of `GET /api/dbadmin/tasks/{job_id}`."""
     numbers = stage_numbers(graph)
     listed = [_task(job_id, job_type, graph, numbers, task) for task in tasks]
-    values = (str(job_id), stage, len(listed), listed, next_offset, HERE)
+    values = (str(job_id), stage, len(listed), listed, next_offset, THIS_SYSTEM)
     return spelled_twice(dict(zip(TASK_LIST_FIELDS, values, strict=True)))
 
 

@@ -7,13 +7,22 @@ from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from dagmaster.client.models.base import ApiModel, Extensible, RequestModel
+from dagmaster.jobs.model import Subscriber
 
 PlatformName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[a-z0-9][a-z0-9_-]*$")]
 Reason = Annotated[str, Field(min_length=1, max_length=2000)]
 RequestId = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]*$")]
+
+
+def _as_text(value: Any) -> Any:
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+# Some platforms count what they refer to, such as the layers of a service. A number and its digits mean the same.
+ReferenceText = Annotated[str, BeforeValidator(_as_text)]
 
 ClearanceLevel = Literal["uncleared", "ouo", "public"]
 ExposureLevel = Literal["latest-only", "all-versions"]
@@ -35,7 +44,7 @@ class AssetSubmissionRequest(RequestModel):
     source) are refused. Without `workflow_id`, the data type and the number of files select the workflow."""
 
     platform_id: PlatformName
-    platform_refs: dict[str, str]
+    platform_refs: dict[str, ReferenceText]
     version_label: Annotated[str, Field(min_length=1, max_length=200)] | None = None
     data_type: Literal["raster"] = "raster"
     source: SourceReference
@@ -43,6 +52,7 @@ class AssetSubmissionRequest(RequestModel):
     parameters: dict[str, Any] = {}
     request_id: RequestId | None = None
     callback_url: Annotated[str, Field(max_length=512)] | None = None
+    subscriber: Subscriber | None = Field(None, description="Instead of `callback_url`: one for each kind of callback")
     priority: Annotated[int, Field(ge=0, le=10)] = 0
     force: bool = False
     dry_run: bool = False

@@ -25,7 +25,8 @@ class PartnerSubmission(AssetSubmissionRequest):
 
 
 class PartnerReceipt(ApiModel):
-    """The submission is recorded. Poll `status_url`; callbacks arrive at the `callback_url` of the submission."""
+    """The submission is recorded. Poll `status_url`; callbacks arrive at the `callback_url` of the submission, or at
+    the URLs of its `subscriber`."""
 
     request_id: str
     status: Literal["received", "dry_run"]
@@ -60,7 +61,10 @@ class PartnerDecision(RequestModel):
 
 
 class BatchSubmission(RequestModel):
-    submissions: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=100)]
+    """Each entry is a submission, as in `POST /api/v1/jobs`."""
+
+    # Any value: one that is no object has a result of its own, and does not affect the others.
+    submissions: Annotated[list[Any], Field(min_length=1, max_length=100)]
 
 
 class BatchResult(ApiModel):

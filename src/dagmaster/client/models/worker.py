@@ -131,6 +131,10 @@ class TaskDemand(RequestModel):
     light: Count = 0
     heavy_handlers: Handlers = []
     heavy: Count = 0
+    rooms: Annotated[
+        dict[Name, Count],
+        Field(max_length=MOST_QUEUES, description="Free places of queues whose concurrency the worker limits"),
+    ] = {}
 
 
 class ExchangeRequest(RequestModel):
@@ -153,6 +157,7 @@ class ClaimedTask(ApiModel):
     retry_count: int
     losses: int = 0
     params_ref: dict[str, Any] | None = None
+    traceparent: str | None = Field(None, description="The trace that it belongs to, if it is traced")
 
 
 class ExchangeAnswer(ApiModel):

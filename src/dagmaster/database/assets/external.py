@@ -144,14 +144,14 @@ def described(row: Json) -> Json:
         "withdrawn_at",
     )
     external = {name: row[name] for name in names}
-    rest = {name: value for name, value in row.items() if name not in names}
+    other_columns = {name: value for name, value in row.items() if name not in names}
     external["has_failed"] = external["external_error"] is not None
     external["job_id"] = external["external_job_id"] if external["is_external_job_running"] else None
     external["job_workflow_id"] = external["external_workflow_id"]
     state, outputs = state_of(situation_of(external)), row["outputs"]
     has_copies = state in (ExternalState.EXPORTED, ExternalState.WITHDRAWING)
     return {
-        **rest,
+        **other_columns,
         "is_export_due": external["export_due_at"] is not None,
         "external": {
             "state": state,
@@ -215,13 +215,13 @@ class ExternalSession:
             raise UnfitData(
                 f"{target} cannot be exported: {reason}",
                 code="external.not-public",
-                hint="approve it with the clearance public; the export then starts by itself",
+                hint="approve it with the clearance public; the export then starts automatically",
             )
         if not self._is_export and reason is None:
             raise UnfitData(
                 f"{target} is published: its external copies stay",
                 code="external.published",
-                hint="unpublish it first: `dagmaster assets unpublish`; the copies are then removed by themselves",
+                hint="unpublish it first: `dagmaster assets unpublish`; the copies are then removed automatically",
             )
         return target
 

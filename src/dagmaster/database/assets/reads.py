@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from psycopg.types.json import Jsonb
 
+from dagmaster.assets.request_ids import ambiguous, possible_ids
 from dagmaster.assets.states import Clearance
 from dagmaster.client.models.asset_pages import AssetRequestInfo, ListedAsset, PendingReview, Provenance
 from dagmaster.client.models.assets import (
@@ -197,9 +198,16 @@ class AssetReads:
             return platform
         raise no_such_platform(platform_id)
 
-    async def submission(self, request_id: str) -> SubmissionStatus:
-        for submission in models(SubmissionStatus, await self._dicts("asset_submission", {"request_id": request_id})):
-            return submission
+    async def submission(self, request_id: str, platform_id: str | None = None) -> SubmissionStatus:
+        """Of this platform only; of any, without one: then Conflict if several platforms use the id."""
+        platform_ids = [platform_id] if platform_id else [each.platform_id for each in await self.platforms()]
+        values = {"request_ids": possible_ids(request_id, platform_ids)}
+        rows = models(SubmissionStatus, await self._dicts("asset_submission", values))
+        submissions = [each for each in rows if platform_id in (None, each.platform_id)]
+        if len(submissions) > 1:
+            raise ambiguous(request_id, (each.platform_id for each in submissions))
+        if submissions:
+            return submissions[0]
         raise NotFound(f"there is no submission {request_id}", code="submission.not-found")
 
     @asynccontextmanager

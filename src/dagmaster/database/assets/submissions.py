@@ -7,6 +7,7 @@ from uuid import UUID
 
 from psycopg.types.json import Jsonb
 
+from dagmaster.assets.request_ids import possible_ids
 from dagmaster.assets.rules import SubmissionDecision, SubmissionOutcome
 from dagmaster.assets.states import AssetState
 from dagmaster.database.assets import rows
@@ -46,6 +47,7 @@ class NewSubmission:
     source_size: int | None = None
     title: str | None = None
     callback_url: str | None = None
+    subscriber: Mapping[str, str] | None = None
     detail: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -94,7 +96,8 @@ class AssetSubmissions(AssetTransactions):
         """Create what `decide` says, and the job. A repeated request gets the answer of the first."""
 
         async def act(connection: Connection) -> SubmittedAsset:
-            if known := await _known(connection, new):
+            stored_id, known = await _known(connection, new)
+            if known is not None:
                 return known
             asset, is_new = await _lock_or_create(connection, new)
             decision = decide(None if is_new else asset.state)
@@ -108,7 +111,7 @@ class AssetSubmissions(AssetTransactions):
                 submitted = await _create(connection, new, asset, decision, make_job)
             else:
                 submitted = await _answer(connection, asset, decision)
-            await _record(connection, new, submitted)
+            await _record(connection, new, stored_id, submitted)
             return submitted
 
         submitted = await self._transaction("submit_asset", act)
@@ -131,16 +134,21 @@ class AssetSubmissions(AssetTransactions):
         return models(PastRun, await self._dicts("asset_past_runs", {"workflow_id": workflow_id, "limit": limit}))
 
 
-async def _known(connection: Connection, new: NewSubmission) -> SubmittedAsset | None:
-    """The answer to the same request, if it was given before."""
-    for row in await dicts(connection, "asset_submission", {"request_id": new.request_id}):
+async def _known(connection: Connection, new: NewSubmission) -> tuple[str, SubmittedAsset | None]:
+    """Under which id the request is stored, and the answer to the same request, if it was given before."""
+    request_ids = possible_ids(new.request_id, [new.platform_id])
+    stored_id, own_id = request_ids
+    for row in await dicts(connection, "asset_submission", {"request_ids": request_ids}):
+        if row["platform_id"] != new.platform_id:
+            stored_id = own_id
+            continue
         if row["request_hash"] != new.request_hash:
             raise Conflict(
                 f"the request id '{new.request_id}' was already used for another submission",
                 code="submission.id-taken",
                 hint="use another request id",
             )
-        return SubmittedAsset(
+        known = SubmittedAsset(
             row["outcome"],
             row["asset_id"],
             row["dataset_id"],
@@ -152,7 +160,8 @@ async def _known(connection: Connection, new: NewSubmission) -> SubmittedAsset |
             row["same_content_as"],
             row["superseded_job_id"],
         )
-    return None
+        return stored_id, known
+    return stored_id, None
 
 
 async def _row(connection: Connection, asset_id: str) -> dict[str, Any]:
@@ -185,7 +194,7 @@ async def _lock_or_create(connection: Connection, new: NewSubmission) -> tuple[L
 
 
 async def _is_taken(connection: Connection, dataset_id: str) -> bool:
-    """By another asset, or by a collection that someone else put into the catalogue."""
+    """By another asset, or by a collection of the catalogue that dagmaster has not written."""
     if await dicts(connection, "asset_find", {"key": dataset_id}):
         return True
     return await is_deployed(connection) and bool(await dicts(connection, "catalog_known", {"collection": dataset_id}))
@@ -264,9 +273,10 @@ async def _answer(connection: Connection, asset: LoadedAsset, decision: Submissi
     )
 
 
-async def _record(connection: Connection, new: NewSubmission, submitted: SubmittedAsset) -> None:
+async def _record(connection: Connection, new: NewSubmission, stored_id: str, submitted: SubmittedAsset) -> None:
     values = {
-        "request_id": new.request_id,
+        "request_id": stored_id,
+        "given_id": new.request_id,
         "platform_id": new.platform_id,
         "asset_id": submitted.asset_id,
         "ordinal": submitted.ordinal,
@@ -277,6 +287,7 @@ async def _record(connection: Connection, new: NewSubmission, submitted: Submitt
         "request_hash": new.request_hash,
         "actor": new.actor,
         "callback_url": new.callback_url,
+        "subscriber": None if new.subscriber is None else Jsonb(dict(new.subscriber)),
     }
     if not await dicts(connection, "asset_submission_insert", values):
         raise RetryableConflict("the same request was recorded a moment ago")

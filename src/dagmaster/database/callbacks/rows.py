@@ -20,6 +20,7 @@ class ClaimedCallback:
     number: int
     tries: int
     now: datetime
+    traceparent: str | None = None  # of its job
     secrets: tuple[str, ...] = field(default=(), repr=False)
 
 

@@ -50,7 +50,7 @@ class PostgresCallbacks(Session):
         return ClaimedCallbacks(callbacks, are_pending=True)
 
     async def finish(self, callback: ClaimedCallback, attempt: DeliveryAttempt, consequence: Consequence) -> bool:
-        """Record how an attempt ended. False if the callback was claimed or repeated by someone else meanwhile."""
+        """Record how an attempt ended. False if another process has claimed or repeated the callback meanwhile."""
         values = {
             "callback_id": callback.callback_id,
             "number": callback.number,

@@ -22,6 +22,7 @@ from dagmaster.bbox import BBox
 from dagmaster.database.connect import Connection, conninfo, require_version, translate_errors
 from dagmaster.database.queries import query
 from dagmaster.database.session import dicts
+from dagmaster.database.token_login import TokenBlockingConnection
 from dagmaster.errors import Conflict, NotAllowed, Unavailable, UnfitData
 
 Json = dict[str, Any]
@@ -226,7 +227,7 @@ def _deployed(connection: psycopg.Connection[Any]) -> str | None:
 @contextmanager
 def _connected(dsn: str) -> Iterator[psycopg.Connection[Any]]:
     try:
-        with translate_errors(), psycopg.connect(_address(dsn), autocommit=True) as connection:
+        with translate_errors(), TokenBlockingConnection.connect(_address(dsn), autocommit=True) as connection:
             require_version(connection.info.server_version)
             yield connection
     except NotAllowed as error:
@@ -266,7 +267,15 @@ def _migrate(dsn: str) -> None:
     from pypgstac.db import PgstacDB
     from pypgstac.migrate import Migrate
 
-    with ConnectionPool(_address(dsn), min_size=0, max_size=1, open=True, name="dagmaster-catalog") as pool:
+    connections: ConnectionPool[Any] = ConnectionPool(
+        _address(dsn),
+        connection_class=TokenBlockingConnection,
+        min_size=0,
+        max_size=1,
+        open=True,
+        name="dagmaster-catalog",
+    )
+    with connections as pool:
         database = PgstacDB(pool=pool)
         try:
             Migrate(database).run_migration()

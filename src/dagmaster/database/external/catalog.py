@@ -106,7 +106,7 @@ async def _ready(connection: Connection) -> bool:
 
 
 async def _require_free(connection: Connection, dataset_id: str) -> None:
-    """A collection that is there before the first write belongs to someone else."""
+    """A collection that exists before the first write was not written by dagmaster."""
     (row,) = await dicts(connection, "external_has_collection", {"dataset_id": dataset_id})
     if row["exists"]:
         raise Conflict(

@@ -68,6 +68,8 @@ _EVENT_FIELDS: _Fields = tuple((field.name, field.default) for field in fields(N
 class PostgresOrchestration(JobLoading):
     """The OrchestratorLedger on PostgreSQL."""
 
+    writes_outbox = False  # whether new tasks are also written to the outbox, from which a message broker is fed
+
     async def beat(self, orchestrator: OrchestratorInfo) -> None:
         values = {name: getattr(orchestrator, name) for name in ("owner_id", "host", "pid", "software_version")}
         names = {"handlers": list(orchestrator.handlers), "queues": list(orchestrator.queues)}
@@ -172,7 +174,7 @@ class PostgresOrchestration(JobLoading):
             has_more |= await _take_further_news(connection, jobs, scope)
             faults.reach("orchestrator.fenced")
             fenced = frozenset() if reported_only else frozenset(values["job_ids"]).difference(jobs)
-            step = PostgresStep(connection, jobs, fenced, frozenset(has_more))
+            step = PostgresStep(connection, jobs, fenced, frozenset(has_more), writes_outbox=self.writes_outbox)
             yield step
             if not step.is_committed:
                 await pipeline.execute(connection, [pipeline.ROLLBACK])
@@ -231,19 +233,21 @@ class PostgresStep:
     fenced: frozenset[UUID]
     has_more: frozenset[UUID]
     is_committed: bool = False
+    writes_outbox: bool = False
 
     async def commit(self, changes: Sequence[Changes], *, notify: Sequence[str] = ()) -> frozenset[str]:
         changes = [change for change in changes if not change.is_empty]
         await _store_payloads(self._connection, changes)
         faults.reach("orchestrator.before-commit")
-        statements = [*_writing(changes), pipeline.COMMIT, *notification(notify)]
+        statements = [*_writing(changes, self.writes_outbox), pipeline.COMMIT, *notification(notify)]
         try:
             answers = await pipeline.execute(self._connection, statements)
         except psycopg.Error as error:
             raise _refused_sum(error) or error from error
         self.is_committed = True
         faults.reach("orchestrator.after-commit")
-        return frozenset(queue for row in answers.get("apply_changes", ()) for queue in row.queues)
+        name = "apply_changes_with_outbox" if self.writes_outbox else "apply_changes"
+        return frozenset(queue for row in answers.get(name, ()) for queue in row.queues)
 
 
 # Messages
@@ -373,7 +377,7 @@ async def _store_payloads(connection: Connection, changes: Sequence[Changes]) ->
             await payloads.store(connection, change.job_id, reference, encoded, is_kept=True)
 
 
-def _writing(changes: Sequence[Changes]) -> list[pipeline.Step]:
+def _writing(changes: Sequence[Changes], writes_outbox: bool) -> list[pipeline.Step]:
     if not changes:
         return []
     steps: list[pipeline.Step] = []
@@ -382,6 +386,7 @@ def _writing(changes: Sequence[Changes]) -> list[pipeline.Step]:
         steps.append(pipeline.Call("promote_nodes", columns_of(("job_ids", "node_ids"), promoted)))
     rows = [_row(change) for change in changes]
     name = "apply_changes" if any(c.children or c.next_attempts or c.poisoned for c in changes) else "apply_steps"
+    name = f"{name}_with_outbox" if writes_outbox else name
     steps.append(pipeline.Call(name, {"changes": to_json(rows), "counts": _counts(changes)}))
     gatherings = [
         {"job_id": change.job_id, "node_id": g.node_id, "fan_out": g.fan_out, "aggregation": g.aggregation}
@@ -411,7 +416,7 @@ def _row(change: Changes) -> dict[str, Any]:
         "nodes": _sparse(_NODE_FIELDS, change.nodes),
         "events": _sparse(_EVENT_FIELDS, change.events),
     }
-    for name in ("tasks", "children", "next_attempts", "poisoned", "job_moves", "stopping"):
+    for name in ("tasks", "children", "next_attempts", "poisoned", "job_moves", "stopping", "traceparent"):
         if value := getattr(change, name):
             row[name] = value
     if change.deferred is not None:

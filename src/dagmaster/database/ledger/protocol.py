@@ -23,7 +23,7 @@ from uuid import UUID
 from dagmaster.errors import Conflict, InvalidRequest, NotFound
 from dagmaster.jobs.changes import Changes
 from dagmaster.jobs.fan import ChildResult
-from dagmaster.jobs.model import Checkpoint, DeadLetter, JobMessage, TaskMessage, new_job_id
+from dagmaster.jobs.model import Checkpoint, DeadLetter, JobMessage, TaskMessage, new_job_id, task_id
 from dagmaster.jobs.payload import LOADABLE_BYTES, Encoded, Reference
 from dagmaster.jobs.rerun import Rerun
 from dagmaster.jobs.routing import DeferredWork
@@ -50,9 +50,11 @@ class NewJob:
     correlation_id: str | None = None
     submitted_by: str | None = None
     callback_url: str | None = None
+    subscriber: dict[str, str] | None = None  # its `successUri` is the callback_url
     idempotency_key: str | None = None
     request_hash: str = ""  # distinguishes a repeated submission from another one with the same key
     message_id: str | None = None
+    traceparent: str | None = None
     asset_id: str | None = None  # the engine does not read it: a trigger carries the end of the job to the asset
     version_ordinal: int | None = None
 
@@ -103,6 +105,7 @@ class LoadedJob:
     stopping: Stop | None = None
     resume_count: int = 0
     deferred_work: list[dict[str, Any]] | None = None
+    traceparent: str | None = None
 
     def view(self, graph: Graph | None = None) -> JobView:
         """The job as the planner sees it; the graph is built from the definition unless the caller has it already."""
@@ -187,13 +190,15 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """How much a worker can take: `light` handlers share its loop, `heavy` ones get a process each."""
+    """How much a worker can take: `light` handlers share its loop, `heavy` ones get a process each. `rooms` has the
+    free places of the queues whose concurrency the worker limits."""
 
     queues: tuple[str, ...]
     light_handlers: tuple[str, ...] = ()
     light: int = 0
     heavy_handlers: tuple[str, ...] = ()
     heavy: int = 0
+    rooms: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def total(self) -> int:
@@ -209,13 +214,16 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A task that a worker holds, with its latest progress and its last log lines, where there are new ones."""
+    """A task that a worker holds, with its latest progress and its last log lines, where there are new ones.
+    `run_seconds` says how long the handler has run, if it had to wait for a slot after the claim: that time does not
+    count towards its timeout."""
 
     job_id: UUID
     node_id: str
     attempt: int
     progress: dict[str, Any] | None = None
     log: list[dict[str, Any]] | None = None
+    run_seconds: float | None = None
 
 
 class QueueChange(TypedDict, total=False):
@@ -470,6 +478,61 @@ class WorkerLedger(Protocol):
         ...
 
     async def retire_worker(self, worker_id: UUID) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedMessage:
+    """A message of the outbox that this relay may send. `tries` counts this one."""
+
+    job_id: UUID
+    node_id: str
+    attempt: int
+    queue: str
+    tries: int
+    is_queued: bool  # otherwise its task was claimed already, or has ended
+
+    @property
+    def task_id(self) -> str:
+        return task_id(self.job_id, self.node_id, self.attempt)
+
+
+class Outbox(Protocol):
+    """Tasks whose ids are not yet sent to a message broker. Tasks and their messages are committed together."""
+
+    async def claim_messages(
+        self,
+        limit: int,
+        *,
+        lease_seconds: float,
+        busy: Collection[str] = (),
+        newest: Collection[str] = (),
+        newest_limit: int = 0,
+    ) -> list[ClaimedMessage]:
+        """Claim messages that are due, up to `limit` of each queue that is not busy, the oldest first. Of the busy
+        queues in `newest`, claim the newest `newest_limit`. After the lease, another relay may send those that are
+        neither deleted nor postponed."""
+        ...
+
+    async def forget_messages(self, limit: int) -> int:
+        """Delete messages whose tasks are no longer queued, of the oldest `limit` of each queue. Returns how many."""
+        ...
+
+    async def queued_tasks(self, task_ids: Sequence[str]) -> frozenset[str]:
+        """Which of these tasks are still queued."""
+        ...
+
+    async def delete_messages(self, messages: Sequence[ClaimedMessage]) -> None:
+        """The broker has them, or they need not be sent."""
+        ...
+
+    async def postpone_messages(
+        self, messages: Sequence[ClaimedMessage], *, delay_seconds: float, error: str
+    ) -> None: ...
+
+    async def fail_tasks(self, messages: Sequence[ClaimedMessage], relay_id: UUID, error: Mapping[str, Any]) -> int:
+        """Fail the tasks that are still queued, because their message will never be accepted, and delete the messages.
+        Returns the number of failed tasks."""
+        ...
 
 
 class PayloadLedger(Protocol):

@@ -151,8 +151,10 @@ _JOB_COLUMNS = (
     "correlation_id",
     "submitted_by",
     "callback_url",
+    "subscriber",
     "idempotency_key",
     "message_id",
+    "traceparent",
     "asset_id",
     "version_ordinal",
 )

@@ -13,7 +13,7 @@ from dagmaster.database.ledger.connection import LedgerConnection, columns_of, f
 from dagmaster.database.ledger.protocol import Demand, Exchange, Report, Running, WorkerInfo
 from dagmaster.database.notify.notifier import RESULTS, Notifier
 from dagmaster.jobs import payload
-from dagmaster.jobs.model import TaskMessage, task_id
+from dagmaster.jobs.model import TaskMessage, task_id, task_key
 
 _INFO_COLUMNS = ("worker_id", "host", "pid", "software_version", "worker_type")
 
@@ -59,10 +59,12 @@ class PostgresWork(LedgerConnection):
         lease_seconds: float,
     ) -> Exchange:
         limited = self._limited(demand)
+        queues = list(dict.fromkeys(demand.queues))
         values = {
             "worker_id": worker_id,
             "reports": to_json(reports),
-            "queues": list(dict.fromkeys(demand.queues)),
+            "queues": queues,
+            "rooms": [demand.rooms.get(queue, demand.total) for queue in queues],
             "light_handlers": list(demand.light_handlers),
             "light": demand.light,
             "heavy_handlers": list(demand.heavy_handlers),
@@ -77,13 +79,14 @@ class PostgresWork(LedgerConnection):
         claimed = answer.claimed
         if answer.limited_queues:
             self._limits.update(answer.limited_queues)
-            claimed = claimed or await self._claim_limited(answer.limited_queues, values)
+            claimed = claimed or await self._claim_limited(answer.limited_queues, values, demand)
         late = () if answer.accepted == len(reports) else await self._record_late(worker_id, reports)
         return Exchange(tuple(map(_message, claimed)), len(reports) - len(late), late)
 
-    async def _claim_limited(self, queues: list[str], values: dict[str, Any]) -> list[Any]:
+    async def _claim_limited(self, queues: list[str], values: dict[str, Any], demand: Demand) -> list[Any]:
         """These queues turned out to have a limit and were closed to us: claim again, now with their budgets."""
-        values = {**values, "queues": queues, "budgets": queues}
+        rooms = [demand.rooms.get(queue, demand.total) for queue in queues]
+        values = {**values, "queues": queues, "rooms": rooms, "budgets": queues}
         return (await self._exchange_at_once(("claim_tasks",), queues, values, ())).claimed
 
     def _forget_limits(self, limited: list[str], budgets: Sequence[Any]) -> None:
@@ -131,6 +134,16 @@ class PostgresWork(LedgerConnection):
     async def retire_worker(self, worker_id: UUID) -> None:
         await self._execute("retire_worker", {"worker_id": worker_id})
 
+    async def queued_tasks(self, task_ids: Sequence[str]) -> frozenset[str]:
+        """Which of these tasks are still queued."""
+        return frozenset(row.task_id for row in await self._fetch("queued_tasks", keys_of(task_ids)))
+
+
+def keys_of(task_ids: Sequence[str]) -> dict[str, list[Any]]:
+    """The values of `queued_tasks`."""
+    keys = [(task_id, *task_key(task_id)) for task_id in task_ids]
+    return columns_of(("task_ids", "job_ids", "node_ids", "attempts"), keys)
+
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
@@ -174,4 +187,5 @@ def _message(row: Any) -> TaskMessage:
         retry_count=row.retry_count,
         losses=row.losses,
         params_ref=row.params_ref,
+        traceparent=row.traceparent,
     )

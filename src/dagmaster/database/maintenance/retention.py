@@ -19,7 +19,19 @@ BATCH_EVENTS: Final = 20_000  # a batch ends with the job that exceeds this
 COUNTED_AT_MOST: Final = 10_000
 _LOCKED = frozenset({"55P03", "40P01"})
 # The order matters: see the comments of the statements.
-_PARTS = ("keys", "tasks", "results", "payloads", "checkpoints", "documents", "events", "nodes", "search", "jobs")
+_PARTS = (
+    "keys",
+    "tasks",
+    "results",
+    "payloads",
+    "checkpoints",
+    "documents",
+    "events",
+    "nodes",
+    "subscribers",
+    "search",
+    "jobs",
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from psycopg.rows import namedtuple_row
 
 from dagmaster.database.connect import conninfo, translate_errors
 from dagmaster.database.queries import query
+from dagmaster.database.token_login import TokenBlockingConnection
 
 CONNECT_SECONDS = 2
 STATEMENT_SECONDS = 2.0
@@ -88,7 +89,7 @@ def _connected(dsn: str, *, is_configured: bool = True) -> Iterator[psycopg.Conn
     with translate_errors():
         limits = (STATEMENT_SECONDS, STATEMENT_SECONDS, STATEMENT_SECONDS)
         address = conninfo(dsn, "doctor", *limits) if is_configured else dsn
-        with psycopg.connect(
+        with TokenBlockingConnection.connect(
             address, autocommit=True, connect_timeout=CONNECT_SECONDS, row_factory=namedtuple_row
         ) as connection:
             yield connection

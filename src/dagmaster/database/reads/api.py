@@ -1,9 +1,20 @@
-"""All reads through a small pool: any number of requests share a handful of connections."""
+"""All reads through a small pool: any number of requests share a handful of connections.
+
+With DATABASE_POOLER_URL the connections are those of a pooler in transaction mode. It hands each transaction to any of
+its own connections, so there are no prepared statements, and the settings are made in each transaction.
+"""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from dagmaster.database.connect import BY_KEY, Connection, pool, translate_errors
+from dagmaster.database.connect import (
+    BY_KEY,
+    Connection,
+    pool,
+    pool_on_pooler,
+    settings_statement,
+    translate_errors,
+)
 from dagmaster.database.reads.callbacks import CallbackReads
 from dagmaster.database.reads.changes import ChangeReads
 from dagmaster.database.reads.estimates import EstimateReads
@@ -33,9 +44,13 @@ class ApiReads(
 ):
     """`open` it before the first read. The server need not be available then."""
 
-    def __init__(self, dsn: str, role: str = "api", size: int = POOL_SIZE) -> None:
-        super().__init__(dsn, role)
-        self._pool = pool(dsn, role, 0, size, wait_seconds=5, settings=PLANNING)
+    def __init__(self, dsn: str, role: str = "api", size: int = POOL_SIZE, *, pooler_dsn: str | None = None) -> None:
+        super().__init__(pooler_dsn or dsn, role)
+        self._settings = settings_statement(PLANNING) if pooler_dsn else None
+        if pooler_dsn:
+            self._pool = pool_on_pooler(pooler_dsn, role, size, wait_seconds=5)
+        else:
+            self._pool = pool(dsn, role, 0, size, wait_seconds=5, settings=PLANNING)
 
     async def open(self) -> None:
         await self._pool.open()
@@ -47,4 +62,9 @@ class ApiReads(
     async def _connected(self) -> AsyncIterator[Connection]:
         with translate_errors():
             async with self._pool.connection() as connection:
-                yield connection
+                if self._settings is None:
+                    yield connection
+                    return
+                async with connection.transaction():
+                    await connection.execute(self._settings)
+                    yield connection

@@ -22,10 +22,12 @@ class CallbackReads(ReadSession):
         filters = {"request_id": request_id, "platform_id": platform_id, "state": state, "callback_id": None}
         return await self._many("api_callbacks", {**filters, "limit": limit, "after": after}, CallbackInfo)
 
-    async def callbacks_of(self, request_ids: Sequence[str]) -> dict[str, list[CallbackInfo]]:
+    async def callbacks_of(
+        self, request_ids: Sequence[str], platform_ids: Sequence[str]
+    ) -> dict[str, list[CallbackInfo]]:
         """The callbacks of requests, newest first."""
         callbacks: dict[str, list[CallbackInfo]] = {request_id: [] for request_id in request_ids}
-        values = {"request_ids": list(request_ids)}
+        values = {"request_ids": list(request_ids), "platform_ids": list(platform_ids)}
         for callback in await self._many("callbacks_of_requests", values, CallbackInfo):
             callbacks[callback.request_id].append(callback)
         return callbacks

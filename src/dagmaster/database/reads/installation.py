@@ -15,7 +15,7 @@ from dagmaster.client.models.operations import (
     WorkerSummary,
     WorkflowStatistics,
 )
-from dagmaster.database.connect import not_deployed
+from dagmaster.database.connect import not_deployed, require_own_session
 from dagmaster.database.reads.session import ReadSession
 from dagmaster.jobs.model import JanitorAction
 
@@ -52,7 +52,9 @@ class Sizes:
 
 class InstallationReads(ReadSession):
     async def require_schema(self) -> None:
-        """Raise an error if the schema is not deployed."""
+        """Raise an error if the schema is not deployed, or if a pooler stands between this process and the server."""
+        async with self._connected() as connection:
+            await require_own_session(connection)
         rows = await self._dicts("schema_is_deployed", {})
         if not rows[0]["is_deployed"]:
             raise not_deployed()

@@ -1,6 +1,7 @@
 """Queues: how full they are, their settings, and the messages that could not be processed."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
@@ -12,12 +13,43 @@ from dagmaster.jobs.model import QueueSettings
 _COUNTABLE_BYTES = 64 * 1024 * 1024
 
 
+# Those whose rows change most. Tables of events are only appended to.
+_BUSY_TABLES = (
+    "dag_jobs",
+    "dag_node_states",
+    "dag_tasks",
+    "dag_task_results",
+    "orchestrators",
+    "workers",
+    "callback_events",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseFacts:
+    """What metrics show about the database. `rows_by_table` has live and dead rows."""
+
+    size_bytes: int
+    connections: int
+    max_connections: int
+    oldest_transaction_seconds: float
+    rows_by_table: dict[str, tuple[int, int]]
+    pending_callbacks: int
+    callback_overdue_seconds: float
+    active_jobs: int
+    dead_letters: int
+
+
 class QueueReads(ReadSession):
     async def queues(
         self, known: Sequence[str], job_queue: str, *, within_seconds: float, only: str | None = None
     ) -> list[QueueSummary]:
         values = {"known": list(known), "job_queue": job_queue, "within": within_seconds, "only": only}
         return await self._many("api_queues", values, QueueSummary)
+
+    async def database_facts(self) -> DatabaseFacts:
+        (facts,) = await self._many("metrics_database", {"tables": list(_BUSY_TABLES)}, DatabaseFacts)
+        return facts
 
     async def queue_settings(self) -> dict[str, QueueSettings]:
         return {settings.queue: settings for settings in await self._many("api_queue_settings", {}, QueueSettings)}

@@ -26,6 +26,7 @@ from dagmaster.database.schema.compare import SchemaChange, compare, sql_of, tab
 from dagmaster.database.schema.guards import Trigger, triggers
 from dagmaster.database.schema.records import RECORDS
 from dagmaster.database.schema.tables import metadata_of, sequences
+from dagmaster.database.token_login import TokenBlockingConnection
 from dagmaster.errors import Conflict, Unavailable
 from dagmaster.records import SCHEMA, Record
 
@@ -34,10 +35,10 @@ Records = tuple[type[Record], ...]
 
 # Files numbered below this run before the tables are created, the others after.
 _TABLES_AT = 50
-# Everyone who comes to a table after us waits behind us, and the engine's statements give up after three seconds.
+# While a lock request waits, later ones queue behind it, and the engine's statements give up after three seconds.
 _LOCK_SECONDS = 0.5
 _PAUSES_SECONDS = (0.05, 1.0)
-# Did not get a lock in time; met someone who waits for ours.
+# lock_not_available (the lock timeout has passed), deadlock_detected
 _LOCKED = frozenset({"55P03", "40P01"})
 _LOCK = f"hashtext('{SCHEMA}.deploy')"
 
@@ -345,7 +346,7 @@ def _connected(dsn: str) -> Iterator[sa.Connection]:
 def _open(dsn: str) -> psycopg.Connection[Any]:
     # Names are found in public alone, where extensions live: a role's own path might make ours the default schema.
     address = conninfo(dsn, "deploy", statement_seconds=0, lock_seconds=_LOCK_SECONDS, idle_seconds=60)
-    connection = psycopg.connect(address)
+    connection = TokenBlockingConnection.connect(address)
     require_version(connection.info.server_version)
     connection.execute("SET search_path = public")
     connection.commit()

@@ -13,6 +13,7 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from dagmaster.database.connect import translate_errors
+from dagmaster.database.token_login import TokenBlockingConnection
 from dagmaster.errors import NotAllowed
 
 VIEWS = "dagapp_gateway"
@@ -48,7 +49,7 @@ def role_of(database: str) -> str:
 def ensure_gateway_role(dsn: str, *, with_password: bool = False) -> str:
     """Create the role if it is missing, and give it exactly its rights. Returns the DSN of the gateway; it has a new
     password `with_password`."""
-    with translate_errors(), psycopg.connect(dsn, autocommit=True) as connection:
+    with translate_errors(), TokenBlockingConnection.connect(dsn, autocommit=True) as connection:
         database = connection.info.dbname
         role = role_of(database)
         password = secrets.token_urlsafe(32) if with_password else None

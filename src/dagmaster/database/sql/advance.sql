@@ -221,14 +221,15 @@ change AS MATERIALIZED (
 ), queued AS (
     INSERT INTO dagapp.dag_tasks
            (job_id, node_id, attempt, queue, handler, priority, status, params, params_ref, timeout_seconds, retry_count,
-            expires_at)
+            expires_at, traceparent)
     SELECT change.job_id, t.node_id, t.attempt, t.queue, t.handler, change.priority, 'queued', t.params, t.params_ref,
-           t.timeout_seconds, t.retry_count, (SELECT dagapp.clock()) + make_interval(secs => t.queue_timeout_seconds)
+           t.timeout_seconds, t.retry_count, (SELECT dagapp.clock()) + make_interval(secs => t.queue_timeout_seconds),
+           change.c ->> 'traceparent'
       FROM change
      CROSS JOIN LATERAL jsonb_to_recordset(change.c -> 'tasks')
            AS t (node_id text, attempt int, queue text, handler text, params jsonb, params_ref jsonb, timeout_seconds float8,
                  retry_count int, queue_timeout_seconds float8)
-    RETURNING queue
+    RETURNING job_id, node_id, attempt, queue
 ), recorded AS (
     INSERT INTO dagapp.dag_job_events
            (job_id, sequence, node_id, event_type, event_status, attempt, epoch, event_data, created_at)
@@ -270,11 +271,9 @@ change AS MATERIALIZED (
     RETURNING 1
 )
 
--- name: apply_changes
--- Write the changes of a step, with everything that they can contain: also children, next attempts and poisoned tasks.
-WITH
--- use: write
-, next_attempt AS MATERIALIZED (
+-- part: write_more
+-- What a step can write in addition: children, next attempts and poisoned tasks.
+next_attempt AS MATERIALIZED (
     SELECT change.job_id, a.node_id, a.attempt, a.attempt - 1 AS before, a.retry_count
       FROM change
      CROSS JOIN LATERAL jsonb_to_recordset(change.c -> 'next_attempts')
@@ -291,13 +290,13 @@ WITH
 ), queued_again AS (
     INSERT INTO dagapp.dag_tasks
            (job_id, node_id, attempt, queue, handler, priority, status, params, params_ref, timeout_seconds, retry_count,
-            expires_at)
+            expires_at, traceparent)
     SELECT p.job_id, p.node_id, a.attempt, p.queue, p.handler, p.priority, 'queued', p.params, p.params_ref,
-           p.timeout_seconds, a.retry_count, dagapp.clock() + (p.expires_at - p.available_at)
+           p.timeout_seconds, a.retry_count, dagapp.clock() + (p.expires_at - p.available_at), p.traceparent
       FROM next_attempt a
       JOIN dagapp.dag_tasks p
         ON p.job_id = a.job_id AND p.node_id = a.node_id AND p.attempt = a.before
-    RETURNING queue
+    RETURNING job_id, node_id, attempt, queue
 ), poison AS MATERIALIZED (
     SELECT change.job_id, d.node_id, d.attempt, d.description
       FROM change
@@ -313,6 +312,8 @@ WITH
       JOIN dagapp.dag_tasks t
         ON t.job_id = d.job_id AND t.node_id = d.node_id AND t.attempt = d.attempt
 )
+
+-- part: all_written
 SELECT dagapp.demand_counts(
            ARRAY[(SELECT count(*) FROM moved),
                  (SELECT count(*) FROM born),
@@ -320,12 +321,9 @@ SELECT dagapp.demand_counts(
                  (SELECT count(*) FROM recorded),
                  (SELECT count(*) FROM jobs)],
            %(counts)s::bigint[]),
-       ARRAY(SELECT queue FROM queued_again) AS queues;
+       ARRAY(SELECT queue FROM queued_again) AS queues
 
--- name: apply_steps
--- Write the changes of a step that contain no children, next attempts or poisoned tasks: the statement is cheaper without them.
-WITH
--- use: write
+-- part: step_written
 SELECT dagapp.demand_counts(
            ARRAY[(SELECT count(*) FROM moved),
                  0,
@@ -333,7 +331,49 @@ SELECT dagapp.demand_counts(
                  (SELECT count(*) FROM recorded),
                  (SELECT count(*) FROM jobs)],
            %(counts)s::bigint[]),
-       '{}'::text[] AS queues;
+       '{}'::text[] AS queues
+
+-- name: apply_changes
+-- Write the changes of a step, with everything that they can contain: also children, next attempts and poisoned tasks.
+WITH
+-- use: write
+,
+-- use: write_more
+-- use: all_written
+;
+
+-- name: apply_steps
+-- Write the changes of a step that contain no children, next attempts or poisoned tasks: the statement is cheaper without them.
+WITH
+-- use: write
+-- use: step_written
+;
+
+-- name: apply_changes_with_outbox
+-- The same as apply_changes, for a message broker: each new task is also written to the outbox.
+WITH
+-- use: write
+,
+-- use: write_more
+, outbox AS (
+    INSERT INTO dagapp.dag_outbox (job_id, node_id, attempt, queue)
+    SELECT job_id, node_id, attempt, queue FROM queued
+     UNION ALL
+    SELECT job_id, node_id, attempt, queue FROM queued_again
+)
+-- use: all_written
+;
+
+-- name: apply_steps_with_outbox
+-- The same as apply_steps, for a message broker: each new task is also written to the outbox.
+WITH
+-- use: write
+, outbox AS (
+    INSERT INTO dagapp.dag_outbox (job_id, node_id, attempt, queue)
+    SELECT job_id, node_id, attempt, queue FROM queued
+)
+-- use: step_written
+;
 
 -- name: fan_out_total
 -- How many children a fan_out has.

@@ -70,8 +70,8 @@ SELECT r.version_ordinal, r.revision, r.source, r.source_size, r.content_hash, r
 
 -- name: asset_requests
 -- The requests of platforms for an asset, newest first, a page at a time.
-SELECT s.request_id, s.platform_id, s.version_ordinal, s.revision, s.outcome, s.submitted_by, s.callback_url, s.created_at,
-       present.status, present.reason
+SELECT dagapp.shown_request_id(s.request_id) AS request_id, s.platform_id, s.version_ordinal, s.revision, s.outcome,
+       s.submitted_by, s.callback_url, s.created_at, present.status, present.reason
   FROM dagapp.asset_submissions AS s
   JOIN dagapp.geospatial_assets AS a USING (asset_id)
   JOIN dagapp.asset_versions AS v USING (asset_id, version_ordinal)
@@ -97,6 +97,6 @@ SELECT e.callback_id, e.sequence, e.request_id, e.platform_id, e.status, e.url, 
         ORDER BY d.number DESC
         LIMIT 1) AS last
     ON true
- WHERE e.request_id = ANY (%(request_ids)s::text[])
+ WHERE e.request_id = ANY (%(request_ids)s::text[]) AND e.platform_id = ANY (%(platform_ids)s::text[])
  ORDER BY e.sequence DESC
  LIMIT 1000;

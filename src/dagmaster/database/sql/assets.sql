@@ -171,9 +171,9 @@ UPDATE dagapp.platforms
 RETURNING platform_id, display_name, required_refs, optional_refs, version_ref, is_active, b2b_may_approve, created_at, updated_at;
 
 -- name: asset_submission
--- A request, and how far the revision is that it led to.
-SELECT s.request_id, s.platform_id, s.asset_id, s.version_ordinal, s.revision, s.outcome, s.same_content_as,
-       s.superseded_job_id, s.request_hash, s.created_at,
+-- A request, and how far the revision is that it led to. Another platform may have used the same id before.
+SELECT dagapp.shown_request_id(s.request_id) AS request_id, s.platform_id, s.asset_id, s.version_ordinal, s.revision,
+       s.outcome, s.same_content_as, s.superseded_job_id, s.request_hash, s.created_at,
        a.dataset_id, v.version_label, greatest(s.created_at, a.updated_at, v.updated_at) AS updated_at, r.job_id, r.workflow_id,
        present.status, present.reason
   FROM dagapp.asset_submissions AS s
@@ -182,7 +182,7 @@ SELECT s.request_id, s.platform_id, s.asset_id, s.version_ordinal, s.revision, s
   JOIN dagapp.asset_revisions AS r
     ON r.asset_id = s.asset_id AND r.version_ordinal = s.version_ordinal AND r.revision = s.revision
  CROSS JOIN LATERAL dagapp.request_status(a, v, r) AS present
- WHERE s.request_id = %(request_id)s;
+ WHERE s.request_id = ANY (%(request_ids)s::text[]);
 
 -- name: asset_find
 -- An asset by its id or its dataset id, without a lock.
@@ -355,14 +355,28 @@ SELECT r.job_id
  ORDER BY r.job_id;
 
 -- name: asset_submission_insert
--- Record a request with its result, unless its id is taken.
-INSERT INTO dagapp.asset_submissions
-       (request_id, platform_id, asset_id, version_ordinal, revision, outcome, same_content_as, superseded_job_id,
-        request_hash, submitted_by, callback_url)
-VALUES (%(request_id)s, %(platform_id)s, %(asset_id)s, %(ordinal)s, %(revision)s, %(outcome)s, %(same_content_as)s::int,
-        %(superseded_job_id)s::uuid, %(request_hash)s, %(actor)s, %(callback_url)s)
-    ON CONFLICT (request_id) DO NOTHING
-RETURNING request_id;
+-- Record a request with its result, its subscriber and the id that the platform knows, unless its id is taken.
+WITH inserted AS (
+    INSERT INTO dagapp.asset_submissions
+           (request_id, platform_id, asset_id, version_ordinal, revision, outcome, same_content_as, superseded_job_id,
+            request_hash, submitted_by, callback_url)
+    VALUES (%(request_id)s, %(platform_id)s, %(asset_id)s, %(ordinal)s, %(revision)s, %(outcome)s, %(same_content_as)s::int,
+            %(superseded_job_id)s::uuid, %(request_hash)s, %(actor)s, %(callback_url)s)
+        ON CONFLICT (request_id) DO NOTHING
+    RETURNING request_id
+), subscribed AS (
+    INSERT INTO dagapp.callback_subscribers (kind, subject, in_progress_uri, failed_uri)
+    SELECT 'request', request_id, %(subscriber)s::jsonb ->> 'inProgressUri', %(subscriber)s::jsonb ->> 'failedUri'
+      FROM inserted
+     WHERE %(subscriber)s::jsonb IS NOT NULL
+), named AS (
+    INSERT INTO dagapp.request_aliases (stored_id, request_id)
+    SELECT request_id, %(given_id)s
+      FROM inserted
+     WHERE request_id <> %(given_id)s
+)
+SELECT request_id
+  FROM inserted;
 
 -- name: asset_event_insert
 -- Who did what, and why.

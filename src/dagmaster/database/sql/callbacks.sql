@@ -1,6 +1,6 @@
 -- name: callbacks_claim
--- Claim callbacks that are due, each for one attempt, and record that it has begun. Callbacks of a request follow each other:
--- an event waits while an earlier one of the same request is pending. At most a few attempts per receiver are under way, so that
+-- Claim callbacks that are due, each for one attempt, and record that it has begun. Callbacks of a request to one URL follow
+-- each other: an event waits while an earlier one is pending. At most a few attempts per receiver are under way, so that
 -- a slow one is not in the way of others. Receivers are found by jumping from one to the next in the index. An attempt whose
 -- lease has expired was lost with its process; callbacks that have no attempt left become failed.
 WITH RECURSIVE receivers AS (
@@ -33,8 +33,10 @@ WITH RECURSIVE receivers AS (
               AND NOT EXISTS (SELECT 1
                                 FROM dagapp.callback_events earlier
                                WHERE earlier.request_id = e.request_id
+                                 AND earlier.platform_id = e.platform_id
                                  AND earlier.sequence < e.sequence
                                  AND earlier.job_id IS NOT DISTINCT FROM e.job_id
+                                 AND earlier.url = e.url
                                  AND earlier.state = 'pending')
             ORDER BY e.next_attempt_at, e.sequence
             LIMIT greatest(0, %(per_receiver)s - under_way.attempts)) AS d
@@ -69,7 +71,8 @@ WITH RECURSIVE receivers AS (
       FROM claimed
      WHERE state = 'pending'
 )
-SELECT callback_id, sequence, request_id, platform_id, status, url, job_id, attempts AS number, tries, dagapp.clock() AS now
+SELECT callback_id, sequence, request_id, platform_id, status, url, job_id, attempts AS number, tries, dagapp.clock() AS now,
+       (SELECT j.traceparent FROM dagapp.dag_jobs j WHERE j.job_id = claimed.job_id) AS traceparent
   FROM claimed
  WHERE state = 'pending'
  ORDER BY sequence;

@@ -7,17 +7,21 @@ SELECT key_id, name, scopes, platform_id, secret_hash, previous_hash, is_expired
  WHERE key_id = %(key_id)s;
 
 -- name: gateway_request
--- How far a request is; of one platform only, if one is given.
-SELECT request_id, platform_id, asset_id, dataset_id, version_ordinal, version_label, revision, outcome, status, reason,
-       same_content_as, created_at, updated_at
+-- How far a request is; of one platform only, if one is given. Another platform may have used the same id before.
+-- The view of an earlier release has no `shown_id`, and no ids that need it: the gateway may be deployed before the schema.
+SELECT CASE WHEN starts_with(request_id, '~') THEN to_jsonb(requests) ->> 'shown_id' ELSE request_id END AS request_id,
+       platform_id, asset_id, dataset_id, version_ordinal, version_label, revision, outcome, status, reason, same_content_as,
+       created_at, updated_at
   FROM dagapp_gateway.requests
- WHERE request_id = %(request_id)s
-   AND (%(platform_id)s::text IS NULL OR platform_id = %(platform_id)s);
+ WHERE request_id = ANY (%(request_ids)s::text[])
+   AND (%(platform_id)s::text IS NULL OR platform_id = %(platform_id)s)
+ ORDER BY created_at, platform_id;
 
 -- name: gateway_requests_of_version
 -- The requests that led to a version, newest first.
-SELECT request_id, platform_id, asset_id, dataset_id, version_ordinal, version_label, revision, outcome, status, reason,
-       same_content_as, created_at, updated_at
+SELECT CASE WHEN starts_with(request_id, '~') THEN to_jsonb(requests) ->> 'shown_id' ELSE request_id END AS request_id,
+       platform_id, asset_id, dataset_id, version_ordinal, version_label, revision, outcome, status, reason, same_content_as,
+       created_at, updated_at
   FROM dagapp_gateway.requests
  WHERE asset_id = %(asset_id)s
    AND version_ordinal = %(version_ordinal)s

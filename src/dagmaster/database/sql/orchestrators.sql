@@ -74,7 +74,7 @@ RETURNING j.job_id, j.claim_token AS token, j.epoch;
 -- name: load_jobs
 -- Jobs by id.
 SELECT job_id, status, definition_hash, input_params, priority, correlation_id, submitted_by, result_data, error_message,
-       last_sequence, stopping, resume_count,
+       last_sequence, stopping, resume_count, traceparent,
        jsonb_path_query_array(deferred_work, '$[*] ? (exists (@.node_id) && exists (@.handler) && exists (@.known_at))')
            AS deferred_work
   FROM dagapp.dag_jobs

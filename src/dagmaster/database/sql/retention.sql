@@ -77,6 +77,11 @@ DELETE FROM dagapp.dag_job_events
 DELETE FROM dagapp.dag_node_states
  WHERE job_id = ANY (%(job_ids)s::uuid[]);
 
+-- name: retention_subscribers
+-- The subscribers of the deleted jobs.
+DELETE FROM dagapp.callback_subscribers
+ WHERE kind = 'job' AND subject = ANY (SELECT job_id::text FROM unnest(%(job_ids)s::uuid[]) AS old (job_id));
+
 -- name: retention_search
 -- The words of the deleted jobs.
 DELETE FROM dagapp.dag_job_search

@@ -13,21 +13,23 @@ WITH asked AS MATERIALIZED (
     SELECT a.*
       FROM jsonb_to_recordset(%(jobs)s::jsonb)
            AS a (job_id uuid, workflow_id text, workflow_version text, definition_hash text, input_params jsonb,
-                 priority int, correlation_id text, submitted_by text, callback_url text, idempotency_key text,
-                 message_id text, asset_id text, version_ordinal bigint, timeout_seconds float8, nodes jsonb)
+                 priority int, correlation_id text, submitted_by text, callback_url text, subscriber jsonb,
+                 idempotency_key text, message_id text, traceparent text, asset_id text, version_ordinal bigint,
+                 timeout_seconds float8, nodes jsonb)
 ), created AS (
     INSERT INTO dagapp.dag_jobs
            (job_id, workflow_id, workflow_version, definition_hash, status, input_params, priority, correlation_id,
-            submitted_by, callback_url, idempotency_key, message_id, asset_id, version_ordinal, deadline_at, last_sequence)
+            submitted_by, callback_url, idempotency_key, message_id, traceparent, asset_id, version_ordinal, deadline_at,
+            last_sequence)
     SELECT job_id, workflow_id, workflow_version, definition_hash, 'pending', input_params, priority, correlation_id,
-           submitted_by, callback_url, idempotency_key, message_id, asset_id, version_ordinal,
+           submitted_by, callback_url, idempotency_key, message_id, traceparent, asset_id, version_ordinal,
            dagapp.clock() + make_interval(secs => timeout_seconds), 2
       FROM asked
      ORDER BY job_id
         ON CONFLICT DO NOTHING
     RETURNING job_id
 ), fresh AS MATERIALIZED (
-    SELECT a.job_id, a.workflow_id, a.definition_hash, a.nodes
+    SELECT a.job_id, a.workflow_id, a.definition_hash, a.subscriber, a.nodes
       FROM asked a
      WHERE a.job_id = ANY (ARRAY(SELECT job_id FROM created))
 ), nodes AS (
@@ -36,6 +38,11 @@ WITH asked AS MATERIALIZED (
       FROM fresh a
      CROSS JOIN LATERAL jsonb_to_recordset(a.nodes) AS n (node_id text, status text, max_retries int)
     RETURNING job_id, node_id, status
+), subscribers AS (
+    INSERT INTO dagapp.callback_subscribers (kind, subject, in_progress_uri, failed_uri)
+    SELECT 'job', a.job_id::text, a.subscriber ->> 'inProgressUri', a.subscriber ->> 'failedUri'
+      FROM fresh a
+     WHERE a.subscriber IS NOT NULL
 ), events AS (
     INSERT INTO dagapp.dag_job_events (job_id, sequence, node_id, event_type, event_status, epoch, event_data)
     SELECT a.job_id, 1, NULL, 'job_created', 'pending', 0,

@@ -81,12 +81,14 @@ waiting AS (
 -- New tasks, as many of each kind as there is room for.
 open AS MATERIALIZED (
     -- A queue with a limit is open only to a transaction that holds its budget (lock_budgets).
+    -- `room` is the smaller one of what the queue and what the worker allows, which is never NULL.
     SELECT q.name, q.place,
-           CASE WHEN s.max_running IS NOT NULL
-                THEN s.max_running - (SELECT count(*)
-                                        FROM dagapp.dag_tasks t
-                                       WHERE t.status = 'running' AND t.queue = q.name) END AS room
-      FROM unnest(%(queues)s::text[]) WITH ORDINALITY AS q (name, place)
+           least(q.room,
+                 CASE WHEN s.max_running IS NOT NULL
+                      THEN s.max_running - (SELECT count(*)
+                                              FROM dagapp.dag_tasks t
+                                             WHERE t.status = 'running' AND t.queue = q.name) END) AS room
+      FROM unnest(%(queues)s::text[], %(rooms)s::int[]) WITH ORDINALITY AS q (name, room, place)
       LEFT JOIN dagapp.dag_queues s
         ON s.queue = q.name
      WHERE s.queue IS NULL
@@ -156,14 +158,14 @@ open AS MATERIALIZED (
                            FROM dagapp.dag_tasks p
                           WHERE p.job_id = t.job_id AND p.node_id = t.node_id AND p.status = 'lost')::int
                    ELSE 0 END AS losses,
-              t.params_ref
+              t.params_ref, t.traceparent
 ), taken AS (
     SELECT NULL::text AS limited_queue, task_id, job_id, node_id, attempt, handler, params, queue, timeout_seconds,
-           retry_count, losses, params_ref
+           retry_count, losses, params_ref, traceparent
       FROM claimed
      UNION ALL
     -- Queues with a limit that this worker did not know of, and that were closed to it: it knows them from now on.
-    SELECT queue, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+    SELECT queue, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
       FROM dagapp.dag_queues
      WHERE queue = ANY (%(queues)s::text[]) AND max_running IS NOT NULL AND NOT queue = ANY (%(budgets)s::text[])
 )
@@ -178,10 +180,10 @@ WITH RECURSIVE
 SELECT (SELECT count(*) FROM done)::int AS accepted, NULL::text AS limited_queue, NULL::text AS task_id,
        NULL::uuid AS job_id, NULL::text AS node_id, NULL::int AS attempt, NULL::text AS handler, NULL::jsonb AS params,
        NULL::text AS queue, NULL::float8 AS timeout_seconds, NULL::int AS retry_count, NULL::int AS losses,
-       NULL::jsonb AS params_ref
+       NULL::jsonb AS params_ref, NULL::text AS traceparent
  UNION ALL
 SELECT NULL, limited_queue, task_id, job_id, node_id, attempt, handler, params, queue, timeout_seconds, retry_count,
-       losses, params_ref
+       losses, params_ref, traceparent
   FROM taken;
 
 -- name: report_tasks
@@ -196,7 +198,7 @@ SELECT count(*)::int AS accepted
 WITH RECURSIVE
 -- use: take
 SELECT limited_queue, task_id, job_id, node_id, attempt, handler, params, queue, timeout_seconds, retry_count, losses,
-       params_ref
+       params_ref, traceparent
   FROM taken;
 
 -- name: lock_budgets
@@ -251,10 +253,11 @@ SELECT job_id, node_id, attempt
 
 -- name: renew_leases
 -- Renew the leases of tasks that this worker runs, store their progress and last log lines, and return those that it no longer
--- holds.
+-- holds. A task that had to wait for a slot has started when its handler did, or has not started yet.
 WITH sent AS MATERIALIZED (
     SELECT h.*
-      FROM jsonb_to_recordset(%(held)s::jsonb) AS h (job_id uuid, node_id text, attempt int, progress jsonb, log jsonb)
+      FROM jsonb_to_recordset(%(held)s::jsonb) AS h (job_id uuid, node_id text, attempt int, progress jsonb, log jsonb,
+                                                             run_seconds float8)
      ORDER BY h.job_id, h.node_id, h.attempt
 ), held AS MATERIALIZED (
     SELECT h.*
@@ -269,7 +272,8 @@ WITH sent AS MATERIALIZED (
     UPDATE dagapp.dag_tasks t
        SET lease_until = dagapp.clock() + make_interval(secs => %(lease)s),
            progress = coalesce(h.progress, t.progress),
-           log = coalesce(h.log, t.log)
+           log = coalesce(h.log, t.log),
+           started_at = greatest(t.started_at, dagapp.clock() - make_interval(secs => h.run_seconds))
       FROM held h
      WHERE t.job_id = h.job_id AND t.node_id = h.node_id AND t.attempt = h.attempt
     RETURNING t.job_id, t.node_id, t.attempt

@@ -73,7 +73,7 @@ class CreateCogParams(CogParams, GridParams):
 
 def create_cog(ctx: SyncContext, params: CreateCogParams) -> CogResult:
     """Write a whole file as one COG."""
-    source = find_source(ctx.storage, params.source)
+    source = find_source(ctx.storage, params.source, ctx.job_id)
     with unchanged(ctx.storage, source, params.source.etag):
         facts = facts_of_source(ctx.storage, source, params.source.source_crs)
     grid = single_grid(facts, params, params.origin, is_part=params.part is not None)
@@ -124,7 +124,7 @@ def _source_writer(
     *,
     own: tuple[int, int] | None = None,
 ) -> Writer:
-    options, source = params.source, find_source(ctx.storage, params.source)
+    options, source = params.source, find_source(ctx.storage, params.source, ctx.job_id)
 
     def write(target: Path, profile: CogProfile, on_progress: Callable[[float], None]) -> CogFacts:
         with unchanged(ctx.storage, source, options.etag):
@@ -150,7 +150,7 @@ def _source_writer(
 
 def _bordered_writer(ctx: SyncContext, params: CreateCogParams, grid: OutputGrid) -> Writer:
     options = params.source
-    source, *neighbours = (find_source(ctx.storage, each) for each in (options, *params.neighbours))
+    source, *neighbours = (find_source(ctx.storage, each, ctx.job_id) for each in (options, *params.neighbours))
     kind = options.kind or RasterType.UNKNOWN
 
     def write(target: Path, profile: CogProfile, on_progress: Callable[[float], None]) -> CogFacts:
@@ -371,7 +371,7 @@ def _created(storage: Storage, location: Location, sha256: str) -> datetime | No
 def _provenance(ctx: SyncContext, source: SourceParams) -> dict[str, str | None]:
     """Of the source: its name, CRS and checksum. A name that is not fit for publication is left out."""
     return {
-        "source_name": public_name(find_source(ctx.storage, source)),
+        "source_name": public_name(find_source(ctx.storage, source, ctx.job_id)),
         "source_crs": source.crs or source.source_crs,
         "source_sha256": source.sha256,
     }

@@ -15,7 +15,7 @@ from dagmaster.storage.location import Edition, Folder, Zone, intermediate
 
 def blob_to_mount(ctx: SyncContext, params: SourceParams) -> MountResult:
     """Copy a source that cannot be read in place to the job's own folder; the copy is deleted with the job."""
-    source = find_source(ctx.storage, params)
+    source = find_source(ctx.storage, params, ctx.job_id)
     target = in_silver(ctx.storage, intermediate(ctx.job_id, source.name))
     if source.location is None:
         raise UnfitData("only a blob can be copied", code="source.not-a-blob")

@@ -1,26 +1,32 @@
 """The source files of raster handlers: how a workflow names one, and how it is found and read."""
 
 import hashlib
+import re
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
+from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from dagmaster.errors import NotFound, UnfitData
+from dagmaster.errors import Conflict, NotFound, UnfitData
 from dagmaster.handlers.context import GiveBack
 from dagmaster.handlers.raster.dataset import About, Json
 from dagmaster.handlers.raster.documents import cog_of
+from dagmaster.handlers.raster.outputs import in_silver
 from dagmaster.raster.analysis.statistics import BandStatistics, partial_of, summarize
 from dagmaster.raster.source.facts import RasterFacts, RasterType, read_facts
 from dagmaster.raster.source.opening import opened
 from dagmaster.raster.source.sample import take_sample
 from dagmaster.stac.public import leak_in
 from dagmaster.stac.renders import renders
-from dagmaster.storage.location import Zone
+from dagmaster.storage.location import Zone, intermediate
 from dagmaster.storage.sources import SourceFile, SourceOrigin
 from dagmaster.storage.zones import Storage
+
+_LONGEST_NAME = 100
 
 
 class SourceParams(BaseModel):
@@ -48,11 +54,35 @@ class SourceParams(BaseModel):
         return float("nan") if self.nodata == "nan" else self.nodata
 
 
-def find_source(storage: Storage, params: SourceParams, zone: Zone = Zone.BRONZE) -> SourceFile:
+def find_source(storage: Storage, params: SourceParams, job_id: UUID, zone: Zone = Zone.BRONZE) -> SourceFile:
     container = params.container_name or storage.containers[zone]
     source = storage.find_source(params.blob_name, container=container, zone=zone)
+    if source.url is not None:
+        source = _downloaded(storage, source, source.url, job_id)
     _refuse_changed(storage, source, params.etag)
     return source
+
+
+def _downloaded(storage: Storage, source: SourceFile, url: str, job_id: UUID) -> SourceFile:
+    """The copy of a file of a web server. The first task that reads it downloads it into the folder of the job."""
+    folder = hashlib.sha256(url.encode()).hexdigest()[:16]
+    name = re.sub(r"[^A-Za-z0-9_.-]|^[.-]+", "_", source.name)[-_LONGEST_NAME:]
+    copy = in_silver(storage, intermediate(job_id, f"sources/{folder}/{name}"))
+    if not storage.exists(copy):
+        with storage.scratch(job_id) as scratch:
+            file = _download(url, scratch, storage.source_rules.limit_bytes)
+            with suppress(Conflict):  # another task was faster, and its copy is read
+                storage.put_file(copy, file, move=True, create_only=True)
+    return replace(source, gdal_path=storage.gdal_path(copy), location=copy, url=None)
+
+
+def _download(url: str, folder: Path, limit_bytes: int) -> Path:
+    from dagmaster.storage.download import DownloadRules, download
+
+    try:
+        return download(url, folder, DownloadRules(limit_bytes))
+    except NotFound as error:
+        raise UnfitData(error.message, code=error.code, hint="correct the URL") from error
 
 
 @contextmanager
@@ -103,7 +133,7 @@ def facts_of_source(storage: Storage, source: SourceFile, source_crs: str | None
 
 
 def checksum_of(storage: Storage, source: SourceFile) -> str | None:
-    """The SHA-256 of a file that is stored or local; None for an address, whose content may change."""
+    """The SHA-256 of a file that is stored, downloaded or local; None for an object of another store."""
     if source.location is not None:
         return storage.sha256(source.location)
     if source.kind is SourceOrigin.LOCAL:

@@ -81,7 +81,7 @@ def merge(ctx: SyncContext, params: StackParams) -> StackResult:
 def _find(ctx: SyncContext, params: StackParams) -> tuple[list[SourceFile], SourceParams]:
     """The files, and the options that hold for all of them."""
     options = [params.source(blob_name) for blob_name in params.blob_names]
-    return [find_source(ctx.storage, each, params.zone) for each in options], options[0]
+    return [find_source(ctx.storage, each, ctx.job_id, params.zone) for each in options], options[0]
 
 
 def _with_provenance(ctx: SyncContext, params: StackParams, sources: list[SourceFile]) -> StackParams:

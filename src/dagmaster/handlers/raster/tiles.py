@@ -45,7 +45,7 @@ def generate_tiling_scheme(ctx: SyncContext, params: SchemeParams) -> TilingSche
     """Divide the output grid into tiles, leave out those without data, and store the scheme as GeoJSON."""
     options, about = params.source, params.about
     edition = about.writable_edition(ctx)
-    source = find_source(ctx.storage, options)
+    source = find_source(ctx.storage, options, ctx.job_id)
     kind = options.kind or RasterType.UNKNOWN
     with unchanged(ctx.storage, source, options.etag):
         facts = facts_of_source(ctx.storage, source, options.source_crs)

@@ -133,7 +133,7 @@ class _ValidFile:
 
 
 def _validate(ctx: SyncContext, params: ValidateParams) -> _ValidFile:
-    source = find_source(ctx.storage, params)
+    source = find_source(ctx.storage, params, ctx.job_id)
     etag = params.etag or etag_of(ctx.storage, source)
     with unchanged(ctx.storage, source, etag):
         checked = check(

@@ -22,6 +22,7 @@ from dagmaster.errors import InvalidRequest, NotAllowed
 from dagmaster.jobs.model import Submission
 from dagmaster.library.workflows import WorkflowLibrary
 from dagmaster.operations.assets.source import PinnedSource, pin
+from dagmaster.operations.callback_urls import main_callback_url
 from dagmaster.operations.submit import prepare
 from dagmaster.storage import Storage
 from dagmaster.workflows.model import Workflow
@@ -72,12 +73,12 @@ async def check(
     _refuse_reserved(workflow, request.parameters)
     source = await pin(storage, request.source, prefix=_prefix_of(caller))
     inputs = _checked_inputs(library, workflow, source, request)
-    dataset_ids = _dataset_ids(request.platform_id, references)
+    dataset_ids = _dataset_ids(request.platform_id, references, is_of_partner=caller.has(Scope.B2B))
     parameters_hash = _hash([workflow.workflow_id, inputs])
     title = request.parameters.get("title")
     new = NewSubmission(
         request_id=request.request_id or str(uuid4()),
-        request_hash=_hash(request.model_dump(mode="json", exclude={"request_id", "dry_run"})),
+        request_hash=_hash(_content_of(request)),
         platform_id=request.platform_id,
         asset_id=references.asset_id,
         identity=references.identity,
@@ -91,9 +92,16 @@ async def check(
         source_etag=source.etag,
         source_size=source.size_bytes,
         title=title if isinstance(title, str) else None,
-        callback_url=request.callback_url,
+        callback_url=main_callback_url(request.callback_url, request.subscriber),
+        subscriber=None if request.subscriber is None else request.subscriber.urls,
     )
     return CheckedSubmission(request, references, label, workflow, source, inputs, new)
+
+
+def _content_of(request: AssetSubmissionRequest) -> dict[str, Any]:
+    """What must be the same if a request is repeated. Requests of earlier releases had no subscriber."""
+    left_out = {"request_id", "dry_run"} | ({"subscriber"} if request.subscriber is None else set())
+    return request.model_dump(mode="json", exclude=left_out)
 
 
 def _prefix_of(caller: Caller) -> str | None:
@@ -121,7 +129,7 @@ def job_of(library: WorkflowLibrary, checked: CheckedSubmission, target: Revisio
             priority=request.priority,
             correlation_id=checked.new.request_id,
             submitted_by=checked.new.actor[:_LONGEST_ACTOR],
-            callback_url=request.callback_url,
+            callback_url=main_callback_url(request.callback_url, request.subscriber),
         ),
         allow_reserved=True,
     )
@@ -163,22 +171,31 @@ def _label(platform: PlatformInfo, references: References, request: AssetSubmiss
     return references.version_label or request.version_label
 
 
-def _dataset_ids(platform_id: str, references: References) -> tuple[str, ...]:
-    """The preferred dataset id of a new asset, and one that no other asset can have."""
+def _dataset_ids(platform_id: str, references: References, *, is_of_partner: bool) -> tuple[str, ...]:
+    """The dataset ids that a new asset may get, the preferred one first, and one that no other asset can have.
+
+    A partner does not get a name alone: whether it is free would reveal the datasets of other platforms.
+    """
     values = list(references.identity.values())
     if platform_id in LOCAL:
         name = values[0]
         require_dataset_id(name)
     else:
         name = dataset_id_from("-".join(values))
-    suffix = f"-{references.asset_id[:8]}"
+    own_name = _with_suffix(name, references.asset_id[:8])
     if is_reserved(name):
         if platform_id in LOCAL:
             raise InvalidRequest(
                 f"'{name}' looks like the id of an asset or a job", code="storage.bad-dataset", hint="use another name"
             )
-        return (f"{name}{suffix}",)
-    return name, f"{name[: LONGEST - len(suffix)].rstrip('._-')}{suffix}"
+        return (own_name,)
+    if is_of_partner and platform_id not in LOCAL:
+        return own_name, _with_suffix(name, references.asset_id)
+    return name, own_name
+
+
+def _with_suffix(name: str, suffix: str) -> str:
+    return f"{name[: LONGEST - len(suffix) - 1].rstrip('._-')}-{suffix}"
 
 
 def _require_assets_workflow(workflow: Workflow) -> None:
@@ -221,7 +238,12 @@ def _checked_inputs(
     inputs = {**request.parameters, **_source_inputs(source)}
     job = prepare(
         library,
-        Submission(workflow_id=workflow.workflow_id, inputs=inputs, callback_url=request.callback_url),
+        Submission(
+            workflow_id=workflow.workflow_id,
+            inputs=inputs,
+            callback_url=request.callback_url,
+            subscriber=request.subscriber,
+        ),
     )
     decided = RESERVED | PINS | SOURCES
     return {name: value for name, value in job.input_params.items() if name not in decided}

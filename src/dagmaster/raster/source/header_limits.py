@@ -4,8 +4,8 @@ GDAL parses the XML of its own metadata tag while it opens a file, in time that 
 entries: ten megabytes of them take minutes. Texts that no program writes are refused, at the cost of one read.
 """
 
-import os
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from dagmaster.errors import UnfitData
@@ -24,29 +24,32 @@ class _TiffFormat:
     entry: str
 
 
-def require_small_texts(path: str, name: str) -> None:
+# Reads a number of bytes from a position; fewer if the file ends before.
+ReadRange = Callable[[int, int], bytes]
+
+
+def require_small_texts(read: ReadRange, name: str) -> None:
     """Refuse a TIFF whose texts are too long. GDAL checks everything else."""
-    with open(path, "rb") as file:  # noqa: PTH123  (a path for GDAL)
-        for tag, count in _entries(file.fileno()):
-            if count > _MOST_BYTES.get(tag, count):
-                raise UnfitData(
-                    f"the {_TEXTS[tag]} in the header of '{name}' has {count:,} bytes",
-                    code="raster.header-too-large",
-                    hint="export it without that text: `gdal_translate -nomd in.tif out.tif`",
-                )
+    for tag, count in _entries(read):
+        if count > _MOST_BYTES.get(tag, count):
+            raise UnfitData(
+                f"the {_TEXTS[tag]} in the header of '{name}' has {count:,} bytes",
+                code="raster.header-too-large",
+                hint="export it without that text: `gdal_translate -nomd in.tif out.tif`",
+            )
 
 
-def _entries(file: int) -> list[tuple[int, int]]:
+def _entries(read: ReadRange) -> list[tuple[int, int]]:
     """Tags of the first directory with their number of values; empty if it is no TIFF or is cut off."""
-    layout = _format_of(os.pread(file, 4, 0))
+    layout = _format_of(read(4, 0))
     if layout is None:
         return []
     try:
-        (offset,) = struct.unpack(layout.header, os.pread(file, struct.calcsize(layout.header), 0))
-        (entries,) = struct.unpack(layout.count, os.pread(file, struct.calcsize(layout.count), offset))
+        (offset,) = struct.unpack(layout.header, read(struct.calcsize(layout.header), 0))
+        (entries,) = struct.unpack(layout.count, read(struct.calcsize(layout.count), offset))
         size = struct.calcsize(layout.entry)
-        block = os.pread(file, size * min(entries, _MOST_ENTRIES), offset + struct.calcsize(layout.count))
-    except (struct.error, OSError):
+        block = read(size * min(entries, _MOST_ENTRIES), offset + struct.calcsize(layout.count))
+    except struct.error:
         return []
     whole = len(block) // size * size
     return [(tag, count) for tag, _, count in struct.iter_unpack(layout.entry, block[:whole])]

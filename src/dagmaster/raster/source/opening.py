@@ -22,7 +22,8 @@ from rasterio._err import CPLE_BaseError, CPLE_OutOfMemoryError
 from rasterio.errors import NotGeoreferencedWarning, RasterioError
 
 from dagmaster.errors import InvalidRequest, NotFound, Unavailable, UnfitData
-from dagmaster.raster.source.header_limits import require_small_texts
+from dagmaster.gdal_library import OpenedFile
+from dagmaster.raster.source.header_limits import ReadRange, require_small_texts
 
 # The first bytes of supported formats. GDAL's COG driver only writes: a COG is opened as GTiff.
 _SUPPORTED: dict[bytes, str] = {
@@ -115,9 +116,12 @@ def short_name(path: str | Path) -> str:
 
 
 def size_of(path: str | Path) -> int:
-    """Bytes of a local file, 0 for a remote one."""
+    """Bytes of a file, 0 if it cannot be accessed."""
     try:
-        return os.stat(path).st_size  # noqa: PTH116  (a /vsi path is not a Path)
+        if not _is_of_gdal(os.fspath(path)):
+            return os.stat(path).st_size  # noqa: PTH116
+        with OpenedFile(os.fspath(path)) as file:
+            return file.size_bytes
     except OSError:
         return 0
 
@@ -173,18 +177,17 @@ def _require_regular_file(path: str) -> None:
     # Reading a pipe or a device could block forever.
     if not stat.S_ISREG(status.st_mode):
         raise UnfitData(f"'{name}' is not a regular file", code="raster.not-a-file", hint="submit one raster file")
-    if status.st_size == 0:
-        raise UnfitData(f"'{name}' is empty", code="raster.empty", hint="upload it again")
+    _refuse_empty(status.st_size, name)
 
 
 def _open(path: str) -> Any:
-    """With the driver that the first bytes identify; a remote file is tried with each driver."""
-    name, head = short_name(path), _head(path)
-    if head:
-        require_small_texts(path, name)
-    drivers = [driver for start, driver in _SUPPORTED.items() if head.startswith(start)] if head else DRIVERS
+    """With the driver that the first bytes identify, after a check of the header."""
+    name = short_name(path)
+    with _reading(path, name) as read:
+        head = read(64, 0)
+        require_small_texts(read, name)
     problem: BaseException | None = None
-    for driver in drivers:
+    for driver in (driver for start, driver in _SUPPORTED.items() if head.startswith(start)):
         try:
             return rasterio.open(path, driver=driver)
         except READ_ERRORS as error:
@@ -198,6 +201,37 @@ def _open(path: str) -> Any:
         code="raster.corrupt",
         hint="upload it again, or export it again from its source",
     ) from None
+
+
+@contextlib.contextmanager
+def _reading(path: str, name: str) -> Iterator[ReadRange]:
+    """Read ranges of a file before GDAL interprets it; of an object, by requests for these ranges only."""
+    try:
+        if _is_of_gdal(path):
+            with OpenedFile(path) as file:
+                _refuse_empty(file.size_bytes, name)
+                yield file.read
+        else:
+            with open(path, "rb") as local:  # noqa: PTH123
+                size_bytes = os.fstat(local.fileno()).st_size
+                yield lambda length, start: os.pread(local.fileno(), length, start) if start < size_bytes else b""
+    except OSError as error:
+        if path.startswith(_REMOTE):
+            why = reason(error)
+            if why.startswith("Missing AZURE"):  # GDAL looks for a folder of that name, and has no signature for it
+                why = "it does not exist, or access to it is refused"
+            raise Unavailable(f"'{name}' cannot be read: {why}", code="raster.unreachable") from None
+        raise UnfitData(f"'{name}' cannot be read: {reason(error)}", code="raster.unreadable-file") from None
+
+
+def _is_of_gdal(path: str) -> bool:
+    """Whether only GDAL can read it."""
+    return path.startswith("/vsi")
+
+
+def _refuse_empty(size_bytes: int, name: str) -> None:
+    if size_bytes == 0:
+        raise UnfitData(f"'{name}' is empty", code="raster.empty", hint="upload it again")
 
 
 def _unsupported(name: str, head: bytes) -> UnfitData:
@@ -220,19 +254,10 @@ def _refused(name: str, what: str, advice: str) -> UnfitData:
     )
 
 
-def _head(path: str) -> bytes:
-    """The first bytes; none of a file that only GDAL can read."""
-    try:
-        with open(path, "rb") as file:  # noqa: PTH123
-            return file.read(64)
-    except OSError:
-        return b""
-
-
 def _refuse_external_data(dataset: Any, path: str) -> None:
     """An Imagine file may keep its pixels in another file that it names."""
     others = [file for file in dataset.files if os.path.abspath(file) != os.path.abspath(path)]  # noqa: PTH100
-    if others and not path.startswith("/vsi"):
+    if others:
         raise UnfitData(
             f"'{short_name(path)}' keeps its data in another file ({short_name(others[0])})",
             code="raster.indirect",

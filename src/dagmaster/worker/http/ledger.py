@@ -7,6 +7,7 @@ Answers are not trusted: a task that was not asked for, or a payload that is not
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -93,13 +94,15 @@ class HttpLedger:
     async def _send(
         self, path: str, worker_id: UUID, reports: Sequence[bytes], demand: Demand, lease_seconds: float
     ) -> ExchangeAnswer:
-        wanted = {
+        wanted: dict[str, Any] = {
             "queues": demand.queues,
             "light_handlers": demand.light_handlers,
             "light": min(demand.light, MOST_CLAIMED),
             "heavy_handlers": demand.heavy_handlers,
             "heavy": min(demand.heavy, MOST_CLAIMED),
         }
+        if demand.rooms:  # an older platform does not know the field
+            wanted["rooms"] = {queue: min(room, MOST_CLAIMED) for queue, room in demand.rooms.items()}
         body = {"reports": list(map(orjson.Fragment, reports)), "demand": wanted, "lease_seconds": lease_seconds}
         content = orjson.dumps(body)
         return await self._requests.send("POST", worker_id, path, ExchangeAnswer, content=content)
@@ -240,6 +243,8 @@ def _messages(claimed: Sequence[ClaimedTask], demand: Demand) -> tuple[TaskMessa
     light = sum(task.handler in demand.light_handlers for task in claimed)
     heavy = sum(task.handler in demand.heavy_handlers for task in claimed)
     are_wanted = light <= demand.light and heavy <= demand.heavy and light + heavy == len(claimed)
+    by_queue = Counter(task.queue for task in claimed)
+    are_wanted = are_wanted and all(by_queue[queue] <= room for queue, room in demand.rooms.items())
     if not are_wanted or not all(task.queue in demand.queues for task in claimed):
         raise unexpected("it has tasks that this worker did not ask for")
     if any(task.task_id != task_id(task.job_id, task.node_id, task.attempt) for task in claimed):

@@ -16,7 +16,7 @@ from dagmaster.database.ledger.protocol import Demand
 from dagmaster.errors import DagmasterError
 from dagmaster.jobs.model import TaskMessage
 from dagmaster.observe import log
-from dagmaster.transports.transport import Delivery, Ticket
+from dagmaster.transports.transport import MOST_AT_ONCE, Delivery, Ticket
 from dagmaster.worker.http.requests import WorkerRequests
 
 WAIT_SECONDS = 25.0  # below the timeouts of common proxies, and below the server's limit
@@ -48,6 +48,7 @@ class HttpTransport:
             return
         heavy = sum(task.handler in demand.heavy_handlers for task in claimed)
         light = len(claimed) - heavy
+        has_more_queues = not set(demand.queues) <= set(self._queues)  # a worker may limit its queues
         self._queues = demand.queues
         self._free = frozenset(
             (demand.light_handlers if light < demand.light else ())
@@ -58,7 +59,7 @@ class HttpTransport:
         elif self._was_announced:
             self._in_vain = min(self._in_vain + 1, 10)
         self._was_announced = False
-        if self._free - self._asked:
+        if self._free - self._asked or has_more_queues:
             self._has_more_free.set()
 
     async def publish(self, tickets: Sequence[Ticket]) -> None:
@@ -67,7 +68,7 @@ class HttpTransport:
     def topics(self, _tickets: Sequence[Ticket]) -> Sequence[str]:
         return ()
 
-    async def receive(self, timeout_seconds: float) -> Sequence[Delivery]:
+    async def receive(self, timeout_seconds: float, _limit: int = MOST_AT_ONCE) -> Sequence[Delivery]:
         """What the server announces. It waits longer than `timeout_seconds`, because its requests need no polling."""
         if self._in_vain:
             low, high = _PAUSE_SECONDS

@@ -127,7 +127,11 @@ BEGIN
            review_notified_at = CASE WHEN state = 'completed' THEN revision.review_notified_at END
      WHERE revision.job_id = NEW.job_id
     RETURNING revision.version_ordinal, revision.revision, revision.content_hash INTO place;
-    IF place IS NULL OR NEW.status = 'running' AND OLD.status = 'pending' THEN
+    IF place IS NULL THEN
+        RETURN NULL;
+    END IF;
+    IF NEW.status = 'running' AND OLD.status = 'pending' THEN
+        PERFORM dagapp.record_beginning_callbacks(NEW.asset_id);
         RETURN NULL;
     END IF;
     IF state = 'completed' THEN

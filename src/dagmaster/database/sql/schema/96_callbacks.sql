@@ -43,6 +43,33 @@ SELECT outcome.status,
        ) AS outcome
 $$;
 
+-- The id of a request that its platform knows: another one than that of the row if another platform had used it before.
+CREATE OR REPLACE FUNCTION dagapp.shown_request_id(stored text) RETURNS text
+LANGUAGE sql STABLE
+AS $$
+SELECT CASE
+           WHEN starts_with(stored, '~') THEN (SELECT request_id FROM dagapp.request_aliases WHERE stored_id = stored)
+           ELSE stored
+       END
+$$;
+
+-- Where the callback of a status goes: to the URL of the submission when processing has ended, or, if it has a subscriber, to
+-- the URL for this kind of status. Null if it is not sent.
+CREATE OR REPLACE FUNCTION dagapp.callback_url_for(of_kind text, of_subject text, url text, status text) RETURNS text
+LANGUAGE sql STABLE
+AS $$
+SELECT CASE
+           WHEN status IN ('received', 'pending') THEN NULL
+           WHEN status IN ('processing', 'running') THEN subscriber.in_progress_uri
+           WHEN subscriber.subject IS NULL THEN url
+           WHEN status IN ('failed', 'invalid', 'cancelled', 'rejected', 'unpublished') THEN subscriber.failed_uri
+           ELSE url
+       END
+  FROM (VALUES (of_kind, of_subject)) AS of (kind, subject)
+  LEFT JOIN dagapp.callback_subscribers AS subscriber
+    ON subscriber.kind = of.kind AND subscriber.subject = of.subject
+$$;
+
 -- Record callbacks of the requests of an asset whose status has changed, by the event that changed it. Each request has its last status, so an
 -- event that changes nothing for a request causes no callback. A version that is approved and published at once is both.
 CREATE OR REPLACE FUNCTION dagapp.record_callbacks(about_asset text, by_event bigint) RETURNS void
@@ -68,17 +95,39 @@ WITH changed AS (
     RETURNING submission.request_id, submission.platform_id, submission.callback_url, present.status, present.earlier_status
 )
 INSERT INTO dagapp.callback_events (request_id, platform_id, status, url, asset_event_id)
-SELECT changed.request_id, changed.platform_id, sent.status, changed.callback_url, by_event
+SELECT dagapp.shown_request_id(changed.request_id), changed.platform_id, sent.status, target.url, by_event
   FROM changed
  CROSS JOIN LATERAL unnest(
            CASE
-               WHEN changed.status IN ('received', 'processing') THEN ARRAY[]::text[]
                WHEN changed.status = 'published' AND changed.earlier_status IN ('awaiting_review', 'partial')
                    THEN ARRAY['approved', 'published']
                ELSE ARRAY[changed.status]
            END) WITH ORDINALITY AS sent (status, place)
+ CROSS JOIN LATERAL (
+           SELECT dagapp.callback_url_for('request', changed.request_id, changed.callback_url, sent.status) AS url
+       ) AS target
+ WHERE target.url IS NOT NULL
  ORDER BY changed.request_id, sent.place
     ON CONFLICT DO NOTHING;
+$$;
+
+-- Processing has begun, which is no event of the asset: only requests that want to know it are looked at.
+CREATE OR REPLACE FUNCTION dagapp.record_beginning_callbacks(about_asset text) RETURNS void
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    IF EXISTS (
+        SELECT
+          FROM dagapp.asset_submissions AS submission
+          JOIN dagapp.callback_subscribers AS subscriber
+            ON subscriber.kind = 'request' AND subscriber.subject = submission.request_id
+         WHERE submission.asset_id = about_asset AND subscriber.in_progress_uri IS NOT NULL
+    ) THEN
+        PERFORM dagapp.record_callbacks(
+            about_asset, (SELECT coalesce(max(event_id), 0) FROM dagapp.asset_events WHERE asset_id = about_asset)
+        );
+    END IF;
+END
 $$;
 
 CREATE OR REPLACE FUNCTION dagapp.record_event_callbacks() RETURNS trigger
@@ -102,14 +151,16 @@ BEGIN
 END
 $$;
 
--- The end of a job that belongs to no asset. Such a job has no platform; the secret of this installation signs its callback.
+-- The beginning or the end of a job that belongs to no asset. Such a job has no platform; the secret of this installation signs
+-- its callback.
 CREATE OR REPLACE FUNCTION dagapp.record_job_callback() RETURNS trigger
 LANGUAGE plpgsql
 AS $$
 BEGIN
     INSERT INTO dagapp.callback_events (request_id, platform_id, status, url, job_id, resume_count)
-    VALUES (coalesce(NEW.correlation_id, NEW.job_id::text), 'local', NEW.status, NEW.callback_url, NEW.job_id,
-            NEW.resume_count)
+    SELECT coalesce(NEW.correlation_id, NEW.job_id::text), 'local', NEW.status, target.url, NEW.job_id, NEW.resume_count
+      FROM (SELECT dagapp.callback_url_for('job', NEW.job_id::text, NEW.callback_url, NEW.status) AS url) AS target
+     WHERE target.url IS NOT NULL
         ON CONFLICT DO NOTHING;
     RETURN NULL;
 END

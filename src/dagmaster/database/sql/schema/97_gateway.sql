@@ -22,7 +22,12 @@ BEGIN
     CREATE OR REPLACE VIEW dagapp_gateway.requests AS
     SELECT s.request_id, s.platform_id, s.asset_id, a.dataset_id, s.version_ordinal, v.version_label, s.revision, s.outcome,
            present.status, present.reason, coalesce(s.same_content_as, r.same_content_as) AS same_content_as, s.created_at,
-           greatest(s.created_at, a.updated_at, v.updated_at) AS updated_at
+           greatest(s.created_at, a.updated_at, v.updated_at) AS updated_at,
+           CASE
+               WHEN starts_with(s.request_id, '~')
+                   THEN (SELECT alias.request_id FROM dagapp.request_aliases AS alias WHERE alias.stored_id = s.request_id)
+               ELSE s.request_id
+           END AS shown_id
       FROM dagapp.asset_submissions AS s
       JOIN dagapp.geospatial_assets AS a USING (asset_id)
       JOIN dagapp.asset_versions AS v USING (asset_id, version_ordinal)

@@ -1,0 +1,88 @@
+"""`dagmaster verify-storage`: compare the objects of the zones with what the database names."""
+
+import sys
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import click
+
+from dagmaster.cli.command import Command, State, pass_state
+from dagmaster.errors import InvalidRequest
+from dagmaster.quantities import counted
+
+if TYPE_CHECKING:
+    from dagmaster.operations.verify_storage import StorageReport
+
+_MOST_SHOWN = 200
+
+
+@click.command("verify-storage", cls=Command)
+@click.option(
+    "--checksums", is_flag=True, help="Read each object, and compare its SHA-256 (takes as long as reading all)"
+)
+@click.option(
+    "--min-age",
+    "min_age_hours",
+    type=click.FloatRange(min=0),
+    default=24.0,
+    show_default=True,
+    metavar="HOURS",
+    help="Ignore unnamed objects that are younger",
+)
+@click.option(
+    "--limit",
+    type=click.IntRange(1, 1_000_000),
+    default=1000,
+    show_default=True,
+    help="List at most so many findings of a kind; all are counted",
+)
+@pass_state
+def verify_storage(state: State, checksums: bool, min_age_hours: float, limit: int) -> int:
+    """Compare the objects of the zones with what the database and the catalogue name.
+
+    Finds objects that are missing or have another size, objects that nothing names, leftovers of uploads, and items of
+    the catalogue that differ from their documents. Changes nothing. The exit code is 1 if something that is served is
+    missing or damaged. Reads the database and the storage directly, with the settings of an orchestrator.
+    """
+    import asyncio
+
+    from dagmaster.operations.verify_storage import verify_storage as verify
+    from dagmaster.storage import open_storage
+
+    if state.server:
+        raise InvalidRequest(
+            "--server is not supported here: the database and the storage are read directly",
+            code="usage",
+            hint="set DATABASE_URL, and the settings of the zones",
+        )
+    report = asyncio.run(
+        verify(
+            state.dsn,
+            open_storage(state.settings),
+            reads_content=checksums,
+            least_age=timedelta(hours=min_age_hours),
+            limit=limit,
+            on_progress=lambda report: _show_progress(state, report),
+        )
+    )
+    if state.json:
+        state.emit(report.public())
+    else:
+        _print(state, report)
+    return 1 if report.served else 0
+
+
+def _show_progress(state: State, report: "StorageReport") -> None:
+    """Show progress on a terminal."""
+    if sys.stderr.isatty() and not state.json:
+        done = f"{counted(report.objects, 'object')}, {counted(report.references, 'reference')}"
+        done += f", {report.objects_read} read" if report.objects_read else ""
+        click.echo(f"\r{done} …\r", nl=False, err=True)
+
+
+def _print(state: State, report: "StorageReport") -> None:
+    for finding in report.findings[:_MOST_SHOWN]:
+        state.say(f"{finding.code}: {finding.message}")
+    if report.counts.total() > (shown := min(len(report.findings), _MOST_SHOWN)):
+        state.say(f"… {report.counts.total() - shown} more; with --json, up to --limit of each kind are listed")
+    state.say(report.summary)

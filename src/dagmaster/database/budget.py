@@ -1,0 +1,50 @@
+"""How many connections one process of each role opens at most, by what they are for.
+
+The names are those in `pg_stat_activity.application_name`, after the prefix `dagmaster-`. A test compares this table
+with running processes, and docs/guides/scale.md with this table.
+"""
+
+from typing import Final
+
+Budget = dict[str, int]
+
+NOTIFICATIONS: Final[Budget] = {"listen": 1, "notify": 1}
+ENGINE: Final[Budget] = {
+    **NOTIFICATIONS,
+    **dict.fromkeys(("orchestrator", "beat"), 1),
+    # The chores; each connects when it first has something to do.
+    **dict.fromkeys(("janitor", "retention", "tidy", "asset-upkeep", "adoption", "callbacks", "caches", "external"), 1),
+    "external-layers": 1,  # with EXTERNAL_DATABASE_URL
+}
+API: Final[Budget] = {
+    "listen": 2,  # of the API itself, and for workers over HTTP
+    "notify": 2,
+    "api": 6,  # with DATABASE_POOLER_URL these are connections of the pooler
+    "api-keys": 8,
+    "api-ledger": 3,
+    "assets": 6,
+    "uploads": 4,
+    # For workers over HTTP.
+    "api-work": 4,
+    "api-lease": 2,
+    "api-payload": 4,
+}
+WORKER: Final[Budget] = {**NOTIFICATIONS, **dict.fromkeys(("worker", "lease", "handler", "rescue"), 1)}
+SERVING: Final[Budget] = {"serving": 4, "serving-access": 4, "serving-keys": 4, "stac": 4}
+GATEWAY: Final[Budget] = {"gateway": 8}
+LEAST_HANDLER_CONNECTIONS: Final = 4
+
+
+def orchestrator(*, has_api: bool = True) -> Budget:
+    if not has_api:
+        return dict(ENGINE)
+    return {name: ENGINE.get(name, 0) + API.get(name, 0) for name in {**ENGINE, **API}}
+
+
+def worker(processes: int) -> Budget:
+    """With the pool that async handlers use; a plain handler that calls `ctx.connect()` adds one for its process."""
+    return {**WORKER, "handlers": max(LEAST_HANDLER_CONNECTIONS, processes)}
+
+
+def total(budget: Budget) -> int:
+    return sum(budget.values())

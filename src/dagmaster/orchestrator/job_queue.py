@@ -1,0 +1,159 @@
+"""Take submissions from the Service Bus queue JOB_QUEUE_NAME. Any number of orchestrators compete for its messages.
+
+    message ──▶ a row of dag_job_messages, committed ──▶ the message is completed ──▶ a job, or a dead letter
+
+A message that is delivered again finds its row, or the job that it became (`message_id`), and makes no second one. What
+cannot become a job is a dead letter of the database, with its reason, where operators see it and may put it back. A
+message that cannot even be stored, or that is older than a day, is dead-lettered by the broker.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, Protocol
+
+import orjson
+import psycopg
+
+from dagmaster import faults
+from dagmaster.errors import DagmasterError, InvalidRequest
+from dagmaster.observe import log
+from dagmaster.transports.servicebus_client import BrokerMessage, QueueReceiver
+
+AT_ONCE: Final = 50
+WAIT_SECONDS: Final = 5.0
+LONGEST_AGE: Final = timedelta(days=1)
+LARGEST_BYTES: Final = 262_144
+BACKOFF_SECONDS: Final = (0.5, 30.0)
+REFUSED_SECONDS: Final = 60.0
+_LONGEST_ID = 64
+# What PostgreSQL cannot store, such as a NUL character. After any other error (the database is away, or refuses the
+# user) the message stays locked and is delivered again.
+_OF_THE_MESSAGE = (psycopg.DataError, ValueError, RecursionError)
+_log = log.get("job-queue")
+
+
+class MessageLedger(Protocol):
+    async def enqueue_message(self, message_id: str, queue: str, body: Any) -> bool: ...
+
+
+@dataclass(slots=True)
+class JobQueueCounters:
+    received: int = 0
+    repeated: int = 0
+    dead_letters: int = 0  # of the broker
+    errors: int = 0
+
+
+class Unfit(Exception):
+    """A message that is dead-lettered by the broker."""
+
+    def __init__(self, reason: str, description: str) -> None:
+        super().__init__(description)
+        self.reason = reason
+
+
+@dataclass
+class JobQueue:
+    receiver: QueueReceiver
+    ledger: MessageLedger
+    submitter: str | None = None  # replaces `submitted_by`
+    now: Callable[[], datetime] = lambda: datetime.now(UTC)
+    counters: JobQueueCounters = field(default_factory=JobQueueCounters)
+
+    def __post_init__(self) -> None:
+        self.error: str | None = None
+        self._failures = 0
+
+    async def run(self) -> None:
+        """Until cancelled. No failure ends it."""
+        try:
+            while True:
+                await self._turn_safely()
+        finally:
+            await self.receiver.close()
+
+    def stats(self) -> dict[str, Any]:
+        return {**asdict(self.counters), "error": self.error}
+
+    async def turn(self, wait_seconds: float = WAIT_SECONDS) -> int:
+        """Take what waits; returns how many messages were received."""
+        # The first alone, so that it need not wait for others; more of them if there are any.
+        messages = await self.receiver.receive(1, wait_seconds)
+        if messages:
+            messages += await self.receiver.receive(AT_ONCE, 0.05)
+        self.counters.received += len(messages)
+        stored = []
+        for message in messages:
+            try:
+                await self._store(message)
+            except Unfit as unfit:
+                await self._bury(message, unfit)
+            else:
+                stored.append(message)
+        faults.reach("relay.after-store")
+        if stored:
+            await self.receiver.complete(stored)
+        return len(messages)
+
+    async def _store(self, message: BrokerMessage) -> None:
+        body = self._body_of(message)
+        message_id = _id_of(message, body, self.receiver.queue)
+        try:
+            is_new = await self.ledger.enqueue_message(message_id, self.receiver.queue, body)
+        except _OF_THE_MESSAGE as error:
+            raise Unfit("Malformed", f"the message cannot be stored: {error}") from error
+        self.counters.repeated += not is_new
+
+    def _body_of(self, message: BrokerMessage) -> Any:
+        """JSON, or text that becomes a dead letter with the reason that it is not a submission."""
+        if message.enqueued_at is not None and self.now() - message.enqueued_at > LONGEST_AGE:
+            raise Unfit("Expired", "the message waited for more than 24 hours")
+        raw = message.body
+        if len(raw) > LARGEST_BYTES:
+            raise Unfit("TooLarge", f"the message has {len(raw)} bytes; {LARGEST_BYTES} are allowed")
+        try:
+            body = orjson.loads(raw)
+        except orjson.JSONDecodeError:
+            return raw.decode(errors="replace").replace("\0", "\N{REPLACEMENT CHARACTER}")
+        if self.submitter is not None and isinstance(body, dict):
+            body["submitted_by"] = self.submitter
+        return body
+
+    async def _bury(self, message: BrokerMessage, unfit: Unfit) -> None:
+        _log.error("a submission is dead-lettered by the broker", reason=unfit.reason, why=str(unfit))
+        self.counters.dead_letters += 1
+        await self.receiver.dead_letter(message, unfit.reason, str(unfit))
+
+    async def _turn_safely(self) -> None:
+        try:
+            await self.turn()
+        except Exception as error:
+            await self._back_off(error)
+        else:
+            self._failures, self.error = 0, None
+
+    async def _back_off(self, error: Exception) -> None:
+        self.counters.errors += 1
+        is_refused = isinstance(error, InvalidRequest)
+        if self._failures == 0:
+            say = _log.error if is_refused else _log.warning
+            hint = error.hint if isinstance(error, DagmasterError) else None
+            say("submissions cannot be taken from Service Bus; trying again", error=str(error), hint=hint)
+        self.error = str(error)
+        low, high = BACKOFF_SECONDS
+        seconds = REFUSED_SECONDS if is_refused else min(high, low * 2**self._failures)
+        self._failures = min(self._failures + 1, 10)
+        await asyncio.sleep(seconds)
+
+
+def _id_of(message: BrokerMessage, body: Any, queue: str) -> str:
+    """The producer's id: of the submission, else of the message; else that of this message in its queue."""
+    named = body.get("message_id") if isinstance(body, dict) else None
+    own = named if isinstance(named, str) and named else message.message_id
+    if own:
+        return own if len(own) <= _LONGEST_ID else hashlib.sha256(own.encode()).hexdigest()
+    place = f"{queue}/{message.sequence_number}/{message.enqueued_at}"
+    return hashlib.sha256(place.encode()).hexdigest()

@@ -1,0 +1,226 @@
+"""Relay the outbox to the message broker.
+
+    woken or poll ──▶ claim messages that are due, with a lease, unless their queue is busy
+                  ──▶ send the ids of tasks that are still queued, in batches, the queues at the same time
+                  ──▶ delete what the broker has acknowledged; postpone the others
+
+It runs as a task in each orchestrator's process, with a connection of its own; any number of them share the work. If
+the process dies between the broker's answer and the deletion, the lease expires and the ids are sent again: a message
+arrives at least once, and a second one does no harm.
+
+A queue is busy while tasks wait whose ids were sent: the workers have work, and a worker that is busy takes its next
+task without a message. The ids of further tasks wait in the outbox, and most of them are never needed. Only a few of
+the newest are sent when tasks are added: those that wait may be of one handler whose slots are all taken, and idle
+workers could run the new ones.
+
+An error of a queue (it does not exist, access is denied, the broker is away) postpones its messages and is shown in the
+log, in the statistics of the orchestrator and by `dagmaster doctor`; workers find the tasks by polling meanwhile. An
+error of a single message, which no repetition would cure, fails its task with that reason.
+"""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from random import Random
+from typing import Any, Final, Protocol
+from uuid import UUID, uuid4
+
+from dagmaster import faults
+from dagmaster.database.ledger.protocol import ClaimedMessage, Outbox
+from dagmaster.errors import DagmasterError, InvalidRequest
+from dagmaster.jobs.states import Blame
+from dagmaster.observe import log
+from dagmaster.orchestrator.pause import pause
+
+WINDOW: Final = 64  # ids that are sent at once; each wakes one worker, which claims as many tasks as it has room for
+WINDOW_AFTER_BUSY: Final = 16  # of a queue that was busy: most workers claim its tasks without messages
+FEW: Final = 8  # with fewer announced tasks that wait, more are announced
+REMEMBERED_SECONDS: Final = 30.0  # then an id counts no more: its message may be lost
+BUSY_SECONDS: Final = 0.5  # between two checks of a busy queue
+NEWEST: Final = 4  # ids of new tasks that are sent for a busy queue
+NEWEST_SECONDS: Final = 0.05  # between two of these for a queue
+FORGOTTEN_AT_ONCE: Final = 2000
+LEASE_SECONDS: Final = 60.0  # more than sending may take
+BACKOFF_SECONDS: Final = (0.5, 30.0)
+REFUSED_SECONDS: Final = 60.0  # after an error that only a person can correct
+TOO_LARGE: Final = "servicebus.message-too-large"
+_log = log.get("relay")
+
+
+class TaskSender(Protocol):
+    async def send_tasks(self, queue: str, task_ids: Sequence[str]) -> None:
+        """Unavailable: later. InvalidRequest: not before someone has acted; with the code TOO_LARGE, this message never
+        will be accepted."""
+        ...
+
+
+@dataclass(slots=True)
+class RelayCounters:
+    sent: int = 0
+    unneeded: int = 0  # not sent: the tasks were claimed already
+    postponed: int = 0
+    failed_tasks: int = 0
+    errors: int = 0
+
+
+@dataclass
+class Relay:
+    outbox: Outbox
+    sender: TaskSender
+    poll_seconds: float = 1.0
+    relay_id: UUID = field(default_factory=uuid4)
+    random: Random = field(default_factory=Random)
+
+    def __post_init__(self) -> None:
+        self.counters = RelayCounters()
+        self.queue_errors: dict[str, str] = {}
+        self._failures: dict[str, int] = defaultdict(int)  # in a row, by queue
+        self._sent_at: dict[str, dict[str, float]] = defaultdict(dict)  # ids that were sent, by queue
+        self._busy: frozenset[str] = frozenset()
+        self._seen_busy_at: dict[str, float] = {}  # queues that were busy at the last look
+        self._windows: dict[str, int] = {}  # of queues that were busy; they grow again to WINDOW
+        self._woken: set[str] = set()  # busy queues that have new tasks
+        self._newest_sent_at: dict[str, float] = {}  # by busy queue
+        self._is_wanted = asyncio.Event()
+
+    async def run(self) -> None:
+        """Until cancelled. No failure ends it."""
+        while True:
+            self._is_wanted.clear()  # before the claim: what is committed from now on wakes it again
+            if not await self._turn_safely():
+                await pause(self._is_wanted, self._pause_seconds)
+
+    @property
+    def _pause_seconds(self) -> float:
+        if self._woken:
+            return NEWEST_SECONDS
+        return BUSY_SECONDS if self._busy else self.poll_seconds
+
+    def wake(self, queues: Iterable[str] = ()) -> None:
+        """There may be something to send; these queues have new tasks."""
+        self._woken.update(queues)
+        self._is_wanted.set()
+
+    def stats(self) -> dict[str, Any]:
+        return {**asdict(self.counters), "queue_errors": dict(self.queue_errors)}
+
+    async def turn(self) -> int:
+        """Send what is due; returns how many messages were claimed."""
+        self._busy = await self._busy_queues()
+        limit = min((size for queue, size in self._windows.items() if queue not in self._busy), default=WINDOW)
+        messages = await self.outbox.claim_messages(
+            limit, lease_seconds=LEASE_SECONDS, busy=self._busy, newest=self._take_woken(), newest_limit=NEWEST
+        )
+        if not messages:
+            return 0
+        if not all(message.is_queued for message in messages):
+            self.counters.unneeded += await self.outbox.forget_messages(FORGOTTEN_AT_ONCE)
+        by_queue: dict[str, list[ClaimedMessage]] = defaultdict(list)
+        for message in messages:
+            if message.is_queued:
+                by_queue[message.queue].append(message)
+        sent = await asyncio.gather(*(self._send(queue, batch) for queue, batch in by_queue.items()))
+        faults.reach("relay.after-send")
+        done = [message for batch in sent for message in batch]
+        if done:
+            await self.outbox.delete_messages(done)
+        return len(messages)
+
+    def _take_woken(self) -> frozenset[str]:
+        """Busy queues whose newest tasks are announced now. For the others that were woken it is too early."""
+        now = asyncio.get_running_loop().time()
+        woken = self._woken & self._busy
+        taken = frozenset(
+            queue for queue in woken if now - self._newest_sent_at.get(queue, float("-inf")) >= NEWEST_SECONDS
+        )
+        self._newest_sent_at.update(dict.fromkeys(taken, now))
+        self._woken = woken - taken
+        return taken
+
+    async def _busy_queues(self) -> frozenset[str]:
+        """Queues in which ids of waiting tasks are already. Those that were busy stay so until the next check."""
+        now = asyncio.get_running_loop().time()
+        full = [queue for queue, sent in self._sent_at.items() if len(sent) >= self._windows.get(queue, WINDOW)]
+        for queue in full:
+            if now - self._seen_busy_at.get(queue, float("-inf")) < BUSY_SECONDS:
+                continue
+            sent = {each: at for each, at in self._sent_at[queue].items() if at > now - REMEMBERED_SECONDS}
+            queued = await self.outbox.queued_tasks(list(sent))
+            waiting = {each: at for each, at in sent.items() if each in queued}
+            is_busy = len(waiting) >= FEW
+            self._sent_at[queue] = waiting if is_busy else {}
+            self._note_look(queue, now, is_busy=is_busy)
+        return frozenset(queue for queue in full if self._sent_at[queue])
+
+    def _note_look(self, queue: str, now: float, *, is_busy: bool) -> None:
+        """Where announced tasks were claimed at once, the next ones follow without a pause, and more and more."""
+        if is_busy:
+            self._seen_busy_at[queue] = now
+            self._windows[queue] = WINDOW_AFTER_BUSY
+        elif self._seen_busy_at.pop(queue, None) is None and queue in self._windows:
+            self._windows[queue] *= 2
+            if self._windows[queue] >= WINDOW:
+                del self._windows[queue]
+
+    async def _turn_safely(self) -> int:
+        try:
+            return await self.turn()
+        except Exception as error:
+            self.counters.errors += 1
+            log.failure(_log, "the outbox cannot be read or written; trying again", error)
+            return 0
+
+    async def _send(self, queue: str, messages: Sequence[ClaimedMessage]) -> Sequence[ClaimedMessage]:
+        """Those that the broker has acknowledged."""
+        try:
+            await self.sender.send_tasks(queue, [message.task_id for message in messages])
+        except DagmasterError as error:
+            if error.code == TOO_LARGE:
+                return await self._send_singly(queue, messages)
+            await self._postpone(queue, messages, error)
+            return ()
+        self._note_sent(queue, messages)
+        return messages
+
+    async def _send_singly(self, queue: str, messages: Sequence[ClaimedMessage]) -> Sequence[ClaimedMessage]:
+        """One of them is refused for itself: find it. Those before it may arrive twice."""
+        sent: list[ClaimedMessage] = []
+        for position, message in enumerate(messages):
+            try:
+                await self.sender.send_tasks(queue, [message.task_id])
+            except DagmasterError as error:
+                if error.code != TOO_LARGE:
+                    await self._postpone(queue, messages[position:], error)
+                    break
+                await self._fail_task(message, error)
+            else:
+                self._note_sent(queue, [message])
+                sent.append(message)
+        return sent
+
+    async def _fail_task(self, message: ClaimedMessage, error: DagmasterError) -> None:
+        facts = {"blame": Blame.DATA.value, "code": error.code, "message": error.message, "hint": error.hint}
+        self.counters.failed_tasks += await self.outbox.fail_tasks([message], self.relay_id, facts)
+        _log.error("a task cannot be announced and has failed", task_id=message.task_id, error=error.message)
+
+    def _note_sent(self, queue: str, messages: Sequence[ClaimedMessage]) -> None:
+        self.counters.sent += len(messages)
+        now = asyncio.get_running_loop().time()
+        self._sent_at[queue].update((message.task_id, now) for message in messages)
+        if self._failures.pop(queue, None):
+            self.queue_errors.pop(queue, None)
+            _log.info("ids of tasks are sent again", queue=queue)
+
+    async def _postpone(self, queue: str, messages: Sequence[ClaimedMessage], error: DagmasterError) -> None:
+        is_refused = isinstance(error, InvalidRequest)
+        if not self._failures[queue]:
+            say = _log.error if is_refused else _log.warning
+            say("ids of tasks cannot be sent; workers find the tasks by polling", error=error.message, hint=error.hint)
+        low, high = BACKOFF_SECONDS
+        seconds = REFUSED_SECONDS if is_refused else min(high, low * 2 ** self._failures[queue])
+        self._failures[queue] = min(self._failures[queue] + 1, 10)
+        self.queue_errors[queue] = error.message
+        self.counters.postponed += len(messages)
+        delay = seconds * self.random.uniform(0.5, 1.0)
+        await self.outbox.postpone_messages(messages, delay_seconds=delay, error=error.message)

@@ -1,0 +1,348 @@
+"""The transport over Azure Service Bus: its messages carry ids of tasks, which workers still claim in PostgreSQL.
+
+    outbox ──▶ relay (orchestrator/relay) ──▶ Service Bus ──▶ a worker with free slots ──▶ claim ──▶ settled
+
+A delivery makes a worker claim what it has room for, by priority and age as the database orders it: tasks of higher
+priority come first, whichever message arrived. A message is completed when its task is no longer queued, claimed by
+this worker or by another one. It is left alone while its task is queued and this worker cannot take it (no room for its
+handler, a paused queue) or while the database does not answer: when its lock expires, the broker delivers it again. A
+message that is not one of ours is dead-lettered. An outdated message also makes the worker claim: those that follow may
+be of queued tasks, and workers that were busy have left many outdated ones.
+
+Workers also poll the database, so a lost message delays a task and nothing else.
+"""
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+import orjson
+
+from dagmaster.database.notify.notifier import Notifier, tasks_topic
+from dagmaster.errors import DagmasterError, InvalidRequest
+from dagmaster.jobs.model import task_key
+from dagmaster.observe import log
+from dagmaster.transports.servicebus_client import BrokerMessage, QueueReceiver, ServiceBus
+from dagmaster.transports.transport import MOST_AT_ONCE, Delivery, Ticket
+
+WAIT_SECONDS: Final = 1.0  # of one call; messages are settled between two calls
+HOLD_SECONDS: Final = 2.0  # a message that the worker does not fetch within this time is given to others
+MANY: Final = 10
+MOST_ATTEMPTS: Final = 2**31 - 1  # an integer of PostgreSQL
+BACKOFF_SECONDS: Final = (0.5, 30.0)
+REFUSED_SECONDS: Final = 60.0  # after an error that only a person can correct
+_log = log.get("servicebus")
+
+# Which of these tasks are still queued.
+QueuedTasks = Callable[[Sequence[str]], Awaitable[frozenset[str]]]
+
+
+class Malformed(ValueError):
+    """A message that is not one of ours."""
+
+
+def task_id_of(body: bytes) -> str:
+    """The id in a message, checked."""
+    try:
+        task_id = orjson.loads(body)["task_id"]
+        _, node_id, attempt = task_key(task_id)
+        if "\0" in node_id or attempt > MOST_ATTEMPTS:
+            raise ValueError("the database cannot store such an id")
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise Malformed(f"not the id of a task: {error}") from error
+    return str(task_id)
+
+
+@dataclass
+class TransportCounters:
+    received: int = 0
+    completed: int = 0
+    stale: int = 0  # completed at once: the task was no longer queued
+    left: int = 0  # to be delivered again: the task is queued, and this worker could not take it
+    abandoned: int = 0
+    dead_letters: int = 0
+    failures: int = 0
+
+
+class ServiceBusTransport:
+    """`queued_tasks` asks the database. Without it, every message that was delivered counts as claimed."""
+
+    def __init__(
+        self, service_bus: ServiceBus, queues: Sequence[str] = (), queued_tasks: QueuedTasks | None = None
+    ) -> None:
+        self.counters = TransportCounters()
+        self._service_bus = service_bus
+        self._inbox = _Inbox()
+        self._listeners = {
+            queue: _Listener(service_bus.receiver(queue), self._inbox, queued_tasks, self.counters) for queue in queues
+        }
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def publish(self, tickets: Sequence[Ticket]) -> None:
+        """Send the ids. An error concerns one of the queues; the others have theirs."""
+        by_queue: dict[str, list[str]] = defaultdict(list)
+        for ticket in tickets:
+            if ticket.task_id is not None:
+                by_queue[ticket.queue].append(ticket.task_id)
+        sends = (self._service_bus.send_tasks(queue, task_ids) for queue, task_ids in by_queue.items())
+        for result in await asyncio.gather(*sends, return_exceptions=True):
+            if isinstance(result, BaseException):
+                raise result
+
+    def topics(self, _tickets: Sequence[Ticket]) -> Sequence[str]:
+        return ()
+
+    async def receive(self, timeout_seconds: float, limit: int = MOST_AT_ONCE) -> Sequence[Delivery]:
+        if not self._tasks:
+            self._tasks = [
+                asyncio.create_task(listener.run(), name=f"servicebus {queue}")
+                for queue, listener in self._listeners.items()
+            ]
+        return await self._inbox.fetch(timeout_seconds, limit)
+
+    async def settle(self, deliveries: Sequence[Delivery]) -> None:
+        """In the background, so that the worker need not wait for the broker."""
+        for delivery in deliveries:
+            if delivery.queue in self._listeners:
+                self._listeners[delivery.queue].settle(delivery)
+
+    def stats(self) -> dict[str, Any]:
+        errors = {queue: each.error for queue, each in self._listeners.items() if each.error}
+        return {**asdict(self.counters), "errors": errors}
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(listener.wind_down() for listener in self._listeners.values()))
+
+
+@dataclass
+class _Inbox:
+    """What has arrived and was not fetched yet. Listeners ask for messages only while the worker waits for some."""
+
+    limit: int = MOST_AT_ONCE
+    deliveries: list[Delivery] = field(default_factory=list)
+    wanted: asyncio.Event = field(default_factory=asyncio.Event)
+    arrived: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def fetch(self, timeout_seconds: float, limit: int) -> Sequence[Delivery]:
+        self.limit = max(1, min(limit, MOST_AT_ONCE))
+        if not self.deliveries:
+            self.arrived.clear()
+            self.wanted.set()
+            try:
+                async with asyncio.timeout(timeout_seconds):
+                    await self.arrived.wait()
+            except TimeoutError:
+                pass
+            finally:
+                self.wanted.clear()
+        deliveries, self.deliveries = self.deliveries, []
+        return deliveries
+
+    def put(self, deliveries: Sequence[Delivery]) -> None:
+        self.deliveries.extend(deliveries)
+        self.arrived.set()
+
+    def take_back(self, deliveries: Sequence[Delivery]) -> list[Delivery]:
+        """Those that were not fetched."""
+        unfetched = [delivery for delivery in deliveries if delivery in self.deliveries]
+        self.deliveries = [delivery for delivery in self.deliveries if delivery not in unfetched]
+        return unfetched
+
+
+class _Listener:
+    """Receives from one queue and settles, one after the other: the SDK's receivers serve one call at a time."""
+
+    def __init__(
+        self,
+        receiver: QueueReceiver,
+        inbox: _Inbox,
+        queued_tasks: QueuedTasks | None,
+        counters: TransportCounters,
+    ) -> None:
+        self.error: str | None = None
+        self._receiver = receiver
+        self._inbox = inbox
+        self._queued_tasks = queued_tasks
+        self._counters = counters
+        self._unsettled: dict[str, BrokerMessage] = {}  # by receipt
+        self._settling: dict[str, str] = {}  # receipts of fetched deliveries, with their task ids
+        self._deliveries: list[tuple[float, Delivery]] = []  # put into the inbox
+        self._stale_in_a_row = 0  # messages of tasks that are no longer queued
+        self._receipts = 0
+        self._failures = 0
+
+    def settle(self, delivery: Delivery) -> None:
+        if delivery.receipt in self._unsettled and delivery.task_id is not None:
+            self._settling[delivery.receipt] = delivery.task_id
+
+    async def run(self) -> None:
+        while True:
+            try:
+                await self._turn()
+                self._note_success()
+            except Exception as error:  # a broken message or connection must not end the listener
+                await self._back_off(error)
+
+    async def _turn(self) -> None:
+        await self._settle_all()
+        await self._give_back_unfetched()
+        if not self._inbox.wanted.is_set():
+            await self._wait_until_wanted()
+            return
+        # One message is delivered at once; for more of them, the SDK waits a moment. Where many are outdated, more
+        # follow.
+        count = self._inbox.limit if self._stale_in_a_row >= MANY else 1
+        messages = await self._receiver.receive(count, WAIT_SECONDS)
+        self._counters.received += len(messages)
+        if not messages:
+            self._stale_in_a_row = 0
+        await self._deliver(messages)
+
+    async def _wait_until_wanted(self) -> None:
+        try:
+            async with asyncio.timeout(WAIT_SECONDS / 4):
+                await self._inbox.wanted.wait()
+        except TimeoutError:
+            return
+
+    async def _deliver(self, messages: Sequence[BrokerMessage]) -> None:
+        by_id: list[tuple[str, BrokerMessage]] = []
+        for message in messages:
+            try:
+                by_id.append((task_id_of(message.body), message))
+            except Malformed as error:
+                await self._bury(message, str(error))
+        queued = await self._still_queued([task_id for task_id, _ in by_id])
+        stale = [message for task_id, message in by_id if task_id not in queued]
+        self._stale_in_a_row = self._stale_in_a_row + len(stale) if len(stale) == len(by_id) else 0
+        deliveries = [self._delivery(task_id, message) for task_id, message in by_id if task_id in queued]
+        if deliveries:
+            now = time.monotonic()
+            self._deliveries += [(now, delivery) for delivery in deliveries]
+            self._inbox.put(deliveries)
+        elif stale:
+            # Messages of tasks that are queued may follow, behind many outdated ones: the worker claims without them.
+            self._inbox.put([Delivery(self._receiver.queue)])
+        self._counters.stale += len(stale)
+        await self._complete(stale)
+
+    def _delivery(self, task_id: str, message: BrokerMessage) -> Delivery:
+        self._receipts += 1
+        receipt = f"{self._receiver.queue}/{self._receipts}"
+        self._unsettled[receipt] = message
+        return Delivery(self._receiver.queue, task_id, receipt)
+
+    async def _still_queued(self, task_ids: Sequence[str]) -> frozenset[str]:
+        if self._queued_tasks is None or not task_ids:
+            return frozenset(task_ids)
+        try:
+            return await self._queued_tasks(task_ids)
+        except DagmasterError as error:  # the claim decides
+            _log.warning("the database cannot say which tasks are queued", error=str(error))
+            return frozenset(task_ids)
+
+    async def _settle_all(self) -> None:
+        """Complete the messages whose tasks are claimed, here or elsewhere. The others stay locked for a while, and are
+        then delivered again."""
+        if not self._settling:
+            return
+        settling, self._settling = self._settling, {}
+        fetched = {receipt: message for receipt in settling if (message := self._unsettled.pop(receipt, None))}
+        self._deliveries = [item for item in self._deliveries if item[1].receipt not in settling]
+        queued: frozenset[str] = frozenset()
+        if self._queued_tasks is not None:
+            try:
+                queued = await self._queued_tasks([settling[receipt] for receipt in fetched])
+            except DagmasterError as error:
+                _log.warning("messages stay locked: the database does not answer", error=str(error))
+                self._counters.left += len(fetched)
+                return
+        claimed = [message for receipt, message in fetched.items() if settling[receipt] not in queued]
+        self._counters.left += len(fetched) - len(claimed)
+        self._counters.completed += len(claimed)
+        await self._complete(claimed)
+
+    async def _give_back_unfetched(self) -> None:
+        """The worker is busy: others may have what it did not fetch."""
+        before = time.monotonic() - HOLD_SECONDS
+        if not any(moment < before for moment, _ in self._deliveries):
+            return
+        held = [delivery for moment, delivery in self._deliveries if moment < before]
+        self._deliveries = [item for item in self._deliveries if item[0] >= before]
+        unfetched = self._inbox.take_back(held)
+        messages = [self._unsettled.pop(each.receipt) for each in unfetched if each.receipt in self._unsettled]
+        self._counters.abandoned += len(messages)
+        await self._receiver.abandon(messages)
+
+    async def _complete(self, messages: Sequence[BrokerMessage]) -> None:
+        if messages:
+            await self._receiver.complete(messages)
+
+    async def _bury(self, message: BrokerMessage, description: str) -> None:
+        _log.error("a message is not one of a task and is dead-lettered", queue=self._receiver.queue, why=description)
+        self._counters.dead_letters += 1
+        await self._receiver.dead_letter(message, "Malformed", description)
+
+    def _note_success(self) -> None:
+        if self._failures:
+            _log.info("the queue can be used again", queue=self._receiver.queue)
+        self._failures, self.error = 0, None
+
+    async def _back_off(self, error: Exception) -> None:
+        """Workers poll meanwhile."""
+        is_refused = isinstance(error, InvalidRequest)
+        self._counters.failures += 1
+        if self._failures == 0:
+            say = _log.error if is_refused else _log.warning
+            hint = getattr(error, "hint", None)
+            say("tasks are not announced by Service Bus; the worker continues to poll", error=str(error), hint=hint)
+        self.error = str(error)
+        low, high = BACKOFF_SECONDS
+        seconds = REFUSED_SECONDS if is_refused else min(high, low * 2**self._failures)
+        self._failures = min(self._failures + 1, 10)
+        await asyncio.sleep(seconds)
+
+    async def wind_down(self) -> None:
+        """Settle what was claimed. What was not fetched is given to others."""
+        try:
+            async with asyncio.timeout(HOLD_SECONDS):
+                await self._settle_all()
+                await self._receiver.abandon(list(self._unsettled.values()))
+        except Exception as error:  # the locks will expire
+            _log.info("messages stay locked until their locks expire", error=str(error))
+        self._unsettled.clear()
+        await self._receiver.close()
+
+
+class OutboxTransport:
+    """The transport of an orchestrator whose tasks are in the outbox: it wakes the relay, which sends their ids.
+    Workers without a database are notified by PostgreSQL: the API listens for them."""
+
+    def __init__(self, notifier: Notifier, wake_relay: Callable[[Iterable[str]], None]) -> None:
+        self._notifier = notifier
+        self._wake_relay = wake_relay
+
+    async def publish(self, tickets: Sequence[Ticket]) -> None:
+        if tickets:
+            self._wake_relay([ticket.queue for ticket in tickets])
+            self._notifier.notify(*sorted({tasks_topic(ticket.queue) for ticket in tickets}))
+
+    def topics(self, _tickets: Sequence[Ticket]) -> Sequence[str]:
+        return ()
+
+    async def receive(self, timeout_seconds: float, _limit: int = MOST_AT_ONCE) -> Sequence[Delivery]:
+        """Orchestrators take no tasks."""
+        await asyncio.sleep(timeout_seconds)
+        return ()
+
+    async def settle(self, _deliveries: Sequence[Delivery]) -> None:
+        """Nothing to settle."""
+
+    async def close(self) -> None:
+        """Nothing to close: the relay has its own connections."""

@@ -1,0 +1,62 @@
+"""What a worker needs from an executor of plain handlers, and the one that the settings name.
+
+Whatever the executor, each task runs in a child process of ours, because that is what can be killed and limited. The
+leases are the worker's: an executor that loses a task reports it as a failure of the environment.
+"""
+
+from typing import Any, Protocol
+
+from dagmaster.handlers.registry import Registration
+from dagmaster.jobs.model import TaskMessage
+from dagmaster.settings import Settings
+from dagmaster.worker.context import TaskContext
+from dagmaster.worker.outcome import Outcome
+from dagmaster.worker.process_pool import Pool
+
+
+class Executor(Protocol):
+    @property
+    def slots(self) -> int | None:
+        """How many tasks it can run at the same time now. None: as many as WORKER_PROCESSES."""
+        ...
+
+    @property
+    def shares_fate(self) -> bool:
+        """Whether a task that brings its machine down takes the worker with it."""
+        ...
+
+    @property
+    def children(self) -> list[dict[str, Any]]:
+        """Every child process and the task it runs, if any. Safe from other threads."""
+        ...
+
+    def about(self) -> dict[str, Any]:
+        """State for people. Safe from other threads."""
+        ...
+
+    async def start(self) -> None: ...
+
+    async def run(
+        self, registration: Registration, task: TaskMessage, timeout_seconds: float, context: TaskContext
+    ) -> Outcome:
+        """Run a task until it ends or is killed. When this call is cancelled, the child is killed before it returns."""
+        ...
+
+    def end_now(self) -> None:
+        """Ask for the end of every child without waiting. Safe from another thread."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+def executor_of(settings: Settings, cancel_grace_seconds: float) -> Executor:
+    if settings.worker_executor == "dask":
+        from dagmaster.worker.executors.dask import DaskExecutor, cluster_of
+
+        return DaskExecutor(
+            cluster_of(settings),
+            memory_mb=settings.worker_memory_mb,
+            cancel_grace_seconds=cancel_grace_seconds,
+            silence_seconds=settings.task_lease_sec,
+        )
+    return Pool(memory_mb=settings.worker_memory_mb, cancel_grace_seconds=cancel_grace_seconds)

@@ -1,0 +1,102 @@
+"""A file of a web server is downloaded once for a job, from the address that was checked, and GDAL reads the copy."""
+
+import pytest
+from tests.raster.rasters import noise, write_raster
+from tests.storage import test_download
+from tests.storage.test_download import certificate, server
+
+from dagmaster.errors import InvalidRequest, NotAllowed, Unavailable, UnfitData
+from dagmaster.handlers.raster.sources import SourceParams, checksum_of, etag_of, facts_of_source, find_source
+from dagmaster.settings import Settings
+from dagmaster.storage import open_storage
+from dagmaster.testing.trial import JOB_ID
+
+__all__ = ["certificate", "server"]
+
+pytestmark = pytest.mark.requirement("X2", "S1")
+
+
+@pytest.fixture
+def storage(tmp_path):
+    return open_storage(Settings(storage_folder=tmp_path / "storage", allow_https_sources=True))
+
+
+@pytest.fixture
+def names(monkeypatch):
+    """What the resolver answers next for each host. The address of this machine is taken for a public one, as if the
+    test ran on the internet."""
+    answers: dict[str, list[list[str]]] = {}
+    monkeypatch.setattr("dagmaster.storage.sources.is_public", lambda address: address == "127.0.0.1")
+    monkeypatch.setattr("dagmaster.storage.sources._addresses", lambda host: answers[host].pop(0))
+    return answers
+
+
+def found(storage, url, **params):
+    return find_source(storage, SourceParams(blob_name=url, **params), JOB_ID)
+
+
+def test_a_file_is_downloaded_once_and_its_copy_is_read(server, storage, names, tmp_path, monkeypatch):
+    write_raster(tmp_path / "dem.tif", noise(1, 60, 80))
+    monkeypatch.setattr(test_download, "CONTENT", (tmp_path / "dem.tif").read_bytes())
+    names["files.test"] = [["127.0.0.1"], ["169.254.169.254"]]
+    url = f"{server.url}/a/my%20dem.tif?x=1"
+
+    first = found(storage, url)
+    again = found(storage, url, etag=etag_of(storage, first))
+
+    assert first == again
+    assert len(server.requests) == 1
+    assert names["files.test"] == [["169.254.169.254"]]  # it was not asked again
+    assert first.gdal_path.startswith(str(tmp_path))
+    assert str(JOB_ID) in first.gdal_path
+    assert facts_of_source(storage, first, None).width > 0
+    assert checksum_of(storage, first)
+    assert list(storage.scratch_jobs()) == []
+
+
+@pytest.mark.parametrize("address", ["10.0.0.1", "169.254.169.254", "::1", "::ffff:10.0.0.1", "64:ff9b::a9fe:a9fe"])
+def test_a_host_with_a_private_address_is_not_asked(server, storage, names, address):
+    names["files.test"] = [["127.0.0.1", address]]
+
+    with pytest.raises(NotAllowed) as refused:
+        found(storage, f"{server.url}/a.tif")
+
+    assert refused.value.code == "source.private"
+    assert server.requests == []
+
+
+def test_a_redirect_into_the_network_is_not_followed(server, storage, names):
+    server.redirects = {"/a.tif": "https://inside.test/latest/meta-data"}
+    names |= {"files.test": [["127.0.0.1"]], "inside.test": [["169.254.169.254"]]}
+
+    with pytest.raises(NotAllowed, match=r"inside\.test"):
+        found(storage, f"{server.url}/a.tif")
+
+
+def test_private_servers_stay_refused_for_jobs_if_the_command_line_may_read_them(server, tmp_path, names):
+    """ALLOW_PRIVATE_SOURCES is for `dagmaster process`, whose user can reach these servers anyway."""
+    names["files.test"] = [["10.0.0.1"]]
+    settings = Settings(storage_folder=tmp_path, allow_https_sources=True, allow_private_sources=True)
+
+    with pytest.raises(NotAllowed):
+        found(open_storage(settings), f"{server.url}/a.tif")
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"), [("status/404", UnfitData), ("status/403", InvalidRequest), ("status/500", Unavailable)]
+)
+def test_only_an_outage_of_the_server_is_tried_again(server, storage, names, path, kind):
+    names["files.test"] = [["127.0.0.1"]]
+
+    with pytest.raises(kind):
+        found(storage, f"{server.url}/{path}")
+
+
+def test_a_file_above_the_limit_is_refused(server, tmp_path, names):
+    names["files.test"] = [["127.0.0.1"]]
+    settings = Settings(storage_folder=tmp_path, allow_https_sources=True, max_download_mb=1)
+
+    with pytest.raises(InvalidRequest) as refused:
+        found(open_storage(settings), f"{server.url}/endless.tif")
+
+    assert refused.value.code == "source.too-large"

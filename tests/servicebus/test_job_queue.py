@@ -1,0 +1,143 @@
+"""Submissions over the Service Bus queue: stored, then settled; repeated ones make no second job."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import psycopg
+import pytest
+
+from dagmaster.errors import NotAllowed, Unavailable
+from dagmaster.orchestrator.job_queue import JobQueue
+from dagmaster.settings import load
+from dagmaster.transports.servicebus_client import ServiceBus
+from tests.servicebus.broker import BrokerOptions, BrokerThread
+
+pytestmark = pytest.mark.requirement("E2", "Q2", "Q4")
+QUEUE = "dag-jobs"
+
+
+class Ledger:
+    def __init__(self) -> None:
+        self.stored: dict[str, Any] = {}
+        self.error: Exception | None = None
+
+    async def enqueue_message(self, message_id: str, queue: str, body: Any) -> bool:
+        if self.error:
+            raise self.error
+        is_new = message_id not in self.stored
+        self.stored.setdefault(message_id, body)
+        return is_new
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[BrokerThread]:
+    with BrokerThread([QUEUE], BrokerOptions(lock_seconds=1.0)) as broker:
+        yield broker
+
+
+@pytest.fixture
+async def service_bus(running: BrokerThread) -> AsyncIterator[ServiceBus]:
+    queue = running.queues[QUEUE]
+    queue.waiting.clear()
+    queue.locked.clear()
+    assert queue.dead_letters is not None
+    queue.dead_letters.waiting.clear()
+    opened = ServiceBus(load(transport="servicebus", service_bus_connection_string=running.connection_string))
+    yield opened
+    await opened.close()
+
+
+async def send(service_bus: ServiceBus, *bodies: str, **options: Any) -> None:
+    from azure.servicebus import ServiceBusMessage
+
+    sender = service_bus._client.get_queue_sender(QUEUE)
+    for body in bodies:
+        await sender.send_messages(ServiceBusMessage(body, **options))
+    await sender.close()
+
+
+async def taken(jobs: JobQueue, count: int) -> None:
+    async with asyncio.timeout(10):
+        while jobs.counters.received < count:
+            await jobs.turn(1.0)
+
+
+async def test_a_submission_is_stored_and_then_settled(running, service_bus):
+    jobs = JobQueue(service_bus.receiver(QUEUE), ledger := Ledger())
+    body = {"workflow_id": "echo_test", "input_params": {"a": 1}, "message_id": "m-1"}
+
+    await send(service_bus, json.dumps(body), json.dumps(body), "no JSON", message_id="of the broker")
+    await taken(jobs, 3)
+
+    queue = running.queues[QUEUE]
+    assert ledger.stored == {"m-1": body, "of the broker": "no JSON"}
+    assert jobs.counters.repeated == 1
+    assert not queue.waiting
+    assert not queue.locked
+
+
+async def test_without_a_database_a_submission_stays_in_the_queue(running, service_bus):
+    jobs = JobQueue(service_bus.receiver(QUEUE), ledger := Ledger())
+    ledger.error = Unavailable("away")
+    await send(service_bus, '{"workflow_id": "x"}', message_id="m")
+
+    with pytest.raises(Unavailable):
+        await jobs.turn(2.0)
+    ledger.error = None
+    await taken(jobs, 2)
+
+    assert list(ledger.stored) == ["m"]
+    assert running.queues[QUEUE].counters.expired_locks == 1
+
+
+async def test_a_database_that_refuses_the_user_costs_no_submission(running, service_bus):
+    """As after a change of its password: no message may be dead-lettered for that."""
+    jobs = JobQueue(service_bus.receiver(QUEUE), ledger := Ledger())
+    ledger.error = NotAllowed("the database refuses the connection: password authentication failed")
+    await send(service_bus, '{"workflow_id": "x"}', message_id="m")
+
+    with pytest.raises(NotAllowed):
+        await jobs.turn(2.0)
+    ledger.error = None
+    await taken(jobs, 2)
+
+    assert list(ledger.stored) == ["m"]
+    assert not running.queues[QUEUE].dead_letters.waiting
+
+
+async def test_an_id_that_is_too_long_for_an_index_is_shortened(service_bus):
+    """The submission is refused later, where operators see it; it must not stop the ones behind it."""
+    jobs = JobQueue(service_bus.receiver(QUEUE), ledger := Ledger())
+
+    await send(service_bus, json.dumps({"message_id": "m" * 10_000}), '{"message_id": "short"}')
+    await taken(jobs, 2)
+
+    assert sorted(map(len, ledger.stored)) == [5, 64]
+
+
+async def test_what_can_not_be_stored_is_dead_lettered_with_a_reason(running, service_bus):
+    ledger = Ledger()
+    late = JobQueue(service_bus.receiver(QUEUE), ledger, now=lambda: datetime.now(UTC) + timedelta(hours=25))
+    await send(service_bus, "{}")
+    await taken(late, 1)
+    await late.receiver.close()
+    jobs = JobQueue(service_bus.receiver(QUEUE), ledger)
+    ledger.error = psycopg.DataError("a text can't contain NUL characters")
+    await send(service_bus, '{"a": "\\u0000"}')
+    await taken(jobs, 1)
+
+    letters = running.queues[QUEUE].dead_letters.waiting.values()
+    assert [letter.message.properties["DeadLetterReason"] for letter in letters] == ["Expired", "Malformed"]
+    assert not ledger.stored
+
+
+async def test_the_submitter_may_be_set_by_the_platform(running, service_bus):
+    jobs = JobQueue(service_bus.receiver(QUEUE), ledger := Ledger(), submitter="data hub")
+    await send(service_bus, '{"workflow_id": "x", "submitted_by": "someone else"}', message_id="m")
+
+    await taken(jobs, 1)
+
+    assert ledger.stored["m"]["submitted_by"] == "data hub"
