@@ -86,6 +86,9 @@ async def test_a_job_goes_with_everything_that_is_its_own(database, later):
         await until(lambda: running.rows("SELECT 1 FROM dagapp.dag_node_states WHERE status = 'running'"))
         await running.ledger.save_checkpoint(Running(kept, "gate", 1), "phase", {})
         await running.rows("INSERT INTO dagapp.dag_checkpoints VALUES (%s, 'one', 'phase', 1, '1')", deleted_id)
+        unsent = "INSERT INTO dagapp.dag_outbox (job_id, node_id, attempt, queue) VALUES (%s, 'one', 1, 'q')"
+        for job_id in (deleted_id, kept):
+            await running.rows(unsent, job_id)
         for job_id in (deleted_id, kept):
             await running.ledger.store_payload(job_id, b'"large"')
         letter = "INSERT INTO dagapp.dag_dead_letters (queue, reason, description, body) VALUES ('q', %s, '', %s)"
@@ -149,6 +152,7 @@ async def test_every_table_with_rows_of_jobs_is_known_to_retention():
         "dag_payloads",
         "dag_payload_parts",
         "dag_job_search",
+        "dag_outbox",
     }
 
     assert set(LINKED) == pruned

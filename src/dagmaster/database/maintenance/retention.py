@@ -21,6 +21,7 @@ _LOCKED = frozenset({"55P03", "40P01"})
 # The order matters: see the comments of the statements.
 _PARTS = (
     "keys",
+    "outbox",
     "tasks",
     "results",
     "payloads",

@@ -38,6 +38,11 @@ DELETE FROM dagapp.dag_idempotency_keys k
  USING old
  WHERE k.submitted_by = old.submitted_by AND k.idempotency_key = old.idempotency_key;
 
+-- name: retention_outbox
+-- Ids of tasks that were never sent, for example because the transport was changed.
+DELETE FROM dagapp.dag_outbox
+ WHERE job_id = ANY (%(job_ids)s::uuid[]);
+
 -- name: retention_tasks
 -- Tasks: before the results, because a late report locks its task until its transaction ends.
 DELETE FROM dagapp.dag_tasks
