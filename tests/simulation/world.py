@@ -124,15 +124,15 @@ def play(workflow_id: str, number: int) -> Case:
     return case
 
 
-_graphs: dict[int, Graph] = {}
+_graphs: dict[int, tuple[Workflow, Graph]] = {}
 
 
 def graph_of(workflow: Workflow) -> Graph:
-    """Plays are kept, so that each is known by its place."""
-    graph = _graphs.get(id(workflow))
-    if graph is None:
-        graph = _graphs[id(workflow)] = build(workflow)
-    return graph
+    """A workflow is kept with its graph, so that no other one gets its id."""
+    known = _graphs.get(id(workflow))
+    if known is None:
+        known = _graphs[id(workflow)] = workflow, build(workflow)
+    return known[1]
 
 
 class World:
