@@ -466,7 +466,7 @@ class World:
 
     def _lines(self, last: int) -> list[str]:
         return [
-            f"{at:9.3f} s  {name:<16} {what}" + ("" if answer is _NO_ANSWER else f" -> {str(answer)[:300]}")
+            f"{at:9.3f} s  {name:<16} {what}" + ("" if answer is _NO_ANSWER else f" -> {_shown(answer)[:300]}")
             for at, name, what, answer in self.story[-last:]
         ]
 
@@ -476,6 +476,11 @@ class World:
         lines += self._lines(_TRACED_STEPS)
         lines += ["", *(KitJob.of(self.database, job_id).story() for job_id in self.database.jobs)]
         return "\n".join(lines)
+
+
+def _shown(answer: Any) -> str:
+    """Sets in order: their own order differs between processes."""
+    return f"{{{', '.join(sorted(map(repr, answer)))}}}" if isinstance(answer, set | frozenset) else str(answer)
 
 
 class _Listener:
