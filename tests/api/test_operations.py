@@ -111,7 +111,7 @@ async def test_two_people_change_a_queue_and_neither_undoes_the_other(database):
 
 @pytest.mark.requirement("O1")
 async def test_stats_and_health_report_the_state_of_the_platform(database):
-    async with engine(database) as running, api(database, running) as client:
+    async with engine(database, orphan_threshold_sec=60.0) as running, api(database, running) as client:
         await running.run("hello_world")
         stats = await ok(client.get(f"{V1}/stats"))
         health = await ok(client.get(f"{V1}/health"))

@@ -233,7 +233,7 @@ class Engine:
     async def tasks(self, job_id: UUID) -> list[dict[str, Any]]:
         return await self.rows("SELECT * FROM dagapp.dag_tasks WHERE job_id = %s ORDER BY node_id, attempt", job_id)
 
-    async def wait(self, job_id: UUID, timeout: float = 30, until: tuple[str, ...] = ()) -> dict[str, Any]:
+    async def wait(self, job_id: UUID, timeout: float = 60, until: tuple[str, ...] = ()) -> dict[str, Any]:
         ends = until or ("completed", "partial_success", "failed", "cancelled")
         async with asyncio.timeout(timeout):
             while True:
@@ -242,11 +242,11 @@ class Engine:
                     return job
                 await asyncio.sleep(0.02)
 
-    async def run(self, workflow_id: str | Workflow, timeout: float = 30, **inputs: Any) -> dict[str, Any]:
+    async def run(self, workflow_id: str | Workflow, timeout: float = 60, **inputs: Any) -> dict[str, Any]:
         return await self.wait(await self.submit(workflow_id, **inputs), timeout)
 
 
-async def until(holds: Callable[[], Awaitable[Any]], timeout: float = 10) -> Any:
+async def until(holds: Callable[[], Awaitable[Any]], timeout: float = 60) -> Any:
     """Wait for something to become true; answers what it is."""
     async with asyncio.timeout(timeout):
         while not (value := await holds()):

@@ -51,7 +51,7 @@ def ids(count: int, node_id: str = "node") -> list[str]:
     return [task_id(JOB, f"{node_id}__{number}", 1) for number in range(count)]
 
 
-async def until(holds: Callable[[], Any], seconds: float = 8.0) -> Any:
+async def until(holds: Callable[[], Any], seconds: float = 60.0) -> Any:
     async with asyncio.timeout(seconds):
         while not (value := holds()):
             await asyncio.sleep(0.02)

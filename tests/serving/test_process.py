@@ -54,7 +54,7 @@ def said(process: subprocess.Popen, event: str) -> dict:
 
 def test_gdal_reads_a_cog_by_its_address(server):
     url, _ = server
-    options = {"GDAL_DISABLE_READDIR_ON_OPEN": "EMPTY_DIR", "GDAL_HTTP_TIMEOUT": "10"}
+    options = {"GDAL_DISABLE_READDIR_ON_OPEN": "EMPTY_DIR", "GDAL_HTTP_TIMEOUT": "60"}
     with rasterio.Env(**options), rasterio.open(f"/vsicurl/{url}/files/silver/silver/cogs/dem/v0/r1/dem.tif") as cog:
         heights = cog.read(1)
 

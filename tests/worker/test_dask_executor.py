@@ -266,7 +266,7 @@ async def test_params_and_results_do_not_pass_through_the_scheduler(shared: Dask
         task = a_task("poll_flags", note=str(tmp_path / "canary-5f1c"))
         context = harness.context(task)
         running = asyncio.create_task(harness.run(task, context))
-        await until(lambda: context.has_updates, 20)
+        await until(lambda: context.running().progress)
 
         state = await client.run_on_scheduler(known)
 

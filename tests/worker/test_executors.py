@@ -60,7 +60,7 @@ async def executor(request: pytest.FixtureRequest) -> AsyncIterator[Executor]:
         address = request.getfixturevalue("cluster").address
         executor = DaskExecutor(ClusterAddress(address), memory_mb=2048, cancel_grace_seconds=0.3, silence_seconds=10)
     await executor.start()
-    await until(lambda: executor.slots != 0, 30)
+    await until(lambda: executor.slots != 0)
     yield executor
     await executor.close()
 
@@ -84,7 +84,7 @@ async def test_tasks_run_at_the_same_time_and_the_children_are_listed(harness: H
     tasks = [a_task("poll_flags", f"node-{number}", note="/dev/null") for number in range(4)]
     contexts = [harness.context(task) for task in tasks]
     running = [asyncio.create_task(harness.run(task, context)) for task, context in zip(tasks, contexts, strict=True)]
-    await until(lambda: all(context.has_updates for context in contexts), 20)
+    await until(lambda: all(context.running().progress for context in contexts))
 
     listed = {child["task_id"] for child in harness.executor.children}
 
@@ -122,7 +122,7 @@ async def test_a_hung_c_call_and_all_it_started_is_dead_after_its_timeout(harnes
     for outcome in (hung, spawned):
         assert outcome.error is not None
         assert (outcome.error["code"], outcome.error["blame"]) == ("handler.timed-out", "handler")
-    assert seconds < 5
+    assert seconds < 30, "it would hang for an hour"
     assert not any(map(is_alive, await note(tmp_path / "note")))
 
 
@@ -136,7 +136,7 @@ async def test_a_cancelled_handler_is_asked_first_and_killed_after_its_grace_tim
         asyncio.create_task(harness.run(task, context)) for task, context in zip((polite, deaf), contexts, strict=True)
     ]
     pids = await note(tmp_path / "deaf")
-    await until(lambda: contexts[0].has_updates)
+    await until(lambda: contexts[0].running().progress)
 
     for context in contexts:
         context.cancel()
@@ -164,7 +164,7 @@ async def test_progress_and_log_lines_arrive_while_the_handler_runs(harness: Har
     context = harness.context(task)
     running = asyncio.create_task(harness.run(task, context))
 
-    await until(lambda: context.running().progress == {"fraction": 0.2}, 20)
+    await until(lambda: context.running().progress == {"fraction": 0.2})
     context.cancel()
     await running
     await harness.run(a_task("print_and_log"), logged := harness.context(a_task("print_and_log")))
@@ -187,7 +187,7 @@ async def test_the_memory_limit_holds(harness: Harness) -> None:
 @pytest.mark.requirement("E22")
 async def test_a_later_attempt_continues_from_a_checkpoint(harness: Harness) -> None:
     crashed = asyncio.create_task(harness.run(a_task("multi_phase", phases=4, seconds_per_phase=0.3)))
-    await until(lambda: len(harness.ledger.checkpoints) == 2, 20)
+    await until(lambda: len(harness.ledger.checkpoints) == 2)
     crashed.cancel()
     await asyncio.wait([crashed])
 

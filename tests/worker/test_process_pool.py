@@ -459,7 +459,7 @@ async def test_a_cancelled_handler_is_notified_and_stops_at_its_next_check(harne
     task = a_task("poll_flags", note=str(tmp_path / "note"))
     context = harness.context(task)
     running = asyncio.create_task(harness.run(task, context))
-    await until(lambda: context.has_updates)
+    await until(lambda: context.running().progress)
 
     context.cancel()
 
