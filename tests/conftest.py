@@ -139,6 +139,13 @@ def catalog_database(cluster: Cluster, catalog_template: str) -> Iterator[str]:
         yield dsn
 
 
+@pytest.fixture(scope="module")
+def shared_catalog(cluster: Cluster, catalog_template: str) -> Iterator[str]:
+    """A database with the STAC catalogue for all tests of a module."""
+    with fresh_database(cluster, catalog_template) as dsn:
+        yield dsn
+
+
 @pytest.fixture
 def empty_database(cluster: Cluster) -> Iterator[str]:
     """The address of a database with nothing in it."""

@@ -43,16 +43,18 @@ async def test_queues_have_rates_and_running_tasks_have_leases(database):
         await running.run("hello_world")
         job_id = await running.submit(workflow(GATE))
 
-        async def queue():
+        async def rates():
+            """Of the queue of hello_world, and of the queue whose task runs, once both are reported."""
             queues = {queue["queue"]: queue for queue in (await ok(client.get(f"{V1}/queues")))["items"]}
-            queue = next((each for each in queues.values() if each["kind"] == "tasks" and each["running_count"]), None)
-            return queue if queue and queue["started_per_minute"] >= 2 and queue["enqueued_per_minute"] >= 2 else None
+            done, busy = queues["functionapp-tasks"], queues["dag-worker-tasks"]
+            is_reported = done["finished_per_minute"] >= 2 and busy["started_per_minute"] and busy["running_count"]
+            return (done, busy) if is_reported and busy["enqueued_per_minute"] else None
 
         async def lease():
             return (await ok(client.get(f"{V1}/leases")))["items"]
 
         (held,) = await until(lease)
-        busy = await until(queue)
+        done, busy = await until(rates)
         none = (await ok(client.get(f"{V1}/leases", params={"within_seconds": 0})))["items"]
         open_gate(job_id)
         await running.wait(job_id)
@@ -62,7 +64,8 @@ async def test_queues_have_rates_and_running_tasks_have_leases(database):
     assert held["is_worker_alive"] is True
     assert held["remaining_seconds"] > 0
     assert none == []
-    assert busy["finished_per_minute"] >= 1
+    assert (done["enqueued_per_minute"], done["started_per_minute"], done["finished_per_minute"]) == (2, 2, 2)
+    assert (busy["enqueued_per_minute"], busy["started_per_minute"], busy["finished_per_minute"]) == (1, 1, 0)
     assert submissions[0]["enqueued_per_minute"] is None
 
 

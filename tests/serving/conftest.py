@@ -21,15 +21,13 @@ from pypgstac.load import Loader, Methods
 from starlette.testclient import TestClient
 
 from dagmaster.bbox import BBox
-from dagmaster.database.catalog.pgstac import deploy_catalog
-from dagmaster.database.schema.deploy import deploy
 from dagmaster.local.embedded import Cluster
 from dagmaster.serving.app import create_app
 from dagmaster.settings import load
 from dagmaster.stac.versions import joined
 from dagmaster.storage.location import Edition, Zone
 from dagmaster.storage.zones import Storage, open_storage
-from tests.conftest import administrator
+from tests.conftest import fresh_database
 from tests.serving.assets import Assets
 from tests.serving.data import FORMER, PUBLIC, collection, href, item, stored
 from tests.web.conftest import plain_logs
@@ -39,14 +37,10 @@ BOX = BBox(10.0, 50.0, 11.0, 51.0)
 
 
 @pytest.fixture(scope="session")
-def catalogue(cluster: Cluster) -> str:
+def catalogue(cluster: Cluster, catalog_template: str) -> Iterator[str]:
     """The address of a database with pgSTAC."""
-    with administrator(cluster) as connection:
-        connection.execute("CREATE DATABASE test_serving")
-    dsn = cluster.dsn_of("test_serving")
-    deploy(dsn)
-    deploy_catalog(dsn)
-    return dsn
+    with fresh_database(cluster, catalog_template) as dsn:
+        yield dsn
 
 
 @pytest.fixture(scope="session")

@@ -19,15 +19,12 @@ from fastapi.routing import iter_route_contexts
 from morecantile import tms
 from starlette.testclient import TestClient
 
-from dagmaster.database.catalog.pgstac import deploy_catalog
-from dagmaster.database.schema.deploy import deploy
 from dagmaster.serving import stac
 from dagmaster.serving.access import ExpectedPublication, expected_publication
 from dagmaster.serving.app import create_app
 from dagmaster.serving.searches import encode
 from dagmaster.settings import load
 from dagmaster.storage.location import Edition
-from tests.conftest import administrator
 from tests.serving.assets import Assets, asset_id
 from tests.serving.callers import CALLERS, key, let_in_by_name
 from tests.serving.conftest import BOX
@@ -135,21 +132,16 @@ STORED: dict[Edition, Any] = {}
 
 
 @pytest.fixture(scope="module")
-def dsn(cluster, storage, tmp_path_factory) -> str:
+def dsn(shared_catalog, storage, tmp_path_factory) -> str:
     """A database with a dataset in each state."""
-    with administrator(cluster) as connection:
-        connection.execute("CREATE DATABASE test_access")
-    dsn = cluster.dsn_of("test_access")
-    deploy(dsn)
-    deploy_catalog(dsn)
-    folder, assets = tmp_path_factory.mktemp("access"), Assets(dsn)
+    folder, assets = tmp_path_factory.mktemp("access"), Assets(shared_catalog)
     for name, state in STATES.items():
         for edition in (Edition(name), Edition(name, 0, 2), Edition(name, 1, 1)):
             pixels = np.full((1, 64, 64), 7, np.uint8)
             STORED[edition] = stored(storage, folder, edition.cog("x.tif"), pixels, BOX)
         assets.submit(name, documents(name, 0, 1), platform=PLATFORM)
         state.actions(assets, name)
-    return dsn
+    return shared_catalog
 
 
 @pytest.fixture(scope="module")

@@ -17,8 +17,6 @@ from pypgstac.db import PgstacDB
 from pypgstac.load import Loader, Methods
 from starlette.testclient import TestClient
 
-from dagmaster.database.catalog.pgstac import deploy_catalog
-from dagmaster.database.schema.deploy import deploy
 from dagmaster.serving import stac
 from dagmaster.serving.app import create_app
 from dagmaster.settings import load
@@ -29,13 +27,9 @@ MANY = 1000
 
 
 @pytest.fixture(scope="module")
-def searched(cluster, catalogue, storage):
+def searched(shared_catalog, storage):
     """A server on a catalogue with many items, and the items of two collections by id."""
-    with psycopg.connect(cluster.dsn_of("postgres"), autocommit=True) as connection:
-        connection.execute("CREATE DATABASE test_hydration TEMPLATE template0")
-    dsn = cluster.dsn_of("test_hydration")
-    deploy(dsn)
-    deploy_catalog(dsn)
+    dsn = shared_catalog
     rng = random.Random(7)
     varied = [vary(naip_item(number, "varied"), rng) for number in range(60)]
     for name in ("varied", "naip"):  # the items are replaced by those below

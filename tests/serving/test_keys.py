@@ -1,5 +1,7 @@
 """Requests with keys of the database: the key and what it may read are read together, and are current each time."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from httpx2 import ASGITransport, AsyncClient
@@ -13,6 +15,7 @@ from dagmaster.operations.assets import approve, unpublish
 from dagmaster.serving.app import create_app
 from dagmaster.settings import load
 from dagmaster.storage.location import Edition
+from dagmaster.storage.zones import Storage, open_storage
 from tests.gateway.kit import key_of
 from tests.serving.assets import Assets
 from tests.serving.conftest import BOX
@@ -39,6 +42,12 @@ def round_trips(monkeypatch) -> list[list[str]]:
 
     monkeypatch.setattr(prepared_reads, "execute", execute_and_note)
     return sent
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> Storage:
+    """The storage of other tests has a dataset of the same name."""
+    return open_storage(load(storage_folder=tmp_path / "storage"))
 
 
 @pytest.fixture

@@ -12,10 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dagmaster.database.catalog.pgstac import deploy_catalog
-from dagmaster.database.schema.deploy import deploy
 from tests.cli.processes import start
-from tests.conftest import administrator
 from tests.serving.assets import Assets
 from tests.serving.conftest import _dem, _plain, _scene, _tiled
 from tests.serving.test_process import folder_of, said
@@ -63,21 +60,16 @@ VALUES = {
 
 
 @pytest.fixture(scope="module")
-def url(cluster, storage, tmp_path_factory):
+def url(shared_catalog, storage, tmp_path_factory):
     """A server of its own: the suite sorts by `datetime`, and fails on items that have an interval only."""
-    with administrator(cluster) as connection:
-        connection.execute("CREATE DATABASE test_validator")
-    dsn = cluster.dsn_of("test_validator")
-    deploy(dsn)
-    deploy_catalog(dsn)
     folder = tmp_path_factory.mktemp("validated")
     for make in (_plain, _dem, _scene, _tiled):
-        Assets(dsn).publish(*make(storage, folder))
+        Assets(shared_catalog).publish(*make(storage, folder))
     process = start(
         "serving",
         "--port",
         "0",
-        DATABASE_URL=dsn,
+        DATABASE_URL=shared_catalog,
         STORAGE_FOLDER=str(folder_of(storage)),
         LOG_FORMAT="json",
         LOG_LEVEL="info",

@@ -84,15 +84,15 @@ async def test_a_worker_over_http_survives_restarts_of_its_orchestrator(database
         orchestrator = running.process("orchestrator")
         orchestrator.environment |= {"API_ENABLED": "true", "API_PORT": str(port), "AUTH_ENABLED": "true"}
         orchestrator.start()
-        await until(lambda: is_ready(url), timeout=30)
+        await until(lambda: is_ready(url))
         worker = start_worker(running, environment_of_partner(running, url, key))
         jobs = await running.submit(LOAD, count=8, file=str(running.executions))
 
-        await until(lambda: _at_least(running, jobs, 6), timeout=30)
+        await until(lambda: _at_least(running, jobs, 6))
         orchestrator.kill()
         await asyncio.sleep(1)  # handlers end meanwhile, and their results are kept
         orchestrator.start()
-        await until(lambda: is_ready(url), timeout=30)
+        await until(lambda: is_ready(url))
         jobs += await running.submit(LOAD, count=4, file=str(running.executions))
         await until(lambda: _at_least(running, jobs, 40), timeout=60)
         orchestrator.signal(signal.SIGTERM)
@@ -128,7 +128,7 @@ async def test_the_doctor_of_a_worker_over_http_checks_the_platform_and_no_datab
         orchestrator = running.process("orchestrator")
         orchestrator.environment |= {"API_ENABLED": "true", "API_PORT": str(port), "AUTH_ENABLED": "true"}
         orchestrator.start()
-        await until(lambda: is_ready(url), timeout=30)
+        await until(lambda: is_ready(url))
         environment = environment_of_partner(running, url, key)
         environment["DAGMASTER_DATA"] = str(tmp_path / "data")
         environment.pop("WORKER_QUEUE", None)
