@@ -11,11 +11,12 @@ create_app(settings, dsn, library, handlers)
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from fastapi import APIRouter, FastAPI
 from fastapi.openapi.utils import get_openapi
+from starlette.routing import BaseRoute
 
 from dagmaster import __version__
 from dagmaster.api import (
@@ -133,13 +134,8 @@ def create_app(
     )
     app.state.services = services
     problems.register(app)
-    app.include_router(_versioned())
-    app.include_router(legacy.router)
-    app.include_router(health.probes)
-    app.include_router(index.router)
-    app.include_router(metrics.router)
-    app.router.routes += map_routes(services.maps)
-    app.include_router(pages.router)
+    before, after = _routes()
+    app.router.routes += [*before, *map_routes(services.maps), *after]
     app.state.platform_metrics = metrics.PlatformMetrics()
     app.state.request_metrics = RequestMetrics(
         "orchestrator", partial(metrics.orchestrator_metrics, services), app.state.platform_metrics.metrics
@@ -156,6 +152,17 @@ def create_app(
     )
     app.add_middleware(OldProblems)
     return app
+
+
+@cache
+def _routes() -> tuple[list[BaseRoute], list[BaseRoute]]:
+    """The routes before and after those of the map server. Settings do not change them, and to build them takes a
+    while, so the apps of a process share them."""
+    before, after = APIRouter(), APIRouter()
+    for router in (_versioned(), legacy.router, health.probes, index.router, metrics.router):
+        before.include_router(router)
+    after.include_router(pages.router)
+    return before.routes, after.routes
 
 
 def _versioned() -> APIRouter:
