@@ -55,7 +55,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="TAG",
         help="run only the tests of this requirement; repeatable",
     )
-    parser.addoption("--seeds", type=int, default=1000, help="how many seeds the simulation runs through")
+    parser.addoption("--seeds", type=int, default=500, help="how many seeds the simulation runs through")
     parser.addoption("--seed", type=int, help="the only seed that the simulation runs, with its trace")
 
 

@@ -29,6 +29,7 @@ def test_every_search_finds_what_it_should_with_and_without_a_filter() -> None:
     assert re.search(r"^  part ÷ plain [\d.]+, ÷ everything [\d.]+ \(each at most 1\.5\)$", printed, re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_the_tree_before_and_this_one_answer_the_same_requests() -> None:
     command = ["git", "-C", ROOT, "cat-file", "-e", BEFORE]
     if subprocess.run(command, check=False, capture_output=True).returncode:

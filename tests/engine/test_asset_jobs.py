@@ -131,7 +131,7 @@ async def dies(running: Fleet, doomed: Process, job_id: UUID | None) -> bool:
     [
         ("completing", "processed", "completed"),
         ("failing", "processing_failed", "failed"),
-        ("sleeping", "processing_failed", "failed"),  # is cancelled
+        pytest.param("sleeping", "processing_failed", "failed", marks=pytest.mark.slow),  # is cancelled
     ],
 )
 async def test_an_orchestrator_dies_at_each_commit_and_another_one_takes_the_job_over(

@@ -51,11 +51,11 @@ def flaky(attempt: int, node: str = "n", rate: float = 0.5) -> bool:
 
 @pytest.mark.requirement("H3")
 def test_flaky_echo_fails_the_same_attempts_for_the_same_seed_and_at_about_its_rate() -> None:
-    first = [flaky(1, node=f"n__{i}") for i in range(400)]
-    again = [flaky(1, node=f"n__{i}") for i in range(400)]
+    first = [flaky(1, node=f"n__{i}") for i in range(120)]
+    again = [flaky(1, node=f"n__{i}") for i in range(40)]
 
-    assert first == again
-    assert 150 < sum(first) < 250
+    assert first[:40] == again
+    assert 40 < sum(first) < 80
 
 
 @pytest.mark.requirement("H3")

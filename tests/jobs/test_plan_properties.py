@@ -80,7 +80,7 @@ def _agrees_as_far_as_it_went(run: Simulation, expected: Reference) -> None:
     assert blamed
 
 
-@settings(max_examples=500, deadline=None, derandomize=True, database=None, suppress_health_check=_CHECKS)
+@settings(max_examples=200, deadline=None, derandomize=True, database=None, suppress_health_check=_CHECKS)
 @given(cases())
 def test_every_job_ends_as_its_definition_and_its_workers_make_it(case):
     run_and_compare(case)

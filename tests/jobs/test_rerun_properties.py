@@ -89,14 +89,14 @@ def _a_part(run: Simulation, random: Random) -> dict[str, str] | None:
 
 
 @pytest.mark.requirement("E15")
-@settings(max_examples=150, deadline=None, derandomize=True, database=None, suppress_health_check=_CHECKS)
+@settings(max_examples=60, deadline=None, derandomize=True, database=None, suppress_health_check=_CHECKS)
 @given(cases())
 def test_a_job_is_cancelled_and_resumed_again_and_again(case):
     run_cancel_and_resume(case)
 
 
 @pytest.mark.requirement("E15")
-@settings(max_examples=150, deadline=None, derandomize=True, database=None, suppress_health_check=_CHECKS)
+@settings(max_examples=60, deadline=None, derandomize=True, database=None, suppress_health_check=_CHECKS)
 @given(cases())
 def test_parts_of_a_job_are_retried_again_and_again(case):
     run_and_retry(case)

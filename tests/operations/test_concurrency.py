@@ -384,7 +384,7 @@ async def end_all(kit: Kit, status: str) -> None:
 
 
 @pytest.mark.timeout(600)
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 @given(sequence=SEQUENCES)
 async def test_any_sequence_of_actions_ends_as_the_rules_say(kit: Kit, sequence: tuple[list, list]):
     steps = list(itertools.chain(*sequence[0], *sequence[1]))

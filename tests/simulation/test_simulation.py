@@ -1,6 +1,6 @@
 """The engine under faults, by the seed: real loops, virtual time, and a judge at every commit.
 
-pytest tests/simulation                     1,000 seeds
+pytest tests/simulation                     500 seeds
 pytest tests/simulation --seeds 50000       more of them
 pytest tests/simulation --seed 4711 -s      one, with its story
 """
