@@ -2,8 +2,13 @@
 
 import asyncio
 import re
+from random import Random
 from typing import Any
 
+import pytest
+from prometheus_client import Histogram
+
+from dagmaster.observe.metrics import REQUEST_SECONDS, Durations
 from dagmaster.web.metrics import RequestMetrics
 from tests.api.serving import api, ok
 from tests.engine.harness import engine
@@ -132,3 +137,24 @@ def test_two_servers_in_one_process_count_separately():
 
     (requests, *_) = second.metrics()
     assert requests.samples == []
+
+
+def test_durations_are_the_histogram_of_the_library():
+    random = Random(3)
+    ours = Durations("seconds", "Seconds", ("route",), REQUEST_SECONDS)
+    theirs = Histogram("seconds", "Seconds", ("route",), buckets=REQUEST_SECONDS, registry=None)
+    for seconds in [*REQUEST_SECONDS, 0.0, 11.0, *(random.expovariate(2) for _ in range(200))]:
+        route = random.choice(("/a", "/b"))
+        ours.observe((route,), seconds)
+        theirs.labels(route).observe(seconds)
+
+    (mine,) = ours.collect()
+    (expected,) = theirs.collect()
+
+    samples = {(each.name, *sorted(each.labels.items())): each.value for each in mine.samples}
+    assert len(samples) == 2 * (len(REQUEST_SECONDS) + 3)
+    assert samples == {
+        (each.name, *sorted(each.labels.items())): pytest.approx(each.value)
+        for each in expected.samples
+        if not each.name.endswith("_created")
+    }

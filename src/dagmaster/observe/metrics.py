@@ -1,18 +1,21 @@
 """Metrics for Prometheus, on prometheus-client.
 
 Counters of hot paths stay plain integers of the objects that count: only the event loop writes them, so they need no
-lock. They become samples when they are read (`Reading`). Durations are histograms of prometheus-client.
+lock. They become samples when they are read (`Reading`), and so do the durations of tasks and requests (`Durations`).
 
 Each server has a registry of its own (`new_registry`); none uses the library's global one, because several servers may
 run in one process. Labels have few values: names of queues, handlers and routes, never paths, ids or texts.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
+from itertools import accumulate
 from typing import Final, TypeVar
 
-from prometheus_client import CollectorRegistry, Histogram, ProcessCollector, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from dagmaster import __version__
 
@@ -78,23 +81,28 @@ def gauges(name: str, meaning: str, labels: Labels, samples: Mapping[Values, flo
 
 
 class Durations:
-    """How long things took, as a histogram for each combination of labels."""
+    """How long things took, as a histogram for each combination of labels. Only the event loop adds to it."""
 
     def __init__(self, name: str, meaning: str, labels: Labels, buckets: tuple[float, ...]) -> None:
-        # Without a registry: it is read where it is exposed. Without `_created`, which doubles the series.
-        self._histogram = Histogram(name, meaning, labels, buckets=buckets, registry=None)
-        self._children: dict[Labels, Histogram] = {}
+        self._name, self._meaning, self._labels = name, meaning, labels
+        self._bounds = buckets
+        self._counts: dict[Labels, list[int]] = {}  # for each bucket, and one beyond the last bound
+        self._sums: dict[Labels, float] = {}
 
     def observe(self, labels: Labels, seconds: float) -> None:
-        child = self._children.get(labels)
-        if child is None:
-            child = self._children[labels] = self._histogram.labels(*labels)
-        child.observe(seconds)
+        counts = self._counts.get(labels)
+        if counts is None:
+            counts = self._counts[labels] = [0] * (len(self._bounds) + 1)
+            self._sums[labels] = 0.0
+        counts[bisect_left(self._bounds, seconds)] += 1
+        self._sums[labels] += seconds
 
     def collect(self) -> Iterable[Metric]:
-        for metric in self._histogram.collect():
-            metric.samples = [sample for sample in metric.samples if not sample.name.endswith("_created")]
-            yield metric
+        family = HistogramMetricFamily(self._name, self._meaning, labels=self._labels)
+        bounds = [*map(floatToGoString, self._bounds), "+Inf"]
+        for values, counts in list(self._counts.items()):  # a probe reads it in another thread
+            family.add_metric(values, list(zip(bounds, accumulate(counts), strict=True)), self._sums[values])
+        yield family
 
 
 def _build_info(role: str) -> Iterable[Metric]:

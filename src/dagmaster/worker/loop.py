@@ -155,7 +155,6 @@ class Worker:
             TASK_SECONDS,
         )
         self._started, self._ended = RateMeter(), RateMeter()  # tasks by queue
-        self._queues_of: dict[str, str] = {}  # of the tasks that it holds
         self._queue_limits = settings.queue_concurrency
         self._has_broker = settings.transport == "servicebus"  # which announces tasks to idle workers only
         self.exchanged_at: float | None = None  # on the monotonic clock
@@ -546,12 +545,11 @@ class Worker:
 
     def _start(self, claimed: Sequence[TaskMessage]) -> None:
         self.counters.claimed += len(claimed)
-        for task in claimed:
-            self._started.add(task.queue)
-            self._queues_of[task.task_id] = task.queue
+        for queue, count in Counter([task.queue for task in claimed]).items():
+            self._started.add(queue, count)
         if self._stop.is_set():
             for task in claimed:
-                self._finish(_returned(task), 4)
+                self._finish(task, _returned(task), 4)
             return
         loop = asyncio.get_running_loop()
         self._claimed_at = loop.time()
@@ -596,7 +594,7 @@ class Worker:
     def _return_suspects(self) -> None:
         suspects, self._suspects = self._suspects, {}
         for task in suspects.values():
-            self._finish(_returned(task), 4)
+            self._finish(task, _returned(task), 4)
 
     def _on_done(self, held: HeldTask, job: asyncio.Task[tuple[Report, int]]) -> None:
         if self._held.pop(held.task_id, None) is None:
@@ -606,17 +604,18 @@ class Worker:
         if held.is_lost:
             return
         faults.reach("worker.after-handler")
+        task = held.context.task
         if job.cancelled():
-            self._finish(_returned(held.context.task), 4)
+            self._finish(task, _returned(task), 4)
         elif error := job.exception():
             _log.error("a bug in the worker ended a task", task_id=held.task_id, exc_info=error)
-            self._finish(_broken(held.context.task, error), 1000)
+            self._finish(task, _broken(task, error), 1000)
         else:
             report, size_bytes = job.result()
             self._measure(held, report)
-            self._finish(report, size_bytes)
+            self._finish(task, report, size_bytes)
             if report.error and report.error["code"] in _UNSUITABLE:
-                self._withdraw(held.context.task.handler, report.error)
+                self._withdraw(task.handler, report.error)
 
     def _measure(self, held: HeldTask, report: Report) -> None:
         """For metrics. The handler is one of the registry: a task of any other is not claimed."""
@@ -638,12 +637,10 @@ class Worker:
         self._light_handlers = tuple(name for name in self._light_handlers if name != handler)
         self._heavy_handlers = tuple(name for name in self._heavy_handlers if name != handler)
 
-    def _finish(self, report: Report, size_bytes: int) -> None:
-        queue = self._queues_of.pop(task_id_of(report.job_id, report.node_id, report.attempt), None)
-        if queue is not None:
-            self._ended.add(queue)
-            if queue in self._queue_limits:
-                self._poll_now = True  # there is room for another task of this queue
+    def _finish(self, task: TaskMessage, report: Report, size_bytes: int) -> None:
+        self._ended.add(task.queue)
+        if task.queue in self._queue_limits:
+            self._poll_now = True  # there is room for another task of this queue
         if report.status is TaskStatus.SUCCEEDED:
             self.counters.succeeded += 1
         elif report.status is TaskStatus.RETURNED:
@@ -679,7 +676,6 @@ class Worker:
             if held is None or held.is_lost:
                 continue
             held.is_lost = True
-            self._queues_of.pop(task_id, None)
             self.counters.lost_tasks += 1
             _log.warning("this worker no longer holds a task; stopping it", task_id=task_id)
             held.context.cancel()
@@ -691,7 +687,7 @@ class Worker:
         the pool kills plain ones."""
         for task_id in task_ids:
             if task := self._suspects.pop(task_id, None):
-                self._finish(_returned(task), 4)
+                self._finish(task, _returned(task), 4)
                 self._wake.set()
             held = self._held.get(task_id)
             if held is None or held.context.cancelled:
@@ -749,7 +745,7 @@ class Worker:
         for held in unresponsive.values():
             _log.error("a handler ignores its cancellation", task_id=held.task_id)
             if not held.is_lost:
-                self._finish(_returned(held.context.task), 4)
+                self._finish(held.context.task, _returned(held.context.task), 4)
 
     async def _report_remaining(self, deadline: float) -> None:
         no_demand = Demand(self._settings.worker_queue)
