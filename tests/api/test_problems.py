@@ -7,6 +7,7 @@ import pytest
 
 from dagmaster.client.limits import MAX_BODY_BYTES
 from dagmaster.jobs.model import new_job_id
+from dagmaster.web.validation import MOST_MISTAKES
 from tests.api.serving import V1, api
 from tests.web.problems import check
 
@@ -112,6 +113,39 @@ async def test_an_error_is_described_in_plain_words(shared_database, path, sent,
     problem = check(answer, 422, "request.invalid")
     assert problem["detail"].startswith(message)
     assert "/docs" in problem["hint"]
+
+
+@pytest.mark.requirement("O1", "X2")
+@pytest.mark.parametrize(
+    ("sent", "mistake"),
+    [
+        ({f"platform_i{number}": 1 for number in range(50_000)}, "body: must have at most 200 fields"),
+        (
+            {"platform_id": "x", "source": {}, "platform_refs": {f"r{number}": [] for number in range(50_000)}},
+            "body.platform_refs: must have at most 200 fields",
+        ),
+        (
+            {"platform_id": "x", "source": {"blobs": [1] * 100_000}, "platform_refs": {}},
+            "body.source.blobs: must have at most 10000 items",
+        ),
+        (
+            {"platform_id": "x", "source": {"blobs": [1] * 9_000}, "platform_refs": {}},
+            "body.source.blobs.0: must be a valid string",
+        ),
+        (
+            {"platform_id": "x", "source": {}, **{f"platform_i{number}": 1 for number in range(100)}},
+            "body.platform_refs: is required",
+        ),
+    ],
+)
+async def test_the_response_to_thousands_of_mistakes_is_short(shared_database, sent, mistake):
+    async with api(shared_database) as client:
+        answer = await client.post(f"{V1}/submit", json=sent)
+
+    problem = check(answer, 422, "request.invalid")
+    assert problem["detail"].startswith(mistake)
+    assert len(problem["errors"]) <= MOST_MISTAKES
+    assert len(answer.content) < 10_000
 
 
 @pytest.mark.requirement("O1")

@@ -3,6 +3,7 @@
 import pytest
 
 from dagmaster.errors import InvalidRequest
+from dagmaster.workflows import inputs
 from dagmaster.workflows.inputs import check_inputs, refuse_reserved, refuse_signed_urls
 
 from .builders import a_workflow
@@ -78,6 +79,17 @@ def test_every_bad_field_is_named_at_once():
     assert refusal.value.facts["fields"] == ["count", "name", "other"]
     assert refusal.value.code == "inputs.invalid"
     assert "'name' is required (string)" in refusal.value.message
+
+
+@pytest.mark.requirement("W1", "X2")
+def test_many_unknown_inputs_are_refused_without_a_suggestion_for_each(monkeypatch):
+    compared = []
+    monkeypatch.setattr(inputs, "did_you_mean", lambda name, _known: compared.append(name) or "")
+    with pytest.raises(InvalidRequest) as refusal:
+        check_inputs(WORKFLOW, {f"other{number}": 1 for number in range(50_000)})
+
+    assert len(refusal.value.facts["fields"]) == len(refusal.value.facts["faults"]) == inputs.MOST_FAULTS
+    assert len(compared) < inputs.MOST_FAULTS
 
 
 @pytest.mark.requirement("W5")

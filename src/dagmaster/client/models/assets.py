@@ -9,7 +9,7 @@ from uuid import UUID
 
 from pydantic import BeforeValidator, Field
 
-from dagmaster.client.models.base import ApiModel, Extensible, RequestModel
+from dagmaster.client.models.base import ApiModel, Extensible, RequestModel, few_fields
 from dagmaster.jobs.model import Subscriber
 
 PlatformName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[a-z0-9][a-z0-9_-]*$")]
@@ -23,6 +23,8 @@ def _as_text(value: Any) -> Any:
 
 # Some platforms count what they refer to, such as the layers of a service. A number and its digits mean the same.
 ReferenceText = Annotated[str, BeforeValidator(_as_text)]
+ReferenceTexts = Annotated[dict[str, ReferenceText], BeforeValidator(few_fields)]
+MOST_BLOBS = 10_000  # of one submission
 
 ClearanceLevel = Literal["uncleared", "ouo", "public"]
 ExposureLevel = Literal["latest-only", "all-versions"]
@@ -36,7 +38,7 @@ class SourceReference(RequestModel):
 
     container: str | None = None
     blob: str | None = None
-    blobs: list[str] | None = None
+    blobs: Annotated[list[str], Field(max_length=MOST_BLOBS)] | None = None
 
 
 class AssetSubmissionRequest(RequestModel):
@@ -44,7 +46,7 @@ class AssetSubmissionRequest(RequestModel):
     source) are refused. Without `workflow_id`, the data type and the number of files select the workflow."""
 
     platform_id: PlatformName
-    platform_refs: dict[str, ReferenceText]
+    platform_refs: ReferenceTexts
     version_label: Annotated[str, Field(min_length=1, max_length=200)] | None = None
     data_type: Literal["raster"] = "raster"
     source: SourceReference

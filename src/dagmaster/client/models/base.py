@@ -10,7 +10,9 @@ from pydantic import (
     ValidationInfo,
     ValidatorFunctionWrapHandler,
     WrapValidator,
+    model_validator,
 )
+from pydantic_core import PydanticCustomError
 
 from dagmaster.client.neutral import neutral_value
 from dagmaster.errors import Unavailable
@@ -18,6 +20,7 @@ from dagmaster.errors import Unavailable
 T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
 Json = dict[str, Any]
+MOST_FIELDS = 200  # of one object in a request
 _CLIENT = "client"
 
 
@@ -32,6 +35,18 @@ class RequestModel(BaseModel):
     """The body of a request. Unknown fields are refused: they are mistakes in spelling."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_too_many_fields(cls, value: Any) -> Any:
+        return few_fields(value)
+
+
+def few_fields(value: Any) -> Any:
+    """The value, unless it is an object with too many fields: describing each of them would take the server seconds."""
+    if isinstance(value, dict) and len(value) > MOST_FIELDS:
+        raise PydanticCustomError("too_many_fields", "must have at most {most} fields", {"most": MOST_FIELDS})
+    return value
 
 
 def _keep_unknown(value: Any, validate: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:

@@ -9,11 +9,9 @@ from typing import Any
 import orjson
 
 from dagmaster.assets.states import SourceIdentity
-from dagmaster.client.models.assets import SourceReference
+from dagmaster.client.models.assets import MOST_BLOBS, SourceReference
 from dagmaster.errors import InvalidRequest, NotFound
 from dagmaster.storage import ObjectInfo, Storage, Zone
-
-MOST_BLOBS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
