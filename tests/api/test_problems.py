@@ -112,7 +112,7 @@ async def test_an_error_is_described_in_plain_words(shared_database, path, sent,
 
     problem = check(answer, 422, "request.invalid")
     assert problem["detail"].startswith(message)
-    assert "/docs" in problem["hint"]
+    assert "/openapi.json" in problem["hint"]
 
 
 @pytest.mark.requirement("O1", "X2")

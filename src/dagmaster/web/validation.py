@@ -85,7 +85,7 @@ async def _on_invalid(request: Request, error: Exception) -> Response:
         detail,
         path,
         request_id,
-        hint="/docs lists the paths, /openapi.json describes every field",
+        hint="/openapi.json describes every field",
         errors=mistakes,
     )
 
