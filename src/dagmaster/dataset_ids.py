@@ -44,13 +44,22 @@ def dataset_id_from(text: str) -> str:
     >>> dataset_id_from("Relevé d'altitude (2024)")
     'releve-d-altitude-2024'
     """
-    plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode().lower()
-    dataset_id = re.sub(r"[^a-z0-9_.]+", "-", plain)[:LONGEST].strip("-_.")
+    dataset_id = _plain(text)
     if not dataset_id:
         raise InvalidRequest(
             f"no dataset id can be made from {_shown(text)}", code="storage.bad-dataset", hint="pass a dataset id"
         )
     return dataset_id
+
+
+def has_dataset_id(text: str) -> bool:
+    """Whether `dataset_id_from` makes an id from a text."""
+    return bool(_plain(text))
+
+
+def _plain(text: str) -> str:
+    plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode().lower()
+    return re.sub(r"[^a-z0-9_.]+", "-", plain)[:LONGEST].strip("-_.")
 
 
 def _shown(text: str) -> str:

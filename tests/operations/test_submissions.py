@@ -200,6 +200,19 @@ async def test_a_dataset_id_that_is_taken_gets_the_beginning_of_the_asset_id(kit
     assert submitted.dataset_id == "floods-r1-461328a8"
 
 
+async def test_references_without_ascii_letters_and_digits_name_the_dataset_after_the_platform(kit: Kit):
+    partner = Caller("hub", frozenset({Scope.B2B}), "ddh")
+    refs = [{**DDH, "dataset_id": text, "resource_id": "_"} for text in ("日本語", "-")]
+    kit.put("ddh/x.tif", b"pixels")
+
+    submitted = [
+        await kit.submit("x", blob="ddh/x.tif", platform_id="ddh", platform_refs=one, caller=caller)
+        for one, caller in zip(refs, (partner, ADA), strict=True)
+    ]
+
+    assert [each.dataset_id for each in submitted] == [f"ddh-{each.asset_id[:8]}" for each in submitted]
+
+
 async def test_a_collection_of_others_is_not_taken_over(kit: Kit):
     await kit.execute("""SELECT pgstac.create_collection('{"id": "dem", "extent": {"spatial": {"bbox": [[0, 0, 1, 1]]},
         "temporal": {"interval": [[null, null]]}}}')""")

@@ -17,7 +17,7 @@ from dagmaster.client.models.assets import AssetSubmissionRequest, PlatformInfo
 from dagmaster.database.assets.store import AssetStore
 from dagmaster.database.assets.submissions import NewSubmission, RevisionTarget
 from dagmaster.database.ledger.protocol import NewJob
-from dagmaster.dataset_ids import LONGEST, dataset_id_from, is_reserved, require_dataset_id
+from dagmaster.dataset_ids import LONGEST, dataset_id_from, has_dataset_id, is_reserved, require_dataset_id
 from dagmaster.errors import InvalidRequest, NotAllowed
 from dagmaster.jobs.model import Submission
 from dagmaster.library.workflows import WorkflowLibrary
@@ -174,14 +174,17 @@ def _label(platform: PlatformInfo, references: References, request: AssetSubmiss
 def _dataset_ids(platform_id: str, references: References, *, is_of_partner: bool) -> tuple[str, ...]:
     """The dataset ids that a new asset may get, the preferred one first, and one that no other asset can have.
 
-    A partner does not get a name alone: whether it is free would reveal the datasets of other platforms.
+    A partner does not get a name alone: whether it is free would reveal the datasets of other platforms. References
+    without a letter or digit of ASCII give no name, so the asset is named after its platform.
     """
     values = list(references.identity.values())
+    is_named = True
     if platform_id in LOCAL:
         name = values[0]
         require_dataset_id(name)
     else:
-        name = dataset_id_from("-".join(values))
+        is_named = has_dataset_id("-".join(values))
+        name = dataset_id_from("-".join(values) if is_named else platform_id)
     own_name = _with_suffix(name, references.asset_id[:8])
     if is_reserved(name):
         if platform_id in LOCAL:
@@ -189,7 +192,7 @@ def _dataset_ids(platform_id: str, references: References, *, is_of_partner: boo
                 f"'{name}' looks like the id of an asset or a job", code="storage.bad-dataset", hint="use another name"
             )
         return (own_name,)
-    if is_of_partner and platform_id not in LOCAL:
+    if not is_named or (is_of_partner and platform_id not in LOCAL):
         return own_name, _with_suffix(name, references.asset_id)
     return name, own_name
 
