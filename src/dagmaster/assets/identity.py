@@ -77,7 +77,9 @@ def check_references(platform: RegisteredPlatform, refs: Mapping[str, str]) -> R
     problems = [f"'{name}' is missing" for name in platform.required_refs if name not in refs]
     problems += [f"'{name}' is not a reference of this platform" for name in sorted(refs.keys() - allowed)]
     problems += [
-        f"'{name}' {problem}" for name, value in sorted(refs.items()) if name in allowed and (problem := _fault(value))
+        f"'{name}' {problem}"
+        for name, value in sorted(refs.items())
+        if name in allowed and (problem := fault_in(value))
     ]
     if problems:
         raise InvalidRequest(
@@ -91,7 +93,8 @@ def check_references(platform: RegisteredPlatform, refs: Mapping[str, str]) -> R
     return References(platform.platform_id, identity, label, dict(refs))
 
 
-def _fault(value: object) -> str | None:
+def fault_in(value: object) -> str | None:
+    """Why a value cannot be a reference or a label, or None."""
     if not isinstance(value, str):
         return "must be a text"
     if not value.strip():

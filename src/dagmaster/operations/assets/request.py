@@ -10,7 +10,7 @@ import orjson
 
 from dagmaster.access.caller import Caller, Scope
 from dagmaster.assets import rules
-from dagmaster.assets.identity import References, RegisteredPlatform, check_references
+from dagmaster.assets.identity import References, RegisteredPlatform, check_references, fault_in
 from dagmaster.assets.rules import SubmissionDecision, SubmittedSource
 from dagmaster.assets.states import AssetState
 from dagmaster.client.models.assets import AssetSubmissionRequest, PlatformInfo
@@ -168,6 +168,8 @@ def _label(platform: PlatformInfo, references: References, request: AssetSubmiss
             code="version.labels-differ",
             hint="give one of the two",
         )
+    if request.version_label is not None and (fault := fault_in(request.version_label)):
+        raise InvalidRequest(f"version_label {fault}", code="version.bad-label", hint="use another label")
     return references.version_label or request.version_label
 
 
