@@ -213,6 +213,17 @@ async def test_references_without_ascii_letters_and_digits_name_the_dataset_afte
     assert [each.dataset_id for each in submitted] == [f"ddh-{each.asset_id[:8]}" for each in submitted]
 
 
+async def test_the_error_for_an_unknown_workflow_lists_those_that_make_assets(kit: Kit):
+    with pytest.raises(NotFound) as refused:
+        await kit.submit(workflow_id="raster_ingst")
+
+    assert refused.value.message == "no workflow is named 'raster_ingst'; did you mean 'raster_ingest'?"
+    assert refused.value.hint is not None
+    known = refused.value.hint.removeprefix("known: ").split(", ")
+    assert {"raster_ingest", "raster_collection"} <= set(known)
+    assert not {"hello_world", "unpublish", "external_export"} & set(known)
+
+
 async def test_a_collection_of_others_is_not_taken_over(kit: Kit):
     await kit.execute("""SELECT pgstac.create_collection('{"id": "dem", "extent": {"spatial": {"bbox": [[0, 0, 1, 1]]},
         "temporal": {"interval": [[null, null]]}}}')""")

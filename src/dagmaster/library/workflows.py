@@ -4,7 +4,7 @@ A file that is refused is listed with its problems, and the others are loaded.
 """
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from importlib.metadata import EntryPoint
@@ -30,22 +30,24 @@ class WorkflowLibrary:
     max_inputs_bytes: int = 262_144  # of one submission
     allow_private_callbacks: bool = False
 
-    def get(self, workflow_id: str) -> Workflow:
+    def get(self, workflow_id: str, *, suggested: Callable[[Workflow], bool] | None = None) -> Workflow:
+        """The workflow. The error for an unknown name lists those that are `suggested`; without that, all of them."""
         try:
             return self.workflows[workflow_id]
         except KeyError:
+            known = [name for name, workflow in self.workflows.items() if suggested is None or suggested(workflow)]
             raise NotFound(
-                f"no workflow is named '{workflow_id}'{did_you_mean(workflow_id, self.workflows)}",
+                f"no workflow is named '{workflow_id}'{did_you_mean(workflow_id, known)}",
                 code="workflow.not-found",
-                hint=self._hint(),
+                hint=self._hint(known, with_refused=suggested is None),
                 workflow_id=workflow_id,
             ) from None
 
-    def _hint(self) -> str:
+    def _hint(self, known: Collection[str], *, with_refused: bool) -> str:
         """Also names refused files: the workflow may be in one of them."""
         refused = "; ".join(without_folders(error.message) for error in self.refused[:SHOWN_REFUSALS])
-        known = f"known: {', '.join(sorted(self.workflows))}"
-        return f"{known}; refused: {refused}" if refused else known
+        listed = f"known: {', '.join(sorted(known))}"
+        return f"{listed}; refused: {refused}" if refused and with_refused else listed
 
 
 def without_folders(text: str) -> str:

@@ -35,6 +35,7 @@ RESERVED: Final = frozenset(
 )
 PINS: Final = frozenset({"source_etag", "source_etags"})
 SOURCES: Final = frozenset({"container_name", "blob_name", "blob_names"})
+_OF_ASSETS: Final = frozenset({"dataset_id", "version_ordinal", "revision"})  # inputs of workflows that make assets
 _LONGEST_ACTOR = 64  # of a job's row
 
 
@@ -68,7 +69,7 @@ async def check(
     references = check_references(_registered(platform), request.platform_refs)
     label = _label(platform, references, request)
     usual_workflow = RASTER_INGEST if request.source.blobs is None else RASTER_COLLECTION
-    workflow = library.get(request.workflow_id or usual_workflow)
+    workflow = library.get(request.workflow_id or usual_workflow, suggested=_makes_assets)
     _require_assets_workflow(workflow)
     _refuse_reserved(workflow, request.parameters)
     source = await pin(storage, request.source, prefix=_prefix_of(caller))
@@ -203,8 +204,12 @@ def _with_suffix(name: str, suffix: str) -> str:
     return f"{name[: LONGEST - len(suffix) - 1].rstrip('._-')}-{suffix}"
 
 
+def _makes_assets(workflow: Workflow) -> bool:
+    return workflow.inputs.keys() >= _OF_ASSETS
+
+
 def _require_assets_workflow(workflow: Workflow) -> None:
-    missing = sorted({"dataset_id", "version_ordinal", "revision"} - workflow.inputs.keys())
+    missing = sorted(_OF_ASSETS - workflow.inputs.keys())
     if missing:
         raise InvalidRequest(
             f"workflow '{workflow.workflow_id}' does not make assets: it has no input {', '.join(missing)}",
