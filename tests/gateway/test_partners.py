@@ -3,9 +3,11 @@
 import asyncio
 import json
 
+import httpx2
 import pytest
 
 from dagmaster.errors import Unavailable
+from dagmaster.gateway import services
 from dagmaster.gateway.forward import ForwardedRequest, Forwarder
 from dagmaster.web import backends
 from tests.api.serving import ok
@@ -326,7 +328,7 @@ async def test_a_caller_that_sends_too_many_requests_gets_429(kit: Kit, tmp_path
             (await client.get("/api/assets", headers=bearer("dgm_aaaaaaaaaaaa_" + "b" * 43))).status_code
             for _ in range(5)
         ]
-        probe = await client.get("/livez")
+        probe = await client.get("/livez", headers=bearer("dgm_aaaaaaaaaaaa_" + "b" * 43))
 
     assert statuses == [200, 200, 200, 429]
     assert unaffected.status_code == 200
@@ -343,12 +345,33 @@ async def test_the_use_of_keys_is_reported_with_a_key_that_can_do_nothing_else(k
         refused = [
             (await client.get(path, headers=bearer(own))).status_code for path in ("/api/assets", "/api/status/jobs")
         ]
-        services = client._transport.app.state.services
-        await services.authentication._keys.record_uses()
+        await client._transport.app.state.services.authentication._keys.record_uses()
         (row,) = await kit.rows("SELECT last_used_at FROM dagapp.api_keys WHERE name = 'hub'")
 
     assert refused == [403, 403]
     assert row["last_used_at"] is not None
+
+
+async def test_uses_of_keys_that_could_not_be_reported_are_reported_later(monkeypatch: pytest.MonkeyPatch):
+    class Orchestrator:
+        def __init__(self, *statuses: int) -> None:
+            self.statuses, self.reported = list(statuses), []
+
+        async def send(self, request: ForwardedRequest) -> httpx2.Response:
+            self.reported.append(json.loads(request.body)["key_ids"])
+            return httpx2.Response(self.statuses.pop(0))
+
+    monkeypatch.setattr(services, "MOST_REPORTED", 2)
+    orchestrator = Orchestrator(503, 200, 200)
+    keys = services.ViewedKeys(None, orchestrator, "dgm_own")
+    for key_id in ("a", "b", "c"):
+        keys.note_use(key_id)
+    with pytest.raises(Unavailable):
+        await keys.record_uses()
+    for _ in range(3):
+        await keys.record_uses()
+
+    assert orchestrator.reported == [["a", "b"], ["a", "b"], ["c"]]
 
 
 async def test_bodies_that_are_too_large_or_malformed_are_refused(kit: Kit, tmp_path):

@@ -36,6 +36,7 @@ _DESCRIPTION = """Partners submit data, follow it and receive callbacks; operato
 A partner has a key of its platform (`X-API-Key`, or `Authorization: Bearer`) and sees its own requests and assets only.
 Errors are RFC 9457 problem details with a stable `code`. Lists are paginated: pass `next` of a page as `after`."""
 
+_PROBES = frozenset({"/livez", "/readyz"})
 probes = APIRouter(tags=["health"], dependencies=[requires(Permission.ANYONE)])
 
 
@@ -140,12 +141,16 @@ class GatewayMiddleware(RequestMiddleware):
         super().__init__(*arguments, **options)
         self._limit = limit
 
+    def needs_caller(self, path: str) -> bool:
+        """Probes are answered whatever credentials they have, also while the database is down."""
+        return path not in _PROBES
+
     async def _authenticate(self, scope: Scope, headers: Headers) -> DagmasterError | None:
         """The caller, and whether it may send another request now. Probes are not limited."""
         refusal = await super()._authenticate(scope, headers)
-        caller = scope["state"].get(CALLER, ANONYMOUS)
-        if scope["path"] in ("/livez", "/readyz"):
+        if scope["path"] in _PROBES:
             return refusal
+        caller = scope["state"].get(CALLER, ANONYMOUS)
         name = f"caller {caller.name}" if caller != ANONYMOUS else f"address {(scope.get('client') or [''])[0]}"
         try:
             self._limit.take(name)

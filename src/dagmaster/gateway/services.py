@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Annotated
+from typing import Annotated, Final
 
 import orjson
 from fastapi import Depends, Request
@@ -23,6 +23,8 @@ from dagmaster.observe.metrics import gauge
 from dagmaster.settings import Settings
 from dagmaster.web.authentication import LOCAL_ADMIN, Authentication, authentication_of, authentication_running
 from dagmaster.web.limits import RateLimit
+
+MOST_REPORTED: Final = 1000  # keys in one request
 
 
 class ViewedKeys:
@@ -49,20 +51,22 @@ class ViewedKeys:
         used, self._used = self._used, set()
         if not used:
             return
+        reported = sorted(used)[:MOST_REPORTED]
         request = ForwardedRequest(
             "POST",
             f"{PREFIX}/keys/uses",
             {**authorization(self._own_key), "Content-Type": "application/json"},
-            body=orjson.dumps({"key_ids": sorted(used)[:1000]}),
+            body=orjson.dumps({"key_ids": reported}),
             is_repeatable=True,
         )
         try:
             response = await self._forwarder.send(request)
+            if response.status_code != HTTPStatus.OK:
+                raise Unavailable(f"the orchestrator answers {response.status_code}", code="gateway.key-uses")
         except BaseException:
             self._used |= used
             raise
-        if response.status_code != HTTPStatus.OK:
-            raise Unavailable(f"the orchestrator answers {response.status_code}", code="gateway.key-uses")
+        self._used |= used.difference(reported)
 
 
 @dataclass
