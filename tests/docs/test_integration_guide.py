@@ -97,5 +97,5 @@ def test_a_partner_submits_is_called_back_and_sees_its_data_published(tmp_path: 
     assert '"dry_run"' in by_curl.stdout
     assert '"request_id":"curl-1"' in by_curl.stdout
     assert lines == ["submitted portal-8", "awaiting_review"]
-    assert output.split() == ["approved", "now", "published"]
+    assert output.split() == ["approved", "published", "now", "published"]
     assert client.returncode == 0
