@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+from psycopg.types.json import Jsonb
 
 from dagmaster.assets.states import Clearance
 from dagmaster.callbacks.signing import verify
@@ -77,6 +78,41 @@ async def test_a_job_that_fails_and_is_resumed_begins_twice(kit):
     )
 
     assert await recorded(kit, request) == [("processing", "begun"), ("failed", "failed"), ("processing", "begun")]
+
+
+async def test_a_file_that_is_invalid_has_failed(kit):
+    request = await kit.submit(subscriber=SUBSCRIBER)
+    other = await kit.submit("other", callback_url="https://hooks.example/all")
+    for submitted in (request, other):
+        await kit.execute(
+            "UPDATE dagapp.dag_node_states SET status = 'failed', error = %s WHERE job_id = %s AND status = 'ready'",
+            Jsonb({"blame": "data"}),
+            submitted.job_id,
+        )
+        await kit.end_job(submitted.job_id, "failed")
+
+    assert await recorded(kit, request) == [("processing", "begun"), ("invalid", "failed")]
+    assert await recorded(kit, other) == [("invalid", "all")]
+
+
+async def test_platforms_with_the_same_request_id_have_their_own_subscribers(kit):
+    refs = {
+        "ddh": {"dataset_id": "floods", "resource_id": "r1", "version_id": "1"},
+        "geonode": {"uuid": "u1", "version": "1"},
+    }
+    for platform_id, platform_refs in refs.items():
+        urls = {name: f"https://{platform_id}.example/{name}" for name in SUBSCRIBER}
+        submitted = await kit.submit(
+            platform_id, platform_id=platform_id, platform_refs=platform_refs, subscriber=urls, request_id="order-7"
+        )
+        await kit.end_job(submitted.job_id, "failed")
+
+    text = "SELECT request_id, platform_id, status, url FROM dagapp.callback_events ORDER BY sequence"
+    assert [tuple(row.values()) for row in await kit.rows(text)] == [
+        ("order-7", platform_id, status, f"https://{platform_id}.example/{name}")
+        for platform_id in refs
+        for status, name in (("processing", "inProgressUri"), ("failed", "failedUri"))
+    ]
 
 
 async def test_a_callback_without_a_url_is_not_sent(kit):

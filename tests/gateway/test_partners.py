@@ -7,7 +7,7 @@ import httpx2
 import pytest
 
 from dagmaster.errors import Unavailable
-from dagmaster.gateway import services
+from dagmaster.gateway import forward, services
 from dagmaster.gateway.forward import ForwardedRequest, Forwarder
 from dagmaster.web import backends
 from tests.api.serving import ok
@@ -226,6 +226,26 @@ async def test_an_orchestrator_that_hangs_gets_no_request_until_it_responds_agai
 
     assert (refused.value.code, was_sent) == ("gateway.no-orchestrator", False)
     assert response.status_code == 200
+
+
+async def test_a_response_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(forward, "CONNECT_SECONDS", 0.2)
+
+    async def drip(reader, writer):
+        await reader.read(100)
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
+        while not writer.is_closing():
+            writer.write(b"x")
+            await asyncio.sleep(0.05)
+
+    server = await asyncio.start_server(drip, "127.0.0.1", 0)
+    forwarder = Forwarder([f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"], response_seconds=0.3)
+    async with asyncio.timeout(10):
+        with pytest.raises(Unavailable) as refused:
+            await forwarder.send(ForwardedRequest("GET", "/x"))
+    server.close()
+
+    assert refused.value.code == "gateway.no-response"
 
 
 async def test_a_request_that_gets_no_connection_of_a_full_pool_was_not_sent():

@@ -47,11 +47,22 @@ def test_a_file_is_downloaded_once_and_its_copy_is_read(server, storage, names, 
     assert first == again
     assert len(server.requests) == 1
     assert names["files.test"] == [["169.254.169.254"]]  # it was not asked again
+    assert first.url is None
     assert first.gdal_path.startswith(str(tmp_path))
     assert str(JOB_ID) in first.gdal_path
     assert facts_of_source(storage, first, None).width > 0
     assert checksum_of(storage, first)
     assert list(storage.scratch_jobs()) == []
+
+
+def test_files_of_one_name_at_two_urls_are_two_files(server, storage, names):
+    names["files.test"] = [["127.0.0.1"], ["127.0.0.1"]]
+
+    one, other = (found(storage, f"{server.url}/{folder}/dem.tif") for folder in ("a", "b"))
+
+    assert one.name == other.name
+    assert one.location != other.location
+    assert len(server.requests) == 2
 
 
 @pytest.mark.parametrize("address", ["10.0.0.1", "169.254.169.254", "::1", "::ffff:10.0.0.1", "64:ff9b::a9fe:a9fe"])
