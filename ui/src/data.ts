@@ -1,8 +1,9 @@
 /** Data of the server in views: loaded, kept while it is loaded again, and refreshed when it changes. */
 import { type Signal, signal, useSignal } from "@preact/signals";
-import { useCallback, useEffect, useRef } from "preact/hooks";
+import { useEffect, useMemo, useRef } from "preact/hooks";
 import type { ApiProblem } from "./api/client";
 import { type Change, connection, onChanges } from "./live";
+import { Refresh } from "./refresh";
 
 export interface Resource<T> {
   data: T | null;
@@ -32,62 +33,60 @@ export function useResource<T>(
     problem: null,
     isLoading: true,
   });
-  const latest = useRef(load);
-  latest.current = load;
-  const controller = useRef<AbortController | null>(null);
+  const latest = useRef({ load, options });
+  latest.current = { load, options };
   const enabled = options.enabled ?? true;
-
-  const reload = useCallback(() => {
-    controller.current?.abort();
-    const own = new AbortController();
-    controller.current = own;
-    const previous = state.peek();
-    state.value = { ...previous, key, isLoading: true, data: previous.key === key ? previous.data : null };
-    latest.current(own.signal).then(
-      (data) => {
-        if (!own.signal.aborted) state.value = { key, data, problem: null, isLoading: false };
-      },
-      (problem: unknown) => {
-        if (!own.signal.aborted) state.value = { ...state.peek(), problem: problem as ApiProblem, isLoading: false };
-      },
-    );
+  const refresh = useMemo(() => {
+    const once = async (signal: AbortSignal) => {
+      const previous = state.peek();
+      const isSame = previous.key === key;
+      state.value = {
+        key,
+        isLoading: true,
+        data: isSame ? previous.data : null,
+        problem: isSame ? previous.problem : null,
+      };
+      try {
+        const data = await latest.current.load(signal);
+        if (!signal.aborted) state.value = { key, data, problem: null, isLoading: false };
+      } catch (problem) {
+        if (!signal.aborted) state.value = { ...state.peek(), problem: problem as ApiProblem, isLoading: false };
+      }
+    };
+    return new Refresh(once, options.atMostEveryMs ?? 1000);
   }, [key]);
 
   useEffect(() => {
     if (!enabled) return;
-    reload();
-    return () => controller.current?.abort();
-  }, [key, enabled]);
-
-  useEffect(() => {
-    if (!enabled) return;
-    let waiting: ReturnType<typeof setTimeout> | undefined;
-    let last = Date.now();
-    const soon = () => {
-      const pause = Math.max(0, (options.atMostEveryMs ?? 1000) - (Date.now() - last));
-      waiting ??= setTimeout(() => {
-        waiting = undefined;
-        last = Date.now();
-        reload();
-      }, pause);
-    };
+    refresh.now();
     const stop = onChanges((changes) => {
-      if (options.isAffectedBy && changes.some(options.isAffectedBy)) soon();
+      const { isAffectedBy } = latest.current.options;
+      if (isAffectedBy && changes.some(isAffectedBy)) refresh.soon();
     });
-    const clock = options.everyMs ? setInterval(soon, options.everyMs) : undefined;
     const unsubscribe = connection.subscribe((value) => {
-      if (value === "open" && state.peek().problem?.isConnectionLoss) soon();
+      if (value === "open" && state.peek().problem?.isConnectionLoss) refresh.soon();
     });
     return () => {
       stop();
       unsubscribe();
-      clearInterval(clock);
-      clearTimeout(waiting);
+      refresh.stop();
     };
-  }, [key, enabled]);
+  }, [refresh, enabled]);
+
+  useEffect(() => {
+    if (!enabled || !options.everyMs) return;
+    const clock = setInterval(() => refresh.soon(), options.everyMs);
+    return () => clearInterval(clock);
+  }, [refresh, enabled, options.everyMs]);
 
   const { value } = state;
-  return { data: value.key === key ? value.data : null, problem: value.problem, isLoading: value.isLoading, reload };
+  const isOwn = value.key === key;
+  return {
+    data: isOwn ? value.data : null,
+    problem: isOwn ? value.problem : null,
+    isLoading: value.isLoading,
+    reload: () => refresh.now(),
+  };
 }
 
 /** The present time, renewed every second, for ages and durations of what still runs. */

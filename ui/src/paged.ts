@@ -1,7 +1,8 @@
 /** Lists that are loaded page by page and grow as they are read. */
 import { useSignal } from "@preact/signals";
-import { useEffect, useRef } from "preact/hooks";
+import { useEffect, useMemo, useRef } from "preact/hooks";
 import { type Change, onChanges } from "./live";
+import { Refresh } from "./refresh";
 
 export interface Page<T> {
   items: T[];
@@ -30,6 +31,7 @@ export function asNumber(after: string | undefined): number | undefined {
 }
 
 const MOST_RENEWED = 10;
+const PAUSE_MS = 1500;
 
 /** The same number of pages, loaded again: someone who has read on keeps the place. Of very long lists the last page. */
 export async function renewed<T>(
@@ -62,49 +64,53 @@ export function usePaged<T>(
   isAffectedBy?: (change: Change) => boolean,
 ): Paged<T> {
   const state = useSignal<State<T>>(UNLOADED);
-  const controller = useRef<AbortController | null>(null);
-  const fetchPages = async (mode: "more" | "renew") => {
-    const shown = state.peek().pages ?? [];
-    const last = shown.at(-1);
-    if (mode === "more" && (state.peek().isLoading || !last?.next)) return;
-    controller.current?.abort();
-    const own = new AbortController();
-    controller.current = own;
-    state.value = { ...state.peek(), isLoading: true };
-    try {
-      const one = (after: string | undefined) => load(after, own.signal);
-      const added = mode === "more" ? [{ after: last?.next ?? undefined, items: [], next: null }] : [];
-      const pages = mode === "more" ? [...shown, ...(await renewed<T>(added, one))] : await renewed(shown, one);
-      if (own.signal.aborted) return;
-      state.value = { pages, items: pages.flatMap((page) => page.items), isLoading: false, problem: null };
-    } catch (error) {
-      if (!own.signal.aborted) state.value = { ...state.peek(), isLoading: false, problem: error as Error };
-    }
+  const latest = useRef({ load, isAffectedBy });
+  latest.current = { load, isAffectedBy };
+  const wantsMore = useRef(false);
+  const refresh = useMemo(() => {
+    const once = async (signal: AbortSignal) => {
+      const shown = state.peek().pages ?? [];
+      const one = (after: string | undefined) => latest.current.load(after, signal);
+      const next = wantsMore.current ? shown.at(-1)?.next : null;
+      wantsMore.current = false;
+      state.value = { ...state.peek(), isLoading: true };
+      try {
+        const pages = next
+          ? [...shown, ...(await renewed<T>([{ after: next, items: [], next: null }], one))]
+          : await renewed(shown, one);
+        if (signal.aborted) return;
+        state.value = { pages, items: pages.flatMap((page) => page.items), isLoading: false, problem: null };
+      } catch (error) {
+        if (!signal.aborted) state.value = { ...state.peek(), isLoading: false, problem: error as Error };
+      }
+    };
+    return new Refresh(once, PAUSE_MS);
+  }, [key]);
+  const more = () => {
+    if (state.peek().isLoading || !state.peek().pages?.at(-1)?.next) return;
+    wantsMore.current = true;
+    refresh.now();
   };
   useEffect(() => {
     state.value = UNLOADED;
-    fetchPages("renew");
-    let timer: ReturnType<typeof setTimeout> | undefined;
+    wantsMore.current = false;
+    refresh.now();
     const stop = onChanges((changes) => {
-      if (!isAffectedBy || !changes.some(isAffectedBy)) return;
-      timer ??= setTimeout(() => {
-        timer = undefined;
-        fetchPages("renew");
-      }, 1500);
+      const affected = latest.current.isAffectedBy;
+      if (affected && changes.some(affected)) refresh.soon();
     });
     return () => {
       stop();
-      clearTimeout(timer);
-      controller.current?.abort();
+      refresh.stop();
     };
-  }, [key]);
+  }, [refresh]);
   const { pages, items, isLoading, problem } = state.value;
   return {
     items,
     hasMore: Boolean(pages?.at(-1)?.next),
     isLoading,
     problem,
-    more: () => void fetchPages("more"),
-    reload: () => void fetchPages("renew"),
+    more,
+    reload: () => refresh.now(),
   };
 }
