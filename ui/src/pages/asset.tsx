@@ -39,7 +39,14 @@ export default function AssetPage({ params }: PageProps) {
   return <Loaded resource={asset}>{(data) => <Content asset={data} reload={asset.reload} />}</Loaded>;
 }
 
-type DialogName = "approve" | "reject" | "unpublish" | "delete" | "clear" | "unpublish-all" | "delete-all";
+type DialogName = "approve" | "reject" | "unpublish" | "delete" | "clear";
+
+interface OpenDialog {
+  name: DialogName;
+  asset: Asset;
+  version: number;
+  revision: number;
+}
 
 function Content({ asset, reload }: { asset: Asset; reload: () => void }) {
   const versions = [...asset.versions].sort((a, b) => b.version_ordinal - a.version_ordinal);
@@ -48,7 +55,10 @@ function Content({ asset, reload }: { asset: Asset; reload: () => void }) {
   const wantedRevision = Number(query.value.get("r") ?? version?.revision);
   const revision =
     version?.revisions.find((each) => each.revision === wantedRevision) ?? (version && newestOf(version));
-  const [dialog, setDialog] = useState<DialogName | null>(null);
+  // The asset as it was when the dialog was opened: if it has changed since, the server refuses the decision.
+  const [dialog, setDialog] = useState<OpenDialog | null>(null);
+  const open = (name: DialogName) =>
+    setDialog({ name, asset, version: version?.version_ordinal ?? 0, revision: revision?.revision ?? 0 });
   const close = () => setDialog(null);
   const canReview = may("assets:review");
   const canDelete = may("assets:delete");
@@ -68,27 +78,27 @@ function Content({ asset, reload }: { asset: Asset; reload: () => void }) {
         <span class="muted">{asset.platform_id}</span>
         <div class="actions">
           {canReview && isReviewable && version.approved_revision !== version.revision && (
-            <button type="button" class="button primary" onClick={() => setDialog("approve")}>
+            <button type="button" class="button primary" onClick={() => open("approve")}>
               <Icon name="check" /> Approve
             </button>
           )}
           {canReview && isPending && (
-            <button type="button" class="button danger" onClick={() => setDialog("reject")}>
+            <button type="button" class="button danger" onClick={() => open("reject")}>
               Reject
             </button>
           )}
           {canReview && !asset.deleted_at && (
-            <button type="button" class="button" onClick={() => setDialog("clear")}>
+            <button type="button" class="button" onClick={() => open("clear")}>
               <Icon name="lock" /> Clearance
             </button>
           )}
           {canReview && version?.is_served && (
-            <button type="button" class="button" onClick={() => setDialog("unpublish")}>
+            <button type="button" class="button" onClick={() => open("unpublish")}>
               Unpublish
             </button>
           )}
           {canDelete && version && !version.deleted_at && (
-            <button type="button" class="button danger" onClick={() => setDialog("delete")}>
+            <button type="button" class="button danger" onClick={() => open("delete")}>
               Delete
             </button>
           )}
@@ -143,30 +153,18 @@ function Content({ asset, reload }: { asset: Asset; reload: () => void }) {
       ) : (
         <Empty title="This asset has no versions" />
       )}
-      {version && revision && dialog === "approve" && (
-        <ApproveDialog
-          decided={{ asset, version: version.version_ordinal, revision: revision.revision }}
-          onClose={close}
-          onDone={reload}
-        />
-      )}
-      {version && revision && dialog === "reject" && (
-        <RejectDialog
-          decided={{ asset, version: version.version_ordinal, revision: revision.revision }}
-          onClose={close}
-          onDone={reload}
-        />
-      )}
-      {version && (dialog === "unpublish" || dialog === "delete") && (
+      {dialog?.name === "approve" && <ApproveDialog decided={dialog} onClose={close} onDone={reload} />}
+      {dialog?.name === "reject" && <RejectDialog decided={dialog} onClose={close} onDone={reload} />}
+      {(dialog?.name === "unpublish" || dialog?.name === "delete") && (
         <WithdrawDialog
-          asset={asset}
-          version={version.version_ordinal}
-          action={dialog}
+          asset={dialog.asset}
+          version={dialog.version}
+          action={dialog.name}
           onClose={close}
           onDone={reload}
         />
       )}
-      {dialog === "clear" && <ClearanceDialog asset={asset} onClose={close} onDone={reload} />}
+      {dialog?.name === "clear" && <ClearanceDialog asset={dialog.asset} onClose={close} onDone={reload} />}
     </>
   );
 }

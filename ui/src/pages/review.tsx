@@ -1,5 +1,5 @@
 /** The review queue: what waits for a decision, with its map, findings and provenance. Works with the keyboard alone. */
-import { useEffect, useLayoutEffect, useState } from "preact/hooks";
+import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { api, type Schemas } from "../api/client";
 import { Banner, Card, Confirm, Dialog, Empty, Loaded, Time } from "../components/basics";
 import { PagedList } from "../components/paged_list";
@@ -14,7 +14,7 @@ import { useTitle } from "../frame";
 import { RasterView } from "../map/raster_map";
 import { previewUrl, tileJsonUrl } from "../map/tiles";
 import { usePaged } from "../paged";
-import { href, query, setQuery } from "../router";
+import { href, navigate, query, setQuery } from "../router";
 
 const KEYS: [string, string][] = [
   ["J or ↓", "next"],
@@ -35,12 +35,16 @@ export default function ReviewPage() {
   );
   const items = paged.items ?? [];
   const wanted = query.value.get("item");
-  const place = Math.max(
-    0,
-    items.findIndex((item) => keyOf(item) === wanted),
-  );
+  const found = items.findIndex((item) => keyOf(item) === wanted);
+  // What has been decided on leaves the list: the one after it takes its place.
+  const lastPlace = useRef(0);
+  const place = found >= 0 ? found : Math.max(0, Math.min(lastPlace.current, items.length - 1));
+  lastPlace.current = place;
   const item = items[place];
-  const [dialog, setDialog] = useState<"approve" | "reject" | "keys" | "bulk" | null>(null);
+  const [dialog, setDialog] = useState<"keys" | "bulk" | null>(null);
+  // As it was when the dialog was opened: meanwhile somebody else may decide, and the list then shows another one.
+  const [decision, setDecision] = useState<{ action: "approve" | "reject"; decided: Decided } | null>(null);
+  const decide = (action: "approve" | "reject") => item && setDecision({ action, decided: asDecided(item) });
   const [selected, setSelected] = useState<ReadonlySet<string>>(new Set());
   const open = (index: number) => {
     const next = items[Math.min(Math.max(0, index), items.length - 1)];
@@ -60,10 +64,10 @@ export default function ReviewPage() {
       const key = event.key.toLowerCase();
       if (key === "j" || event.key === "ArrowDown") open(place + 1);
       else if (key === "k" || event.key === "ArrowUp") open(place - 1);
-      else if (key === "a" && item) setDialog("approve");
-      else if (key === "r" && item) setDialog("reject");
+      else if (key === "a" && item) decide("approve");
+      else if (key === "r" && item) decide("reject");
       else if (key === "x" && item) toggle(keyOf(item));
-      else if (key === "o" && item) globalThis.location.assign(href(`/assets/${item.asset_id}`));
+      else if (key === "o" && item) navigate(`/assets/${item.asset_id}?v=${item.version_ordinal}`);
       else if (event.key === "?") setDialog("keys");
       else return;
       event.preventDefault();
@@ -76,11 +80,11 @@ export default function ReviewPage() {
   useEffect(() => {
     if (following) fetch(tileJsonUrl(editionOf(following))).catch(() => {});
   }, [following && keyOf(following)]);
-  const decided = item && asDecided(item);
   const done = () => {
     setSelected(new Set());
     paged.reload();
   };
+  const chosen = items.filter((each) => selected.has(keyOf(each)));
   return (
     <>
       <div class="page-head">
@@ -92,9 +96,9 @@ export default function ReviewPage() {
           </span>
         )}
         <div class="actions">
-          {selected.size > 0 && (
+          {chosen.length > 0 && (
             <button type="button" class="button primary" onClick={() => setDialog("bulk")}>
-              Approve {selected.size}…
+              Approve {chosen.length}…
             </button>
           )}
           <button type="button" class="button" onClick={() => setDialog("keys")}>
@@ -149,26 +153,20 @@ export default function ReviewPage() {
               <ReviewItem
                 key={keyOf(item)}
                 item={item}
-                onApprove={() => setDialog("approve")}
-                onReject={() => setDialog("reject")}
+                onApprove={() => decide("approve")}
+                onReject={() => decide("reject")}
               />
             )}
           </div>
         )}
       </PagedList>
-      {decided && dialog === "approve" && (
-        <ApproveDialog decided={decided} onClose={() => setDialog(null)} onDone={done} />
+      {decision?.action === "approve" && (
+        <ApproveDialog decided={decision.decided} onClose={() => setDecision(null)} onDone={done} />
       )}
-      {decided && dialog === "reject" && (
-        <RejectDialog decided={decided} onClose={() => setDialog(null)} onDone={done} />
+      {decision?.action === "reject" && (
+        <RejectDialog decided={decision.decided} onClose={() => setDecision(null)} onDone={done} />
       )}
-      {dialog === "bulk" && (
-        <BulkApprove
-          items={items.filter((each) => selected.has(keyOf(each)))}
-          onClose={() => setDialog(null)}
-          onDone={done}
-        />
-      )}
+      {dialog === "bulk" && <BulkApprove items={chosen} onClose={() => setDialog(null)} onDone={done} />}
       {dialog === "keys" && (
         <Dialog title="Keys" onClose={() => setDialog(null)}>
           <dl class="facts">
