@@ -21,15 +21,15 @@ interface Choice {
   to: string;
 }
 
-const PAGES: Choice[] = [
-  { id: "page-jobs", icon: "jobs", label: "Jobs", to: "/jobs" },
-  { id: "page-failed", icon: "jobs", label: "Failed jobs", to: "/jobs?status=failed" },
-  { id: "page-running", icon: "jobs", label: "Running jobs", to: "/jobs?status=running" },
-  { id: "page-assets", icon: "assets", label: "Assets", to: "/assets" },
-  { id: "page-review", icon: "review", label: "Review", to: "/review" },
-  { id: "page-submit", icon: "submit", label: "Submit data", to: "/submit" },
-  { id: "page-workflows", icon: "workflows", label: "Workflows", to: "/workflows" },
-  { id: "page-system", icon: "system", label: "System", to: "/system" },
+const PAGES: (Choice & { permission: string })[] = [
+  { id: "page-jobs", icon: "jobs", label: "Jobs", to: "/jobs", permission: "jobs:read" },
+  { id: "page-failed", icon: "jobs", label: "Failed jobs", to: "/jobs?status=failed", permission: "jobs:read" },
+  { id: "page-running", icon: "jobs", label: "Running jobs", to: "/jobs?status=running", permission: "jobs:read" },
+  { id: "page-assets", icon: "assets", label: "Assets", to: "/assets", permission: "assets:read" },
+  { id: "page-review", icon: "review", label: "Review", to: "/review", permission: "assets:review" },
+  { id: "page-submit", icon: "submit", label: "Submit data", to: "/submit", permission: "assets:submit" },
+  { id: "page-workflows", icon: "workflows", label: "Workflows", to: "/workflows", permission: "workflows:read" },
+  { id: "page-system", icon: "system", label: "System", to: "/system", permission: "jobs:read" },
 ];
 
 export function startPalette(): void {
@@ -46,9 +46,13 @@ export function Palette() {
   const [place, setPlace] = useState(0);
   const results = useResource(`palette:${text}`, (signal) => search(text, signal));
   const wanted = text.trim().toLowerCase();
-  const pages = PAGES.filter((page) => page.label.toLowerCase().includes(wanted));
+  const pages = PAGES.filter((page) => may(page.permission) && page.label.toLowerCase().includes(wanted));
   const choices = [...pages, ...(results.data ?? [])];
   useEffect(() => setPlace(0), [text]);
+  const chosen = choices[place]?.id;
+  useEffect(() => {
+    if (chosen) document.getElementById(chosen)?.scrollIntoView({ block: "nearest" });
+  }, [chosen]);
   const close = () => {
     isPaletteOpen.value = false;
   };
@@ -73,7 +77,7 @@ export function Palette() {
         aria-expanded={true}
         aria-autocomplete="list"
         aria-controls="palette-list"
-        aria-activedescendant={choices[place]?.id}
+        aria-activedescendant={chosen}
         aria-label="Job id, asset, workflow or page"
         placeholder="Job id, asset, workflow or page"
         value={text}

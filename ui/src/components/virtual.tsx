@@ -39,8 +39,11 @@ export function VirtualList(props: {
   count: number;
   rowHeight: number;
   label: string;
+  /** A row of its own, with `aria-rowindex` 1. */
   head?: ComponentChildren;
-  /** A row without a key and without a state of its own: it is used for another index when the list is scrolled. */
+  /** Whether further rows are loaded when the list is read on. */
+  hasMore?: boolean;
+  /** The cells of a row, without a key and without a state of its own: it is used for another index when the list is scrolled. */
   row: (index: number) => ComponentChildren;
   onNearEnd?: () => void;
   foot?: ComponentChildren;
@@ -52,6 +55,7 @@ export function VirtualList(props: {
   const first = Math.min(range[0], count);
   const shown = Math.min(range[1], count) - first;
   const order = useOrder(first, shown);
+  const headRows = props.head ? 1 : 0;
   const update = () => {
     const box = ref.current;
     if (!box) return;
@@ -78,7 +82,7 @@ export function VirtualList(props: {
       onScroll={update}
       role="table"
       aria-label={props.label}
-      aria-rowcount={count}
+      aria-rowcount={props.hasMore ? -1 : count + headRows}
       tabIndex={0}
     >
       {props.head}
@@ -88,6 +92,8 @@ export function VirtualList(props: {
           return (
             <div
               key={slot}
+              role="row"
+              aria-rowindex={index + 1 + headRows}
               class="virtual-row"
               data-index={index}
               style={{ top: `${index * rowHeight}px`, height: `${rowHeight}px` }}

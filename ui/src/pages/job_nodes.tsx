@@ -138,6 +138,8 @@ function Children({ id, parent }: { id: string; parent: string }) {
             label={`Children of ${parent}`}
             count={items.length}
             rowHeight={36}
+            hasMore={paged.hasMore}
+            head={<ChildHead />}
             onNearEnd={paged.more}
             row={(index) => {
               const node = items[index];
@@ -150,9 +152,25 @@ function Children({ id, parent }: { id: string; parent: string }) {
   );
 }
 
+function ChildHead() {
+  return (
+    <div role="row" aria-rowindex={1} class="child-row head">
+      <span role="columnheader" class="numeric">
+        No.
+      </span>
+      <span role="columnheader">Child</span>
+      <span role="columnheader">State</span>
+      <span role="columnheader" class="numeric">
+        Time
+      </span>
+      <span role="columnheader">Error</span>
+    </div>
+  );
+}
+
 function ChildRow({ node }: { node: NodeRow }) {
   return (
-    <div role="row" class="child-row">
+    <div class="child-row">
       <span role="cell" class="numeric muted">
         {node.fan_out_index}
       </span>

@@ -49,6 +49,7 @@ export function Timeline(props: {
   const rows = (items: Schemas["TimelineEntry"][]) => (
     <Rows
       model={timelineOf(items, isOver ? 0 : now.value, spans)}
+      hasMore={paged.hasMore}
       onNearEnd={paged.more}
       onSelect={onSelect}
       onOpen={setParent}
@@ -103,6 +104,7 @@ export function Timeline(props: {
 
 function Rows(props: {
   model: ReturnType<typeof timelineOf>;
+  hasMore: boolean;
   onNearEnd: () => void;
   onSelect: (node: string) => void;
   onOpen: (fan: string) => void;
@@ -124,6 +126,7 @@ function Rows(props: {
         class="timeline-rows"
         count={model.rows.length}
         rowHeight={ROW_HEIGHT}
+        hasMore={props.hasMore}
         onNearEnd={props.onNearEnd}
         row={(index) => {
           const row = model.rows[index];
@@ -142,7 +145,7 @@ function Row(props: {
 }) {
   const { row } = props;
   return (
-    <div role="row" class="timeline-row">
+    <div class="timeline-row">
       <span role="rowheader" class="ellipsis">
         <button type="button" class="link ellipsis" onClick={() => props.onSelect(row.id)} title={row.id}>
           {row.label}

@@ -110,6 +110,7 @@ export default function JobsPage() {
             label="Jobs"
             count={list.jobs.length}
             rowHeight={ROW_HEIGHT}
+            hasMore={list.hasMore}
             onNearEnd={list.more}
             head={<Head canSelect={canOperate} jobs={list.jobs} selected={selected} onSelect={setSelected} />}
             row={(index) => {
@@ -239,7 +240,7 @@ function Head(props: {
     [props.jobs, props.selected],
   );
   return (
-    <div role="row" class="job-row head">
+    <div role="row" aria-rowindex={1} class="job-row head">
       <span role="columnheader">
         {props.canSelect && (
           <input
@@ -287,8 +288,8 @@ function Cells(props: RowProps) {
   const { job } = props;
   const to = `/jobs/${job.job_id}`;
   return (
-    // biome-ignore lint/a11y/useKeyWithClickEvents: the link of the row is for the keyboard
-    <div role="row" class={`job-row${props.isSelected ? " selected" : ""}`} onClick={openRow(to)}>
+    // biome-ignore lint/a11y/noStaticElementInteractions: the link of the row is for the keyboard
+    <div role="presentation" class={`job-row${props.isSelected ? " selected" : ""}`} onClick={openRow(to)}>
       <span role="cell">
         {props.onSelect && (
           <input
