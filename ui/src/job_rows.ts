@@ -18,6 +18,8 @@ interface JobChange {
   data: Record<string, unknown>;
 }
 
+const MOST_PAGES = 10;
+
 export class JobRows<T extends ListedJob> {
   private all: T[] = [];
   private readonly places = new Map<string, number>();
@@ -30,8 +32,8 @@ export class JobRows<T extends ListedJob> {
     return this.fitting;
   }
 
-  /** Add a page of the server. */
-  add(page: readonly T[]): void {
+  /** Add a page of the server. Returns whether one of its jobs is in the list already. */
+  add(page: readonly T[]): boolean {
     const fresh = page.filter((job) => !this.places.has(job.job_id));
     let hasChanged = false;
     for (const job of page) hasChanged = this.renew(job) || hasChanged;
@@ -46,6 +48,25 @@ export class JobRows<T extends ListedJob> {
         this.places.set(this.all[place]?.job_id ?? "", place);
     }
     if (hasChanged || first) this.select();
+    return fresh.length < page.length;
+  }
+
+  /**
+   * Load the newest jobs, as far as they are new, and at least so many pages. Returns false if too many are new: jobs
+   * between them and the list are then missing.
+   */
+  async catchUp(
+    load: (after: string | undefined) => Promise<{ items: readonly T[]; next?: string | null }>,
+    pages: number,
+  ): Promise<boolean> {
+    let after: string | undefined;
+    for (let count = 1; count <= MOST_PAGES; count += 1) {
+      const page = await load(after);
+      const isConnected = this.add(page.items);
+      after = page.next ?? undefined;
+      if (!after || (isConnected && count >= Math.min(pages, MOST_PAGES))) return true;
+    }
+    return false;
   }
 
   /** Apply changes of the stream. Returns whether one is of a job that is not in the list. */

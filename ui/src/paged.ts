@@ -1,7 +1,8 @@
 /** Lists that are loaded page by page and grow as they are read. */
 import { useSignal } from "@preact/signals";
 import { useEffect, useMemo, useRef } from "preact/hooks";
-import { type Change, onChanges } from "./live";
+import { isConnectionLoss } from "./api/client";
+import { type Change, connection, onChanges } from "./live";
 import { Refresh } from "./refresh";
 
 export interface Page<T> {
@@ -99,8 +100,12 @@ export function usePaged<T>(
       const affected = latest.current.isAffectedBy;
       if (affected && changes.some(affected)) refresh.soon();
     });
+    const unsubscribe = connection.subscribe((value) => {
+      if (value === "open" && isConnectionLoss(state.peek().problem)) refresh.soon();
+    });
     return () => {
       stop();
+      unsubscribe();
       refresh.stop();
     };
   }, [refresh]);

@@ -39,6 +39,29 @@ describe("the rows of the list of jobs", () => {
     expect(rows.items.map((each) => each.status)).toEqual(["running", "running", "failed"]);
   });
 
+  it.each([
+    { fresh: 0, pages: 1, asked: 1, isWhole: true, why: "nothing is new" },
+    { fresh: 5, pages: 1, asked: 2, isWhole: true, why: "the new ones fill more than a page" },
+    { fresh: 0, pages: 3, asked: 3, isWhole: true, why: "three pages are shown, which all may have changed" },
+    { fresh: 50, pages: 1, asked: 10, isWhole: false, why: "too many are new" },
+  ])("catch up with $asked pages: $why", async ({ fresh, pages, asked, isWhole }) => {
+    const all = Array.from({ length: 20 + fresh }, (_, place) => job(20 + fresh - place, { version: 2 }));
+    const rows = new JobRows<ListedJob>([]);
+    rows.add(Array.from({ length: 20 }, (_, place) => job(20 - place)));
+    let count = 0;
+    const load = async (after: string | undefined) => {
+      count += 1;
+      const start = Number(after ?? 0);
+      return { items: all.slice(start, start + 4), next: start + 4 < all.length ? String(start + 4) : null };
+    };
+
+    expect(await rows.catchUp(load, pages)).toBe(isWhole);
+    expect(count).toBe(asked);
+    if (!isWhole) return;
+    expect(rows.items).toHaveLength(all.length);
+    expect(rows.items.filter((each) => each.version === 2)).toHaveLength(asked * 4);
+  });
+
   it("stay the same objects if nothing has changed", () => {
     const rows = new JobRows<ListedJob>([]);
     const ended = { status: "completed", completed_at: "2026-01-01T00:01:00Z" };

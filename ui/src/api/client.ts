@@ -58,6 +58,11 @@ export class ApiProblem extends Error {
   }
 }
 
+/** Whether the platform could not be reached: the request is repeated when it can be. */
+export function isConnectionLoss(problem: Error | null): boolean {
+  return problem instanceof ApiProblem && problem.isConnectionLoss;
+}
+
 let csrfToken: string | null = null;
 let onSignedOut: () => void = () => {};
 
@@ -113,7 +118,7 @@ export async function fetched(url: string, init: RequestInit): Promise<Response>
       "No connection",
       "The platform does not respond.",
       "ui.no-connection",
-      "It is tried again.",
+      (init.method ?? "GET") === "GET" ? "The page tries again automatically." : "Check the connection, and try again.",
     );
   }
 }

@@ -2,7 +2,7 @@
 import { batch, useSignal } from "@preact/signals";
 import { Component } from "preact";
 import { useCallback, useEffect, useMemo, useRef, useState } from "preact/hooks";
-import { api, type Schemas } from "../api/client";
+import { api, isConnectionLoss, type Schemas } from "../api/client";
 import { CopyId, Elapsed, Empty, openRow, ProblemView, SearchBox, Skeleton, Time } from "../components/basics";
 import { type BulkAction, BulkDialog } from "../components/bulk";
 import { StateBadge, wordOf } from "../components/state";
@@ -11,7 +11,7 @@ import { useResource } from "../data";
 import { duration, number, percent, plural } from "../format";
 import { useTitle } from "../frame";
 import { JobRows } from "../job_rows";
-import { onChanges } from "../live";
+import { connection, onChanges } from "../live";
 import { href, query, setQuery } from "../router";
 import { may } from "../session";
 
@@ -383,21 +383,29 @@ function useJobList(key: string, filter: Filter): JobList {
   const generation = useRef(0);
 
   const load = useCallback(
-    async (mode: "first" | "more" | "refresh") => {
+    async (mode: "first" | "more" | "new" | "all"): Promise<void> => {
       if (mode === "more" && (isBusy.current || !next.peek())) return;
+      if ((mode === "new" || mode === "all") && rows.current.items.length === 0) return load("first");
       const own = mode === "first" ? ++generation.current : generation.current;
       isBusy.current = true;
+      const one = (after: string | undefined) =>
+        api.get("/api/v1/jobs", { query: { ...asQuery(filter), limit: PAGE, after } });
       try {
-        const page = await api.get("/api/v1/jobs", {
-          query: { ...asQuery(filter), limit: PAGE, after: mode === "more" ? (next.peek() ?? undefined) : undefined },
-        });
-        if (own !== generation.current) return;
-        if (mode === "first") rows.current = new JobRows<Job>(filter.status);
-        rows.current.add(page.items);
+        if (mode === "new" || mode === "all") {
+          const least = mode === "all" ? Math.ceil(rows.current.items.length / PAGE) : 1;
+          const isWhole = await rows.current.catchUp(one, least);
+          if (own !== generation.current) return;
+          if (!isWhole) return await load("first");
+        } else {
+          const page = await one(mode === "more" ? (next.peek() ?? undefined) : undefined);
+          if (own !== generation.current) return;
+          if (mode === "first") rows.current = new JobRows<Job>(filter.status);
+          rows.current.add(page.items);
+          next.value = page.next ?? null;
+        }
         batch(() => {
           shown.value = rows.current.items;
           problem.value = null;
-          if (mode !== "refresh") next.value = page.next ?? null;
         });
       } catch (error) {
         if (own === generation.current) problem.value = error as Error;
@@ -412,17 +420,27 @@ function useJobList(key: string, filter: Filter): JobList {
     shown.value = null;
     load("first");
     let timer: ReturnType<typeof setTimeout> | undefined;
+    let isOutdated = false;
+    const soon = () => {
+      timer ??= setTimeout(() => {
+        timer = undefined;
+        if (isBusy.current) return soon();
+        load(isOutdated ? "all" : "new");
+        isOutdated = false;
+      }, 1200);
+    };
     const stop = onChanges((changes) => {
       const hasUnknown = rows.current.change(changes);
       if (shown.peek() !== null) shown.value = rows.current.items;
-      if (hasUnknown)
-        timer ??= setTimeout(() => {
-          timer = undefined;
-          load("refresh");
-        }, 1200);
+      isOutdated ||= changes.some((change) => change.kind === "job" && change.id === null);
+      if (hasUnknown) soon();
+    });
+    const unsubscribe = connection.subscribe((state) => {
+      if (state === "open" && isConnectionLoss(problem.peek())) soon();
     });
     return () => {
       stop();
+      unsubscribe();
       clearTimeout(timer);
     };
   }, [key]);
