@@ -8,11 +8,11 @@ import { Icon, type IconName } from "./components/icons";
 import { Toasts, toast } from "./components/toasts";
 import { now, stored, useResource } from "./data";
 import { duration, number } from "./format";
-import { connect, connection, lostSince, retryNow } from "./live";
+import { connect, connection, disconnect, failures, lostSince, retryNow } from "./live";
 import { isPaletteOpen, Palette } from "./palette";
 import { href, navigate, path } from "./router";
 import { type Page, routeOf } from "./routes";
-import { may, session, signOut } from "./session";
+import { checkSession, may, session, signOut } from "./session";
 
 const SECTIONS: { name: string; label: string; to: string; icon: IconName; permission: string }[] = [
   { name: "jobs", label: "Jobs", to: "/jobs", icon: "jobs", permission: "jobs:read" },
@@ -53,7 +53,16 @@ export function startTheme(): void {
 export function Frame() {
   const match = routeOf(path.value);
   const needed = SECTIONS.find((each) => each.name === match?.route.section)?.permission;
-  useEffect(connect, []);
+  useEffect(() => {
+    connect();
+    const stop = failures.subscribe((count) => {
+      if (count > 0) checkSession().catch(() => {});
+    });
+    return () => {
+      stop();
+      disconnect();
+    };
+  }, []);
   useEffect(() => {
     if (path.value === "/") navigate(home(), { replace: true });
   }, [path.value]);
@@ -199,8 +208,8 @@ function ConnectionBanner() {
     <div class="banner amber connection" role="status">
       <Icon name="warning" />
       <span class="grow">
-        The connection to the platform is lost since {duration(Math.round(seconds))}. What you see may be out of date.
-        It is tried again by itself.
+        The connection to the platform is lost, for {duration(Math.round(seconds))} so far. What you see may be out of
+        date. The page reconnects automatically.
       </span>
       <button type="button" class="button small" onClick={retryNow}>
         Try now

@@ -26,13 +26,14 @@ type Listener = (changes: Change[]) => void;
 
 export const connection = signal<ConnectionState>("connecting");
 export const lostSince = signal<number | null>(null);
+/** How often the connection has failed since it was open. */
+export const failures = signal(0);
 
 const listeners = new Set<Listener>();
 let pending: Change[] = [];
 let isScheduled = false;
 let source: EventSource | null = null;
 let lastId: string | null = null;
-let failures = 0;
 let timer: ReturnType<typeof setTimeout> | undefined;
 
 export function onChanges(listener: Listener): () => void {
@@ -70,15 +71,15 @@ export function connect(): void {
   source.onopen = () => {
     connection.value = "open";
     lostSince.value = null;
-    failures = 0;
+    failures.value = 0;
   };
   source.onerror = () => {
     connection.value = "lost";
     lostSince.value ??= Date.now();
     source?.close();
     source = null;
-    failures += 1;
-    timer = setTimeout(connect, pauseSeconds(failures) * 1000);
+    failures.value += 1;
+    timer = setTimeout(connect, pauseSeconds(failures.value) * 1000);
   };
   const take = (name: string, handle: (data: Record<string, unknown>) => void) => {
     source?.addEventListener(name, (event) => {
@@ -109,6 +110,6 @@ export function disconnect(): void {
 }
 
 export function retryNow(): void {
-  failures = 0;
+  failures.value = 0;
   connect();
 }

@@ -20,6 +20,9 @@ const URL_OF_SESSION = "/api/v1/session";
 export const session = signal<Session | null>(null);
 export const isSignedIn = computed(() => session.value?.is_signed_in ?? false);
 
+/** Whether the session has ended by itself, not by signing out. */
+export const hasExpired = signal(false);
+
 export function may(permission: string): boolean {
   return session.value?.permissions.includes(permission) ?? false;
 }
@@ -29,6 +32,18 @@ export async function loadSession(): Promise<void> {
   const response = await fetched(URL_OF_SESSION, {});
   if (!response.ok) throw await problemOf(response);
   use((await response.json()) as Session);
+}
+
+/** Whether the session still exists: a stream that is refused does not say why. */
+export async function checkSession(): Promise<void> {
+  const response = await fetched(URL_OF_SESSION, {});
+  if (response.ok && !((await response.json()) as Session).is_signed_in) expire();
+}
+
+function expire(): void {
+  if (!session.value?.is_signed_in || !session.value.is_authentication_enabled) return;
+  hasExpired.value = true;
+  session.value = { ...session.value, is_signed_in: false, permissions: [] };
 }
 
 export async function signIn(key: string): Promise<void> {
@@ -49,9 +64,6 @@ export async function signOut(): Promise<void> {
 
 function use(next: Session): void {
   session.value = next;
-  configure(next.csrf_token, () => {
-    if (session.value?.is_signed_in && session.value.is_authentication_enabled) {
-      session.value = { ...session.value, is_signed_in: false, permissions: [] };
-    }
-  });
+  hasExpired.value = false;
+  configure(next.csrf_token, expire);
 }

@@ -4,7 +4,7 @@ import { Banner, ProblemView } from "./components/basics";
 import { Icon } from "./components/icons";
 import { words } from "./format";
 import { query } from "./router";
-import { session, signIn } from "./session";
+import { hasExpired, session, signIn } from "./session";
 
 export function SignIn() {
   const [key, setKey] = useState("");
@@ -34,6 +34,13 @@ export function SignIn() {
             <img src="/ui/icon.svg" width="28" height="28" alt="" />
             <h1>Sign in to dagmaster</h1>
           </div>
+          {hasExpired.value && !problem && (
+            <Banner
+              tone="amber"
+              icon="lock"
+              title="Your session has ended. Sign in again to continue where you were."
+            />
+          )}
           {refused && !problem && (
             <Banner tone="red" title="Sign-in failed">
               <p>{REFUSALS[refused] ?? words(refused)}</p>
