@@ -1,4 +1,5 @@
 /** The arithmetic of a timeline: one row per node, one bar per attempt, waiting apart from running. Pure. */
+import { duration } from "./format";
 
 export interface AttemptTimes {
   node_id: string;
@@ -90,4 +91,9 @@ export function ticks(start: number, end: number, most: number): number[] {
   // The last mark needs room for its text.
   for (let at = 0; at <= span * 0.95; at += step) marks.push(at);
   return marks;
+}
+
+/** The text of a mark: distances are round, so that seconds need no decimals. */
+export function tickLabel(at: number): string {
+  return at === 0 ? "0" : duration(at / 1000).replace(/\.0 s$/, " s");
 }

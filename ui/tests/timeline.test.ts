@@ -1,5 +1,5 @@
 import { expect, test } from "vitest";
-import { ticks, timelineOf } from "../src/timeline";
+import { tickLabel, ticks, timelineOf } from "../src/timeline";
 
 const at = (seconds: number) => new Date(1_700_000_000_000 + seconds * 1000).toISOString();
 
@@ -73,4 +73,15 @@ test.each([1, 90, 5_000, 61_000, 3_700_000, 864_000_000_000])("an axis of %i ms 
   expect(marks.length).toBeGreaterThan(0);
   expect(marks.length).toBeLessThanOrEqual(10);
   expect(marks.every((mark) => mark <= span)).toBe(true);
+});
+
+test("marks of an axis have short texts", () => {
+  expect([0, 20, 500, 5_000, 10_000, 90_000].map(tickLabel)).toEqual([
+    "0",
+    "20 ms",
+    "500 ms",
+    "5 s",
+    "10 s",
+    "1 min 30 s",
+  ]);
 });

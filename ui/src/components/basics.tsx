@@ -110,11 +110,20 @@ export function Skeleton({ lines = 6, height = 20 }: { lines?: number; height?: 
   );
 }
 
+/** What the server says about a request with an outdated ETag is for programs. */
+const CHANGED_MEANWHILE = {
+  title: "It has changed since you opened it: somebody else may have decided already.",
+  hint: "Nothing was changed. Close this, look at it again, and then decide.",
+};
+
 export function ProblemView({ problem, onRetry }: { problem: Error; onRetry?: () => void }) {
   const details = problem instanceof ApiProblem ? problem : null;
+  const isOutdated = details?.status === 412;
+  const title = isOutdated ? CHANGED_MEANWHILE.title : details ? details.detail || details.title : problem.message;
+  const hint = isOutdated ? CHANGED_MEANWHILE.hint : details?.hint;
   return (
-    <Banner tone="red" title={sentence(details ? details.detail || details.title : problem.message)}>
-      {details?.hint && <p>{sentence(details.hint)}</p>}
+    <Banner tone="red" title={sentence(title)}>
+      {hint && <p>{sentence(hint)}</p>}
       {details && details.errors.length > 0 && (
         <ul>
           {details.errors.map((error, place) => (

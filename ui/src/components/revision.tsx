@@ -1,6 +1,6 @@
 /** What is known about a revision: findings of its validation, where it comes from, its export. */
 import type { Schemas } from "../api/client";
-import { bytes } from "../format";
+import { bytes, sentence } from "../format";
 import { href } from "../router";
 import { CopyId, Facts, Time } from "./basics";
 import { Icon } from "./icons";
@@ -30,8 +30,8 @@ export function Findings({ findings }: { findings: readonly Finding[] }) {
           <li key={place} class={`tone-${isSevere ? "red" : finding.severity === "info" ? "blue" : "amber"}`}>
             <Icon name={finding.severity === "info" ? "info" : "warning"} size={14} />
             <div class="stack tighter">
-              <span class="anywhere">{finding.message ?? finding.code}</span>
-              {finding.hint && <span class="muted anywhere">{finding.hint}</span>}
+              <span class="anywhere">{sentence(finding.message ?? finding.code ?? "")}</span>
+              {finding.hint && <span class="muted anywhere">{sentence(finding.hint)}</span>}
               {finding.code && <code class="muted">{finding.code}</code>}
             </div>
           </li>

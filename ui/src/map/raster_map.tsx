@@ -179,11 +179,11 @@ function Loaded(props: { edition: Edition; tilejson: TileJson; tall: boolean; co
         opacity={opacity}
         onOpacity={setOpacity}
       />
-      <div class="map-status mono" aria-live="polite">
+      <div class="map-status mono">
         {pointer ? `${pointer[1].toFixed(5)}°, ${pointer[0].toFixed(5)}°` : "Click the map for values"}
       </div>
       {point && (
-        <div class="map-point card">
+        <div class="map-point card" role="status">
           <div class="row spread">
             <strong>
               {point.lat.toFixed(5)}°, {point.lon.toFixed(5)}°
@@ -298,6 +298,9 @@ function MapControls(props: {
               high={style.high ?? standard?.[1] ?? null}
               onChange={(low, high) => change({ low, high })}
             />
+          )}
+          {statistics.problem && (
+            <p class="hint muted">The statistics of this band could not be read: {statistics.problem.message}</p>
           )}
           {isSingle && !facts.is_palette && (
             <div class="field">

@@ -20,7 +20,7 @@ import { Icon } from "../components/icons";
 import { StateBadge } from "../components/state";
 import { toast } from "../components/toasts";
 import { type Resource, useResource } from "../data";
-import { duration, number, percent, plural, secondsBetween, shortId, words } from "../format";
+import { duration, number, percent, plural, secondsBetween, sentence, shortId, words } from "../format";
 import { useTitle } from "../frame";
 import { Graph } from "../graph/graph";
 import { type Change, concerns } from "../live";
@@ -213,7 +213,9 @@ function Situation({ detail, waiting }: { detail: Detail; waiting: Resource<Sche
         tone="red"
         title={`${detail.is_over ? "First failure" : "A node failed"}: ${failure.label ?? failure.node_id}, attempt ${failure.attempt}`}
       >
-        <p class="anywhere">{failure.error?.message ? String(failure.error.message) : failure.error_message}</p>
+        <p class="anywhere">
+          {sentence(failure.error?.message ? String(failure.error.message) : (failure.error_message ?? ""))}
+        </p>
         {failure.error?.hint ? <p class="anywhere">What to do: {String(failure.error.hint)}</p> : null}
         <div class="row wrap">
           <button type="button" class="button small" onClick={() => setQuery({ node: failure.node_id })}>
@@ -421,13 +423,18 @@ function Stages({ stages }: { stages: Schemas["StageSummary"][] }) {
                   <StateBadge state={stage.status} />
                 </td>
                 <td data-label="Nodes" class="stage-meter">
-                  <Meter
-                    total={stage.nodes}
-                    parts={[
-                      { name: "completed", count: stage.completed, tone: "green" },
-                      { name: "failed", count: stage.failed, tone: "red" },
-                    ]}
-                  />
+                  <span>
+                    <Meter
+                      total={stage.nodes}
+                      parts={[
+                        { name: "completed", count: stage.completed, tone: "green" },
+                        { name: "failed", count: stage.failed, tone: "red" },
+                      ]}
+                    />
+                    <span class="numeric nowrap">
+                      {number(stage.completed)} of {number(stage.nodes)}
+                    </span>
+                  </span>
                 </td>
                 <td class="numeric" data-label="Children">
                   {stage.children ? number(stage.children) : "–"}

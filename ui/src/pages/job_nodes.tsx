@@ -5,7 +5,7 @@ import { Card, Elapsed, Empty, Meter } from "../components/basics";
 import { PagedList } from "../components/paged_list";
 import { StateBadge, wordOf } from "../components/state";
 import { VirtualList } from "../components/virtual";
-import { number, plural } from "../format";
+import { duration, number, plural } from "../format";
 import { partsOf } from "../graph/graph";
 import { concerns } from "../live";
 import { asNumber, usePaged } from "../paged";
@@ -34,6 +34,7 @@ function TopLevel({ detail }: { detail: Schemas["JobDetail"] }) {
               <th>Children</th>
               <th class="numeric">Attempts</th>
               <th class="numeric">Time</th>
+              <th class="numeric">Left</th>
               <th>Error or reason</th>
             </tr>
           </thead>
@@ -72,6 +73,11 @@ function TopLevel({ detail }: { detail: Schemas["JobDetail"] }) {
                 </td>
                 <td class="numeric" data-label="Time">
                   <Elapsed from={node.started_at} to={node.completed_at} />
+                </td>
+                <td class="numeric" data-label="Left">
+                  {node.eta_seconds === null || node.eta_seconds === undefined
+                    ? "–"
+                    : duration(Math.round(node.eta_seconds))}
                 </td>
                 <td data-label="Error" class="anywhere">
                   {node.error_message ? <span class="error-text">{node.error_message}</span> : (node.reason ?? "")}
@@ -131,7 +137,15 @@ function Children({ id, parent }: { id: string; parent: string }) {
     >
       <PagedList
         paged={paged}
-        empty={<Empty title={wanted ? `No child is ${wordOf(wanted)}` : "There are no children yet"} />}
+        empty={
+          wanted ? (
+            <Empty title={`No child is ${wordOf(wanted)}`} />
+          ) : (
+            <Empty title="There are no children">
+              <p>A fan-out has one child for each item of the list that it gets from the nodes before it.</p>
+            </Empty>
+          )
+        }
       >
         {(items) => (
           <VirtualList

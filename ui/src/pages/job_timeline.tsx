@@ -10,7 +10,7 @@ import { now } from "../data";
 import { duration, plural } from "../format";
 import { concerns } from "../live";
 import { usePaged } from "../paged";
-import { type Bar, type Span, type TimelineRow, ticks, timelineOf } from "../timeline";
+import { type Bar, type Span, type TimelineRow, tickLabel, ticks, timelineOf } from "../timeline";
 
 type Node = Schemas["JobDetail"]["nodes"][number];
 const ROW_HEIGHT = 28;
@@ -117,7 +117,7 @@ function Rows(props: {
       <div class="timeline-axis" aria-hidden="true">
         {ticks(model.start, model.end, globalThis.innerWidth < 700 ? 4 : 8).map((at) => (
           <span key={at} style={{ left: share(model.start + at) }}>
-            {duration(at / 1000)}
+            {tickLabel(at)}
           </span>
         ))}
       </div>

@@ -138,9 +138,9 @@ export default function ReviewPage() {
                         height="40"
                       />
                       <span class="grow stack tighter">
-                        <strong class="ellipsis">{each.title ?? each.dataset_id}</strong>
+                        <strong class="two-lines">{each.title ?? each.dataset_id}</strong>
                         <span class="muted ellipsis">
-                          version {each.version_ordinal} · {each.platform_id} · <Time at={each.waiting_since} />
+                          version {each.version_ordinal} · <Time at={each.waiting_since} /> · {each.platform_id}
                         </span>
                       </span>
                       {each.is_partial && <StateBadge state="partial" />}
