@@ -262,6 +262,8 @@ export function Confirm(props: {
   /** False if `onConfirm` closes the dialog itself. */
   closesWhenDone?: boolean;
   onConfirm: (reason: string) => Promise<void>;
+  /** Called if what is decided on has changed: the page behind the dialog loads it again. */
+  onOutdated?: () => void;
   onClose: () => void;
 }) {
   const [reason, setReason] = useState("");
@@ -278,6 +280,7 @@ export function Confirm(props: {
       if (props.closesWhenDone ?? true) props.onClose();
     } catch (error) {
       setProblem(error as Error);
+      if (error instanceof ApiProblem && error.status === 412) props.onOutdated?.();
     } finally {
       setBusy(false);
     }

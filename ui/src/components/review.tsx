@@ -48,6 +48,7 @@ export function ApproveDialog(props: { decided: Decided; onClose: () => void; on
       action="Approve"
       offersReason
       onClose={props.onClose}
+      onOutdated={props.onDone}
       onConfirm={async (reason) => {
         if (!isCleared && !clearance) throw new Error("Choose who may see the data.");
         await api.post("/api/v1/assets/{asset_id}/versions/{version_ordinal}/approve", {
@@ -89,6 +90,7 @@ export function RejectDialog(props: { decided: Decided; onClose: () => void; onD
       isDanger
       needsReason
       onClose={props.onClose}
+      onOutdated={props.onDone}
       onConfirm={async (reason) => {
         await api.post("/api/v1/assets/{asset_id}/versions/{version_ordinal}/reject", {
           path: { asset_id: asset.asset_id, version_ordinal: version },
@@ -123,6 +125,7 @@ export function WithdrawDialog(props: {
       isDanger
       offersReason
       onClose={props.onClose}
+      onOutdated={props.onDone}
       onConfirm={async (reason) => {
         const path = { asset_id: asset.asset_id, version_ordinal: version ?? 0 };
         const options = { path, headers: headers(asset) };
@@ -162,6 +165,7 @@ export function ClearanceDialog(props: { asset: Asset; onClose: () => void; onDo
       action="Change"
       offersReason
       onClose={props.onClose}
+      onOutdated={props.onDone}
       onConfirm={async (reason) => {
         await api.post("/api/v1/assets/{asset_id}/clear", {
           path: { asset_id: props.asset.asset_id },
