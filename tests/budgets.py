@@ -43,7 +43,7 @@ BUDGET_SECONDS = {
     "storage": 120,
     "testing": 60,
     "transports": 60,
-    "ui": 240,
+    "ui": 120,
     "web": 60,
     "worker": 160,
     "workflows": 60,

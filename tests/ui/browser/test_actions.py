@@ -1,6 +1,7 @@
 """People with keys: signing in, what each may do, and decisions on versions and jobs, in a real browser."""
 
 import re
+from collections.abc import Iterator
 
 import pytest
 from playwright.sync_api import Page, expect
@@ -8,7 +9,7 @@ from playwright.sync_api import Page, expect
 from tests.cli.processes import eventually
 from tests.ui.browser.conftest import Catalogue, Looking, People, Platform
 
-pytestmark = [pytest.mark.requirement("M4"), pytest.mark.alone, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.requirement("M4"), pytest.mark.alone, pytest.mark.timeout(600)]
 
 PAUSED = """
 workflow_id: paused_work
@@ -43,6 +44,26 @@ def test_a_key_signs_in_and_out(visitor: Looking, people: People) -> None:
     page.context.add_cookies([cookie])  # type: ignore[list-item]
     page.reload()
     expect(page.get_by_label("API key")).to_be_visible()
+
+
+def test_a_session_that_has_expired_asks_for_the_key_and_goes_on_at_the_same_page(
+    looking: Looking, platform: Platform
+) -> None:
+    page = looking.page
+    page.route("**/api/v1/stream*", lambda route: route.abort())
+    looking.open("/jobs?status=completed")
+    expect(page.get_by_role("heading", name="Jobs")).to_be_visible()
+
+    page.context.clear_cookies()  # the page itself loads nothing: only its stream is tried again
+    expect(page.get_by_text("Your session has ended")).to_be_visible()
+    page.unroute("**/api/v1/stream*")
+    _sign_in(page, platform.key)
+    expect(page.get_by_role("button", name=re.compile("^completed"))).to_have_attribute("aria-pressed", "true")
+
+    page.context.clear_cookies()
+    page.get_by_role("button", name=re.compile("^failed")).click()  # loads the jobs of another state
+    expect(page.get_by_text("Your session has ended")).to_be_visible()
+    assert "status=completed&status=failed" in page.url
 
 
 def _changing_buttons(page: Page) -> list[str]:
@@ -132,8 +153,16 @@ def test_texts_of_a_layer_are_edited_and_published(looking: Looking, platform: P
     assert looking.complaints == []
 
 
-def test_many_jobs_are_cancelled_after_a_preview(looking: Looking, platform: Platform) -> None:
+@pytest.fixture
+def paused_queue(platform: Platform) -> Iterator[None]:
+    """Open again after the test: the others share this platform."""
     assert platform.put("/api/v1/queues/dag-worker-tasks", {"is_paused": True}).status_code == 200
+    yield
+    assert platform.put("/api/v1/queues/dag-worker-tasks", {"is_paused": False}).status_code == 200
+
+
+@pytest.mark.usefixtures("paused_queue")
+def test_many_jobs_are_cancelled_after_a_preview(looking: Looking, platform: Platform) -> None:
     body = {"workflow_id": "paused_work", "definition": PAUSED}
     jobs = [platform.post("/api/v1/jobs", body | {"correlation_id": "bulk"}).json()["job_id"] for _ in range(3)]
     over = platform.post("/api/v1/jobs", {"workflow_id": "hello_world", "correlation_id": "bulk"}).json()["job_id"]
@@ -153,8 +182,32 @@ def test_many_jobs_are_cancelled_after_a_preview(looking: Looking, platform: Pla
     eventually(lambda: {platform.status(job) for job in jobs} == {"cancelled"})
     assert platform.status(over) == "completed"
     assert looking.complaints == []
-    # The other tests share this platform.
-    assert platform.put("/api/v1/queues/dag-worker-tasks", {"is_paused": False}).status_code == 200
+
+
+def test_jobs_and_their_nodes_need_only_the_keyboard(looking: Looking, catalogue: Catalogue) -> None:
+    """Only `keyboard` is used after the page is open."""
+    page, keys = looking.page, looking.page.keyboard
+    looking.open("/jobs?workflow=process_large_raster&status=completed")
+    table = page.get_by_role("table", name="Jobs")
+    expect(table.get_by_role("row").nth(1)).to_be_visible()
+    numbers = [row.get_attribute("aria-rowindex") for row in table.get_by_role("row").all()]
+    assert numbers == [str(place + 1) for place in range(len(numbers))], "of the heading and of each job"
+    expect(table).to_have_attribute("aria-rowcount", str(len(numbers)))
+
+    _tab_to(page, ".virtual-row a", most=40)
+    keys.press("Enter")
+    expect(page.locator(".page-head .state")).to_have_text("completed")
+    _tab_to(page, "[role=tab]", most=40)
+    keys.press("ArrowRight")
+    expect(page.get_by_role("tab", name="Nodes")).to_be_focused()
+    expect(page.get_by_role("tabpanel", name="Nodes")).to_contain_text("Handler")
+    _tab_to(page, "[role=tabpanel] button.link")
+    keys.press("Enter")
+    expect(page.locator(".drawer")).to_be_focused()
+    keys.press("Escape")
+    expect(page.locator(".drawer")).to_have_count(0)
+    expect(page.locator("[role=tabpanel] button.link").first).to_be_focused()
+    assert looking.complaints == []
 
 
 def test_a_review_needs_only_the_keyboard(looking: Looking, platform: Platform, catalogue: Catalogue) -> None:
@@ -166,10 +219,16 @@ def test_a_review_needs_only_the_keyboard(looking: Looking, platform: Platform, 
     keys.press("j")
     expect(page.locator(".pick-list button[aria-pressed=true]")).to_contain_text("version 1")
     keys.press("k")
-    keys.press("r")
-    expect(page.locator("dialog textarea")).to_be_focused()
-    keys.type("the northern half is missing")
-    _tab_to(page, "dialog button[type=submit]")
+    _type_a_rejection(page)
+    _change_meanwhile(page, platform, catalogue.other)
+    with page.expect_response(re.compile("/api/v1/reviews.*limit=50")):  # the queue is loaded again
+        keys.press("Enter")
+    expect(page.locator("dialog [role=alert]")).to_contain_text("It has changed since you opened it")
+    keys.press("Escape")
+    expect(page.locator("dialog")).to_have_count(0)
+    looking.complaints.clear()  # the browser reports the refused request
+
+    _type_a_rejection(page)
     keys.press("Enter")
     expect(page.locator(".pick-list li")).to_have_count(1)
 
@@ -187,8 +246,23 @@ def test_a_review_needs_only_the_keyboard(looking: Looking, platform: Platform, 
     assert looking.complaints == []
 
 
-def _tab_to(page: Page, selector: str) -> None:
-    for _ in range(20):
+def _type_a_rejection(page: Page) -> None:
+    """The next key that is pressed sends it."""
+    page.keyboard.press("r")
+    expect(page.locator("dialog textarea")).to_be_focused()
+    page.keyboard.type("the northern half is missing")
+    _tab_to(page, "dialog button[type=submit]")
+
+
+def _change_meanwhile(page: Page, platform: Platform, asset: str) -> None:
+    """Somebody else changes the asset, and the queue behind the open dialog shows that."""
+    with page.expect_response(re.compile("/api/v1/reviews.*limit=50")):
+        changed = platform.post(f"/api/v1/assets/{asset}/clear", {"clearance_level": "ouo"})
+        assert changed.status_code == 200, changed.text
+
+
+def _tab_to(page: Page, selector: str, most: int = 20) -> None:
+    for _ in range(most):
         if page.evaluate("selector => document.activeElement?.matches(selector)", selector):
             return
         page.keyboard.press("Tab")
