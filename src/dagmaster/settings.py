@@ -353,7 +353,7 @@ class Settings(BaseSettings):
     max_params_bytes: PositiveInt = Field(
         16_777_216,
         le=16_777_216,
-        description="Maximum size of the params of a task; large params are stored outside the message",
+        description="Maximum size of the params of a task; those above 256 KB are stored as a payload",
     )
     template_timeout_sec: float = Field(
         2.0, gt=0, le=60, description="Processor time that a template may use; a node whose template needs more fails"
