@@ -8,7 +8,7 @@ from typing import Any
 from dagmaster import __version__
 from dagmaster.database import OLDEST_MAJOR, budget
 from dagmaster.database.maintenance import server
-from dagmaster.database.schema import deploy
+from dagmaster.database.schema import deploy, platform_role
 from dagmaster.doctor.findings import (
     SHOWN,
     FindingLevel,
@@ -141,7 +141,7 @@ def check_postgis(on: Database) -> Judgements:
         fix = "install it on the server, for example with apt-get install postgresql-15-postgis-3"
         yield warning("PostGIS is not available on the server; the STAC catalogue needs it", fix)
     elif extension.installed is None:
-        yield ok(f"PostGIS {extension.available} is available, not installed; not needed yet")
+        yield ok(f"PostGIS {extension.available} is available; `dagmaster db deploy` installs it with the catalogue")
     else:
         yield ok(f"PostGIS {extension.installed}")
 
@@ -176,24 +176,15 @@ def check_transactions(on: Database) -> Judgements:
     yield judge(oldest.seconds, observation, fix, warning=300, problem=HOUR_SECONDS)
 
 
-_GRANTS = {
-    "schema": 'GRANT USAGE ON SCHEMA {schema} TO "{role}";',
-    "table": 'GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO "{role}";',
-    "sequence": 'GRANT USAGE ON ALL SEQUENCES IN SCHEMA {schema} TO "{role}";',
-    "function": 'GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA {schema} TO "{role}";',
-}
-
-
 def check_rights(on: Database) -> Judgements:
     role = server.row(on.dsn, "doctor_role", schema=SCHEMA)
     missing = server.rows(on.dsn, "doctor_rights", schema=SCHEMA)
     who = f"role {role.name}{', a superuser,' if role.is_superuser else ''}"
     if missing:
-        kinds = Counter(right.kind for right in missing)
-        counts = ", ".join(counted(count, kind) for kind, count in kinds.items())
+        counts = ", ".join(counted(count, kind) for kind, count in Counter(right.kind for right in missing).items())
         examples = some([f"{right.lacking} on {right.kind} {right.name}" for right in missing])
-        grants = " ".join(text.format(schema=SCHEMA, role=role.name) for kind, text in _GRANTS.items() if kind in kinds)
-        yield problem(f"role {role.name} lacks rights on {counts}: {examples}", f"as its owner: {grants}")
+        fix = f"as its owner: {platform_role.rights_text(role.name)}"
+        yield problem(f"role {role.name} lacks rights on {counts}: {examples}", fix)
     elif role.has_schema or role.may_create:
         yield ok(f"{who} has all rights that the engine needs" if role.has_schema else f"{who} may deploy")
     else:
@@ -202,28 +193,22 @@ def check_rights(on: Database) -> Judgements:
 
 
 def check_schema(on: Database) -> Judgements:
+    ours, limit = deploy.fingerprint(), ""
     try:
         status = deploy.status(on.dsn)
+        stored, is_current, difference = status.stored, status.is_current, some(status.pending)
     except NotAllowed:
-        return _check_fingerprint(on)
-    if not status.deployed:
-        return [problem("the database has no dagmaster schema", "run `dagmaster db deploy`")]
-    if not status.is_current:
-        fix = "run `dagmaster db migrate`; the platform may keep running"
-        return [problem(f"it has another version: {some(status.pending)}", fix)]
-    return [ok(f"{status.stored}, the version of this software")]
-
-
-def _check_fingerprint(on: Database) -> Judgements:
-    """For a role that may not compare table by table."""
-    deployment, ours = server.row(on.dsn, "doctor_fingerprint"), deploy.fingerprint()
-    if deployment is None or deployment.fingerprint is None:
-        yield problem("the deployment of the schema was never finished", "run `dagmaster db deploy`")
-    elif deployment.fingerprint != ours:
-        fix = "run `dagmaster db migrate` as the owner of the schema"
-        yield problem(f"{deployment.fingerprint} is deployed, this software has {ours}", fix)
+        deployment = server.row(on.dsn, "doctor_fingerprint")
+        stored = deployment and deployment.fingerprint
+        is_current, difference = stored == ours, f"{stored}, and this software has {ours}"
+        limit = "; this role has no right to compare tables"
+    if stored is None:
+        yield problem("the schema of dagmaster is not deployed, or not completely", "run `dagmaster db deploy`")
+    elif not is_current:
+        fix = "run `dagmaster db migrate` as the owner of the schema; the platform may keep running"
+        yield problem(f"it has another version: {difference}", fix)
     else:
-        yield ok(f"{ours}, the version of this software; this role has no right to compare tables")
+        yield ok(f"{ours}, the version of this software{limit}")
 
 
 def check_instances(on: Database) -> Judgements:

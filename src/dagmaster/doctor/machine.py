@@ -153,24 +153,22 @@ def check_programs(target: Target) -> Judgements:
     try:
         yield ok(f"{find_binaries()}")
     except DagmasterError as error:
-        if target.worker_url:
-            yield ok(f"{error.message}; not needed, because a worker over HTTP has no database")
-        elif target.settings.dsn() is None:
-            yield problem(error.message, error.hint)
+        if target.settings.dsn() or target.worker_url:
+            reason = "a worker over HTTP has no database" if target.worker_url else "another server is configured"
+            yield ok(f"{error.message}; not needed, because {reason}")
         else:
-            yield ok(f"{error.message}; not needed, because another server is configured")
+            yield problem(error.message, error.hint)
 
 
 def check_gdal(_target: Target) -> Judgements:
-    program, wheels = None, []
+    versions = []
     if path := shutil.which("gdalinfo"):
         done = subprocess.run([path, "--version"], capture_output=True, text=True, check=False, timeout=_ANSWER_SECONDS)
-        program = done.stdout.partition(",")[0].strip() or None
+        versions.append(done.stdout.partition(",")[0].strip() or f"{path} prints no version")
     for name in _WHEELS:
         with suppress(PackageNotFoundError):
-            wheels.append(f"{name} {version(name)}")
-    versions = ", ".join([program or "no gdalinfo", *wheels])
-    yield ok(f"{versions}{'' if program and wheels else '; not needed yet'}")
+            versions.append(f"{name} {version(name)}")
+    yield ok(", ".join(versions) or "not installed; only workers and map servers need it")
 
 
 def check_workflows(target: Target) -> Judgements:
@@ -214,19 +212,18 @@ def check_api(target: Target) -> Judgements:
     try:
         response = httpx2.get(f"{url.rstrip('/')}{PREFIX}/health", timeout=_ANSWER_SECONDS, trust_env=False)
         health = Health.model_validate(response.json())
-    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-        yield problem(f"{url}: {str(error) or type(error).__name__}", fix)
+    except (httpx2.HTTPError, httpx2.InvalidURL, ValueError) as error:
+        is_answer = isinstance(error, ValueError)
+        reason = "the server there is not the API of a dagmaster" if is_answer else str(error) or type(error).__name__
+        yield problem(f"{url}: {reason}", fix)
         return
-    except ValueError:
-        yield problem(f"{url}: the server there is not the API of a dagmaster", fix)
-        return
-    unhealthy = [check for check in health.checks if not check.is_ok]
-    for check in unhealthy:
-        yield problem(f"{url} is not healthy: {check.name}: {check.detail}", check.hint)
+    for check in health.checks:
+        if not check.is_ok:
+            yield problem(f"{url} is not healthy: {check.name}: {check.detail}", check.hint)
     if health.version != __version__:
         fix = f"use the same version on both sides: pip install dagmaster=={health.version}, or upgrade the platform"
         yield warning(f"{url} is version {health.version}, this is {__version__}", fix)
-    elif not unhealthy:
+    elif all(check.is_ok for check in health.checks):
         yield ok(f"{url} answers, version {health.version}")
 
 
@@ -245,12 +242,8 @@ def check_worker(target: Target) -> Judgements:
         finally:
             await connection.close()
 
-    try:
-        started = asyncio.run(ask())
-        queues = queues_of(target.settings, started)
-    except DagmasterError as error:
-        yield problem(f"{url}: {error.message}", error.hint)
-        return
+    started = asyncio.run(ask())
+    queues = queues_of(target.settings, started)
     yield ok(f"{url} accepts this worker as '{started.caller}', for {', '.join(queues)}")
 
 
