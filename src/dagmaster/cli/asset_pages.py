@@ -162,15 +162,23 @@ _VERSION_COLUMNS: list[Column[VersionInfo]] = [
 ]
 
 
+_EVENT_COLUMNS: list[Column[Any]] = [
+    Column("event", lambda event: str(event.event_id), drop=3, is_number=True),
+    Column("when (UTC)", lambda event: at(event.created_at)),
+    Column("what", lambda event: _action(event.action)),
+]
+_ACTOR_COLUMNS: list[Column[Any]] = [
+    Column("who", lambda event: one_line(event.actor)),
+    Column("why", lambda event: one_line(event.reason), is_long=True, is_below=True),
+]
+
+
 def print_history(state: "State", page: "Sequence[Json]") -> None:
     columns: list[Column[AssetHistoryEntry]] = [
-        Column("event", lambda event: str(event.event_id), drop=3, is_number=True),
-        Column("when (UTC)", lambda event: at(event.created_at)),
-        Column("what", lambda event: _action(event.action)),
+        *_EVENT_COLUMNS,
         Column("version", lambda event: _or_dash(event.version_ordinal), is_number=True),
         Column("revision", lambda event: _or_dash(event.revision), drop=2, is_number=True),
-        Column("who", lambda event: one_line(event.actor)),
-        Column("why", lambda event: one_line(event.reason), is_long=True, is_below=True),
+        *_ACTOR_COLUMNS,
     ]
     print_table(state.console, columns, read_all(AssetHistoryEntry, page))
 
@@ -181,15 +189,8 @@ def _action(action: str) -> str:
 
 
 def print_audit(state: "State", page: "Sequence[Json]") -> None:
-    columns: list[Column[AuditEntry]] = [
-        Column("event", lambda event: str(event.event_id), drop=3, is_number=True),
-        Column("when (UTC)", lambda event: at(event.created_at)),
-        Column("what", lambda event: _action(event.action)),
-        Column("of", lambda event: one_line(_subject(event))),
-        Column("who", lambda event: one_line(event.actor)),
-        Column("why", lambda event: one_line(event.reason), is_long=True, is_below=True),
-    ]
-    print_table(state.console, columns, read_all(AuditEntry, page))
+    subject: Column[AuditEntry] = Column("of", lambda event: one_line(_subject(event)))
+    print_table(state.console, [*_EVENT_COLUMNS, subject, *_ACTOR_COLUMNS], read_all(AuditEntry, page))
 
 
 def _subject(event: AuditEntry) -> str:

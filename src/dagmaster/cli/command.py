@@ -129,6 +129,16 @@ class State:
         if not self.json:
             self.note(text)
 
+    def show_progress(self, text: str) -> None:
+        """Overwrite the last line of progress, on a terminal only."""
+        if sys.stderr.isatty() and not self.json:
+            click.echo(f"\r{text} …\r", nl=False, err=True)
+
+    def require_no_server(self, reason: str, hint: str) -> None:
+        """Refuse --server, for commands that do not use the API."""
+        if self.server:
+            raise InvalidRequest(f"--server is not supported here: {reason}", code="usage", hint=hint)
+
     def emit(self, value: Any, *, line: bool = False) -> None:
         """Print an answer for programs; on one line if more may follow."""
         text = as_json(value, indent=not line)
@@ -298,16 +308,8 @@ class Command(click.Command):
         return super().parse_args(ctx, args)
 
 
-class Group(click.Group):
+class Group(Command, click.Group):
     command_class = Command
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.params.extend(_shared_options())
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        _require_once(self, ctx, args)
-        return super().parse_args(ctx, args)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from dagmaster.cli.command import Group, State, pass_state
+from dagmaster.cli.command import Group, State, input_options, pass_state
 from dagmaster.errors import NotFound
 
 
@@ -36,10 +36,7 @@ def show_command(state: State, name: str) -> None:
 
 @commands.command("run")
 @click.argument("name")
-@click.option(
-    "-p", "--param", "pairs", multiple=True, metavar="K=V", help="An input; JSON unless it is declared as a string"
-)
-@click.option("--params", metavar="@FILE|JSON", help="Inputs as a JSON object")
+@input_options
 @pass_state
 def run_command(state: State, name: str, pairs: tuple[str, ...], params: str | None) -> None:
     """Run a command, and print its result. It takes at most ten seconds, and is safe to repeat.

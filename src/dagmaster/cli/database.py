@@ -12,6 +12,7 @@ from dagmaster.cli.command import Group, State, pass_state
 
 if TYPE_CHECKING:
     from dagmaster.client.models.base import Json
+    from dagmaster.client.models.schema import SchemaStatus
 
 
 class Schema(Protocol):
@@ -68,6 +69,10 @@ def status(state: State) -> None:
     state.say(f"catalogue pgSTAC {schema.catalog}" if schema.catalog else "no catalogue")
     for name, version in schema.extensions.items():
         state.say(f"extension {name} {version}")
+    _print_pending(state, schema)
+
+
+def _print_pending(state: State, schema: "SchemaStatus") -> None:
     for change in schema.pending:
         state.say(f"pending: {change}")
     if schema.pending:
@@ -120,10 +125,7 @@ def _print_deployed(state: State, answer: "Json") -> None:
 
     schema = read(SchemaStatus, answer)
     state.say(f"deployed {schema.stored}" if schema.is_current else "deployed, but some tables have another version")
-    for change in schema.pending:
-        state.say(f"pending: {change}")
-    if schema.pending:
-        state.note("hint: run `dagmaster db migrate`")
+    _print_pending(state, schema)
 
 
 @db.command("gateway-role")

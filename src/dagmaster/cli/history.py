@@ -1,6 +1,5 @@
 """`dagmaster verify-history`: check the recorded history of jobs against the rules."""
 
-import sys
 from typing import TYPE_CHECKING
 from uuid import UUID
 
@@ -31,12 +30,7 @@ def verify_history(state: State, job: str | None, everything: bool, payloads: bo
 
     if (job is None) == (not everything):
         raise InvalidRequest("give a job or --all", code="usage")
-    if state.server:
-        raise InvalidRequest(
-            "--server is not supported here: the history is read from the database",
-            code="usage",
-            hint="set DATABASE_URL",
-        )
+    state.require_no_server("the history is read from the database", "set DATABASE_URL")
     report = asyncio.run(_verified(state, job, reads_payloads=payloads))
     state.answer(report.public(), lambda: _print(state, report))
     return 0 if report.is_clean else 1
@@ -54,10 +48,7 @@ async def _verified(state: State, job: str | None, *, reads_payloads: bool) -> "
 
 
 def _show_progress(state: State, report: "HistoryReport") -> None:
-    """Show progress on a terminal."""
-    if sys.stderr.isatty() and not state.json:
-        checked = f"{counted(report.jobs_checked, 'job')}, {counted(report.events_checked, 'event')}"
-        click.echo(f"\r{checked} …\r", nl=False, err=True)
+    state.show_progress(f"{counted(report.jobs_checked, 'job')}, {counted(report.events_checked, 'event')}")
 
 
 def _print(state: State, report: "HistoryReport") -> None:

@@ -79,13 +79,9 @@ def gateway(state: State, host: str | None, port: int | None, fd: int | None) ->
     """Run the gateway, with which partners submit data and poll its status.
 
     It reads views of the database, and forwards all other requests to orchestrators."""
-    from dagmaster.observe import log
     from dagmaster.roles.gateway import serve_gateway
 
-    log.configure("debug" if state.verbose else state.settings.log_level, state.settings.log_format)
-    chosen = {"gateway_host": host, "gateway_port": port}
-    settings = state.settings.model_copy(update={name: value for name, value in chosen.items() if value is not None})
-    asyncio.run(serve_gateway(settings, fd))
+    asyncio.run(serve_gateway(_without_database(state, gateway_host=host, gateway_port=port), fd))
 
 
 def _settings(state: State, **chosen: Any) -> "Settings":

@@ -1,13 +1,11 @@
 """`dagmaster verify-storage`: compare the objects of the zones with what the database names."""
 
-import sys
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import click
 
 from dagmaster.cli.command import Command, State, pass_state
-from dagmaster.errors import InvalidRequest
 from dagmaster.quantities import counted
 
 if TYPE_CHECKING:
@@ -49,12 +47,9 @@ def verify_storage(state: State, checksums: bool, min_age_hours: float, limit: i
     from dagmaster.operations.verify_storage import verify_storage as verify
     from dagmaster.storage import open_storage
 
-    if state.server:
-        raise InvalidRequest(
-            "--server is not supported here: the database and the storage are read directly",
-            code="usage",
-            hint="set DATABASE_URL, and the settings of the zones",
-        )
+    state.require_no_server(
+        "the database and the storage are read directly", "set DATABASE_URL, and the settings of the zones"
+    )
     report = asyncio.run(
         verify(
             state.dsn,
@@ -65,19 +60,13 @@ def verify_storage(state: State, checksums: bool, min_age_hours: float, limit: i
             on_progress=lambda report: _show_progress(state, report),
         )
     )
-    if state.json:
-        state.emit(report.public())
-    else:
-        _print(state, report)
+    state.answer(report.public(), lambda: _print(state, report))
     return 1 if report.served else 0
 
 
 def _show_progress(state: State, report: "StorageReport") -> None:
-    """Show progress on a terminal."""
-    if sys.stderr.isatty() and not state.json:
-        done = f"{counted(report.objects, 'object')}, {counted(report.references, 'reference')}"
-        done += f", {report.objects_read} read" if report.objects_read else ""
-        click.echo(f"\r{done} …\r", nl=False, err=True)
+    done = f"{counted(report.objects, 'object')}, {counted(report.references, 'reference')}"
+    state.show_progress(f"{done}, {report.objects_read} read" if report.objects_read else done)
 
 
 def _print(state: State, report: "StorageReport") -> None:
