@@ -3,13 +3,17 @@
 Jobs keep outputs of earlier releases: a field may be added with a default, and is never renamed or removed.
 """
 
+from collections.abc import Iterable
+
 from dagmaster.bbox import BBox
 from dagmaster.handlers.frozen import FrozenModel
 from dagmaster.handlers.raster.dataset import About, Json
+from dagmaster.handlers.raster.outputs import megabytes
 from dagmaster.handlers.raster.sources import SourceParams
 from dagmaster.raster.analysis.footprint import Footprint
 from dagmaster.raster.analysis.mosaic import MosaicAsset
-from dagmaster.raster.cog.grid import OutputGrid
+from dagmaster.raster.cog.grid import OutputGrid, Tile
+from dagmaster.raster.source.facts import RasterFacts
 
 
 class ValidationResult(FrozenModel):
@@ -68,6 +72,23 @@ class TileWindow(FrozenModel):
     window: tuple[int, int, int, int]
     own: tuple[int, int] | None = None
 
+    @classmethod
+    def of(cls, tile: Tile, tiles: Iterable[Tile]) -> "TileWindow":
+        """Pixels that overlap with a following tile are counted there."""
+        window = tile.window
+        following_cols = [t.window.col for t in tiles if t.row == tile.row and t.window.col > window.col]
+        following_rows = [t.window.row for t in tiles if t.col == tile.col and t.window.row > window.row]
+        return cls(
+            tile_id=tile.tile_id,
+            row=tile.row,
+            col=tile.col,
+            window=(window.col, window.row, window.width, window.height),
+            own=(
+                min(window.width, min(following_cols, default=window.col + window.width) - window.col),
+                min(window.height, min(following_rows, default=window.row + window.height) - window.row),
+            ),
+        )
+
 
 class TileGrid(FrozenModel):
     crs: str
@@ -96,6 +117,17 @@ class RasterMetadata(FrozenModel):
     data_type: str
     size_mb: float
     compression: str | None
+
+    @classmethod
+    def of(cls, facts: RasterFacts) -> "RasterMetadata":
+        return cls(
+            width=facts.width,
+            height=facts.height,
+            band_count=facts.count,
+            data_type=facts.dtype,
+            size_mb=megabytes(facts.size_bytes),
+            compression=facts.compression,
+        )
 
 
 class TilingSchemeResult(FrozenModel):

@@ -9,7 +9,7 @@ from dagmaster.errors import UnfitData
 from dagmaster.handlers.context import SyncContext
 from dagmaster.handlers.raster.cogs import CogParams, write_tile
 from dagmaster.handlers.raster.dataset import About, Json
-from dagmaster.handlers.raster.outputs import GridParams, in_silver, megabytes, publish
+from dagmaster.handlers.raster.outputs import GridParams, in_silver, publish
 from dagmaster.handlers.raster.results import (
     CogResult,
     GridDimensions,
@@ -22,7 +22,7 @@ from dagmaster.handlers.raster.results import (
 from dagmaster.handlers.raster.sources import SourceParams, facts_of_source, find_source, renders_of, unchanged
 from dagmaster.raster.cog.coverage import tiles_with_data
 from dagmaster.raster.cog.grid import Tile, TilingScheme, auto_tile_size, output_grid, scheme_to_geojson, tiles_of
-from dagmaster.raster.source.facts import RasterFacts, RasterType
+from dagmaster.raster.source.facts import RasterType
 from dagmaster.raster.source.window import BLOCK
 from dagmaster.storage.location import Edition, Location
 from dagmaster.storage.zones import Storage
@@ -73,7 +73,7 @@ def generate_tiling_scheme(ctx: SyncContext, params: SchemeParams) -> TilingSche
     return TilingSchemeResult(
         tiling_scheme_blob=location.blob,
         tiling_scheme_container=location.container,
-        tile_list=[_tile_window(tile, tiles) for tile in _largest_first(with_data)],
+        tile_list=[TileWindow.of(tile, tiles) for tile in _largest_first(with_data)],
         total_tiles=len(with_data),
         left_out=len(tiles) - len(with_data),
         grid_dimensions=GridDimensions(
@@ -85,7 +85,7 @@ def generate_tiling_scheme(ctx: SyncContext, params: SchemeParams) -> TilingSche
         source_crs=facts.crs,
         target_crs=params.target_crs,
         shown_as=shown_as,
-        raster_metadata=_metadata(facts),
+        raster_metadata=RasterMetadata.of(facts),
     )
 
 
@@ -113,34 +113,6 @@ def _without_options(document: Json) -> Json:
 def _largest_first(tiles: Iterable[Tile]) -> list[Tile]:
     """In an order in which the last tasks are short."""
     return sorted(tiles, key=lambda tile: (-tile.window.width * tile.window.height, tile.row, tile.col))
-
-
-def _tile_window(tile: Tile, tiles: Iterable[Tile]) -> TileWindow:
-    """Pixels that overlap with a following tile are counted there."""
-    window = tile.window
-    following_cols = [t.window.col for t in tiles if t.row == tile.row and t.window.col > window.col]
-    following_rows = [t.window.row for t in tiles if t.col == tile.col and t.window.row > window.row]
-    return TileWindow(
-        tile_id=tile.tile_id,
-        row=tile.row,
-        col=tile.col,
-        window=(window.col, window.row, window.width, window.height),
-        own=(
-            min(window.width, min(following_cols, default=window.col + window.width) - window.col),
-            min(window.height, min(following_rows, default=window.row + window.height) - window.row),
-        ),
-    )
-
-
-def _metadata(facts: RasterFacts) -> RasterMetadata:
-    return RasterMetadata(
-        width=facts.width,
-        height=facts.height,
-        band_count=facts.count,
-        data_type=facts.dtype,
-        size_mb=megabytes(facts.size_bytes),
-        compression=facts.compression,
-    )
 
 
 class TileParams(CogParams):
