@@ -1,4 +1,4 @@
-"""The queues of the stand-in for Azure Service Bus: what is in them, what is locked, and what goes wrong on purpose.
+"""The queues of the stand-in for Azure Service Bus: waiting and locked messages, dead letters, injected faults.
 
     put ──▶ waiting ──▶ locked ──▶ completed
                ▲           ├──▶ abandoned, or the lock has expired: waiting again, delivery count + 1
@@ -86,7 +86,7 @@ class BrokerQueue:
         self._tags = itertools.count(1)
 
     def put(self, message: Message, now: float) -> None:
-        """A message of a client, with what befalls it."""
+        """A message of a client; faults may drop, duplicate, delay or reorder it."""
         self.counters.sent += 1
         faults, dice = self.faults, self.random
         if dice.random() < faults.drop:
@@ -146,7 +146,7 @@ class BrokerQueue:
         stored = self._unlock(tag, now)
         if stored is None:
             return False
-        self._bury(stored, now, info)
+        self._to_dead_letters(stored, now, info)
         return True
 
     def expire_locks(self, now: float) -> None:
@@ -171,12 +171,12 @@ class BrokerQueue:
     def _return(self, stored: Stored, now: float, *, counts: bool) -> None:
         stored.delivery_count += counts
         if stored.delivery_count >= self.max_delivery_count and self.dead_letters is not None:
-            self._bury(stored, now, {"DeadLetterReason": _COUNT_EXCEEDED})
+            self._to_dead_letters(stored, now, {"DeadLetterReason": _COUNT_EXCEEDED})
             return
         self.waiting[stored.sequence_number] = stored
         self.waiting.move_to_end(stored.sequence_number, last=False)
 
-    def _bury(self, stored: Stored, now: float, info: dict[str, Any]) -> None:
+    def _to_dead_letters(self, stored: Stored, now: float, info: dict[str, Any]) -> None:
         assert self.dead_letters is not None
         stored.message.properties = {**(stored.message.properties or {}), **info}
         self.dead_letters.add(stored.message, now)

@@ -15,9 +15,10 @@ from dagmaster.errors import DagmasterError, InvalidRequest, Unavailable
 from dagmaster.jobs.model import OutboxMessage, task_id, task_key
 from dagmaster.jobs.states import TaskStatus
 from dagmaster.orchestrator import relay as relay_module
-from dagmaster.orchestrator.relay import TOO_LARGE, Relay
+from dagmaster.orchestrator.relay import Relay
 from dagmaster.testing.memory_ledger import MemoryDatabase, MemoryLedger
 from dagmaster.testing.trial import START
+from dagmaster.transports.servicebus_client import REFUSED_SECONDS, TOO_LARGE
 
 pytestmark = pytest.mark.requirement("E3", "Q3")
 JOB = UUID(int=3)
@@ -250,7 +251,7 @@ async def test_a_queue_that_refuses_does_not_stop_the_others():
     (row,) = bench.database.outbox.values()
     assert bench.sender.sent == ids
     assert row.error == "no such queue"
-    assert (row.not_before - bench.clock.now).total_seconds() >= relay_module.REFUSED_SECONDS / 2
+    assert (row.not_before - bench.clock.now).total_seconds() >= REFUSED_SECONDS / 2
     assert bench.database.tasks[JOB, "n0", 1].status is TaskStatus.QUEUED, "workers find it by polling"
 
 

@@ -88,11 +88,11 @@ class StorageReport:
         checked += f" compared with {counted(self.references, 'reference')}"
         if self.objects_read:
             checked += f", {self.objects_read} read"
-        found = ", ".join(f"{count} {code}" for code, count in sorted(self.counts.items()) if count)
+        problems = ", ".join(f"{count} {code}" for code, count in sorted(self.counts.items()) if count)
         if self.counts[StorageProblem.UNREFERENCED]:
-            found += f" ({size_text(self.unreferenced_bytes)})"
-        found += f"; {self.served} of them served" if self.served else ""
-        return f"{checked}: {found or 'clean'}"
+            problems += f" ({size_text(self.unreferenced_bytes)})"
+        problems += f"; {self.served} of them served" if self.served else ""
+        return f"{checked}: {problems or 'clean'}"
 
     def public(self) -> dict[str, Any]:
         return {
@@ -142,7 +142,7 @@ class _StorageVerification:
     least_age: timedelta
     on_progress: OnProgress
 
-    # What exists
+    # Objects in storage
 
     async def list_objects(self) -> None:
         for zone in Zone:
@@ -157,7 +157,7 @@ class _StorageVerification:
         self.report.object_bytes += sum(each.size_bytes for each in objects)
         self.on_progress(self.report)
 
-    # What is named
+    # References in the database
 
     async def add_references(self) -> None:
         async for rows in self.comparison.stream("storage_documents"):
@@ -209,8 +209,8 @@ class _StorageVerification:
         containers = self.storage.containers
         values = {"zones": [zone.value for zone in containers], "containers": list(containers.values())}
         async for rows in self.comparison.stream("storage_elsewhere", values):
-            found = await self._in_threads(self._head, [location for row in rows if (location := _location(row))])
-            await self._add_objects([info for info in found if info])
+            infos = await self._in_threads(self._head, [location for row in rows if (location := _location(row))])
+            await self._add_objects([info for info in infos if info])
 
     def _head(self, location: Location) -> ObjectInfo | None:
         try:
@@ -243,13 +243,13 @@ class _StorageVerification:
         """Report the rows that are still true. Those beyond the limit are only counted. All have one code."""
         confirmed = await self._in_threads(is_confirmed, rows)
         for row, is_true in zip(rows, confirmed, strict=True):
-            found = finding(row)
+            each = finding(row)
             if is_true:
-                self.report.findings.append(found)
-                self.report.counts[found.code] += 1
+                self.report.findings.append(each)
+                self.report.counts[each.code] += 1
             elif row.get("is_served"):
                 self.report.served -= 1
-            if not is_true and found.code == StorageProblem.UNREFERENCED:
+            if not is_true and each.code == StorageProblem.UNREFERENCED:
                 self.report.unreferenced_bytes -= row["size_bytes"]
         if rows and rows[0]["total"] > len(rows):
             self.report.counts[finding(rows[-1]).code] += rows[0]["total"] - len(rows)
@@ -316,7 +316,7 @@ class _StorageVerification:
         self.report.counts[code] += 1
         self.report.served += bool(row["is_served"])
         if self.report.counts[code] <= self.report.limit:
-            message = f"{_named(row)} has other content than {_whose(row)} says"
+            message = f"{_named(row)} has other content than {_reference_text(row)} says"
             self.report.findings.append(_finding(code, message, row))
 
     async def _in_threads(self, call: Callable[[Any], Any], values: Iterable[Any], at_once: int = AT_ONCE) -> list[Any]:
@@ -399,9 +399,9 @@ def _location(row: Mapping[str, Any]) -> Location | None:
 def _damage(row: Row) -> StorageFinding:
     code = StorageProblem(row["code"])
     if code is StorageProblem.MISSING:
-        message = f"{_named(row)} does not exist; {_whose(row)} names it"
+        message = f"{_named(row)} does not exist; {_reference_text(row)} names it"
     else:
-        message = f"{_named(row)} has {row['size_bytes']} bytes; {_whose(row)} says {row['expected_bytes']}"
+        message = f"{_named(row)} has {row['size_bytes']} bytes; {_reference_text(row)} says {row['expected_bytes']}"
     return _finding(code, message, row)
 
 
@@ -428,7 +428,7 @@ def _named(row: Row) -> str:
     return f"{row['zone']}:{row['container']}/{row['blob']}"
 
 
-def _whose(row: Row) -> str:
+def _reference_text(row: Row) -> str:
     """What names the object."""
     match row["kind"]:
         case "document":

@@ -20,18 +20,16 @@ import psycopg
 from dagmaster import faults
 from dagmaster.errors import DagmasterError, InvalidRequest
 from dagmaster.observe import log
-from dagmaster.transports.servicebus_client import BrokerMessage, QueueReceiver
+from dagmaster.transports.servicebus_client import BrokerMessage, QueueReceiver, backoff_seconds
 
-AT_ONCE: Final = 50
+MOST_AT_ONCE: Final = 50
 WAIT_SECONDS: Final = 5.0
 LONGEST_AGE: Final = timedelta(days=1)
 LARGEST_BYTES: Final = 262_144
-BACKOFF_SECONDS: Final = (0.5, 30.0)
-REFUSED_SECONDS: Final = 60.0
 _LONGEST_ID = 64
 # What PostgreSQL cannot store, such as a NUL character. After any other error (the database is away, or refuses the
 # user) the message stays locked and is delivered again.
-_OF_THE_MESSAGE = (psycopg.DataError, ValueError, RecursionError)
+_MESSAGE_ERRORS = (psycopg.DataError, ValueError, RecursionError)
 _log = log.get("job-queue")
 
 
@@ -47,7 +45,7 @@ class JobQueueCounters:
     errors: int = 0
 
 
-class Unfit(Exception):
+class RefusedMessage(Exception):
     """A message that is dead-lettered by the broker."""
 
     def __init__(self, reason: str, description: str) -> None:
@@ -83,14 +81,14 @@ class JobQueue:
         # The first alone, so that it need not wait for others; more of them if there are any.
         messages = await self.receiver.receive(1, wait_seconds)
         if messages:
-            messages += await self.receiver.receive(AT_ONCE, 0.05)
+            messages += await self.receiver.receive(MOST_AT_ONCE, 0.05)
         self.counters.received += len(messages)
         stored = []
         for message in messages:
             try:
                 await self._store(message)
-            except Unfit as unfit:
-                await self._bury(message, unfit)
+            except RefusedMessage as refusal:
+                await self._dead_letter(message, refusal)
             else:
                 stored.append(message)
         faults.reach("relay.after-store")
@@ -103,17 +101,17 @@ class JobQueue:
         message_id = _id_of(message, body, self.receiver.queue)
         try:
             is_new = await self.ledger.enqueue_message(message_id, self.receiver.queue, body)
-        except _OF_THE_MESSAGE as error:
-            raise Unfit("Malformed", f"the message cannot be stored: {error}") from error
+        except _MESSAGE_ERRORS as error:
+            raise RefusedMessage("Malformed", f"the message cannot be stored: {error}") from error
         self.counters.repeated += not is_new
 
     def _body_of(self, message: BrokerMessage) -> Any:
         """JSON, or text that becomes a dead letter with the reason that it is not a submission."""
         if message.enqueued_at is not None and self.now() - message.enqueued_at > LONGEST_AGE:
-            raise Unfit("Expired", "the message waited for more than 24 hours")
+            raise RefusedMessage("Expired", "the message waited for more than 24 hours")
         raw = message.body
         if len(raw) > LARGEST_BYTES:
-            raise Unfit("TooLarge", f"the message has {len(raw)} bytes; {LARGEST_BYTES} are allowed")
+            raise RefusedMessage("TooLarge", f"the message has {len(raw)} bytes; {LARGEST_BYTES} are allowed")
         try:
             body = orjson.loads(raw)
         except orjson.JSONDecodeError:
@@ -122,10 +120,10 @@ class JobQueue:
             body["submitted_by"] = self.submitter
         return body
 
-    async def _bury(self, message: BrokerMessage, unfit: Unfit) -> None:
-        _log.error("a submission is dead-lettered by the broker", reason=unfit.reason, why=str(unfit))
+    async def _dead_letter(self, message: BrokerMessage, refusal: RefusedMessage) -> None:
+        _log.error("a submission is dead-lettered by the broker", reason=refusal.reason, why=str(refusal))
         self.counters.dead_letters += 1
-        await self.receiver.dead_letter(message, unfit.reason, str(unfit))
+        await self.receiver.dead_letter(message, refusal.reason, str(refusal))
 
     async def _turn_safely(self) -> None:
         try:
@@ -137,15 +135,13 @@ class JobQueue:
 
     async def _back_off(self, error: Exception) -> None:
         self.counters.errors += 1
-        is_refused = isinstance(error, InvalidRequest)
         if self._failures == 0:
-            say = _log.error if is_refused else _log.warning
+            say = _log.error if isinstance(error, InvalidRequest) else _log.warning
             hint = error.hint if isinstance(error, DagmasterError) else None
             say("submissions cannot be taken from Service Bus; trying again", error=str(error), hint=hint)
         self.error = str(error)
-        low, high = BACKOFF_SECONDS
-        seconds = REFUSED_SECONDS if is_refused else min(high, low * 2**self._failures)
-        self._failures = min(self._failures + 1, 10)
+        seconds = backoff_seconds(error, self._failures)
+        self._failures += 1
         await asyncio.sleep(seconds)
 
 

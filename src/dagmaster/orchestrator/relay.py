@@ -32,26 +32,24 @@ from dagmaster.errors import DagmasterError, InvalidRequest
 from dagmaster.jobs.states import Blame
 from dagmaster.observe import log
 from dagmaster.orchestrator.pause import pause
+from dagmaster.transports.servicebus_client import TOO_LARGE, backoff_seconds
 
 WINDOW: Final = 64  # ids that are sent at once; each wakes one worker, which claims as many tasks as it has room for
 WINDOW_AFTER_BUSY: Final = 16  # of a queue that was busy: most workers claim its tasks without messages
-FEW: Final = 8  # with fewer announced tasks that wait, more are announced
-REMEMBERED_SECONDS: Final = 30.0  # then an id counts no more: its message may be lost
+FEW_WAITING: Final = 8  # if fewer announced tasks wait, more are announced
+REMEMBERED_SECONDS: Final = 30.0  # an older id is not counted: its message may be lost
 BUSY_SECONDS: Final = 0.5  # between two checks of a busy queue
 NEWEST: Final = 4  # ids of new tasks that are sent for a busy queue
 NEWEST_SECONDS: Final = 0.05  # between two of these for a queue
 FORGOTTEN_AT_ONCE: Final = 2000
 LEASE_SECONDS: Final = 60.0  # more than sending may take
-BACKOFF_SECONDS: Final = (0.5, 30.0)
-REFUSED_SECONDS: Final = 60.0  # after an error that only a person can correct
-TOO_LARGE: Final = "servicebus.message-too-large"
 _log = log.get("relay")
 
 
 class TaskSender(Protocol):
     async def send_tasks(self, queue: str, task_ids: Sequence[str]) -> None:
-        """Unavailable: later. InvalidRequest: not before someone has acted; with the code TOO_LARGE, this message never
-        will be accepted."""
+        """Raises Unavailable if it may succeed later, and InvalidRequest if someone has to act first. With the code
+        TOO_LARGE, the broker will never accept this message."""
         ...
 
 
@@ -78,7 +76,7 @@ class Relay:
         self._failures: dict[str, int] = defaultdict(int)  # in a row, by queue
         self._sent_at: dict[str, dict[str, float]] = defaultdict(dict)  # ids that were sent, by queue
         self._busy: frozenset[str] = frozenset()
-        self._seen_busy_at: dict[str, float] = {}  # queues that were busy at the last look
+        self._seen_busy_at: dict[str, float] = {}  # queues that were busy at the last check
         self._windows: dict[str, int] = {}  # of queues that were busy; they grow again to WINDOW
         self._woken: set[str] = set()  # busy queues that have new tasks
         self._newest_sent_at: dict[str, float] = {}  # by busy queue
@@ -128,7 +126,7 @@ class Relay:
         return len(messages)
 
     def _take_woken(self) -> frozenset[str]:
-        """Busy queues whose newest tasks are announced now. For the others that were woken it is too early."""
+        """Busy queues whose newest tasks are announced now. For other busy queues with new tasks it is too early."""
         now = asyncio.get_running_loop().time()
         woken = self._woken & self._busy
         taken = frozenset(
@@ -139,7 +137,7 @@ class Relay:
         return taken
 
     async def _busy_queues(self) -> frozenset[str]:
-        """Queues in which ids of waiting tasks are already. Those that were busy stay so until the next check."""
+        """Queues whose announced tasks still wait. A queue that was busy counts as busy until the next check."""
         now = asyncio.get_running_loop().time()
         full = [queue for queue, sent in self._sent_at.items() if len(sent) >= self._windows.get(queue, WINDOW)]
         for queue in full:
@@ -148,13 +146,13 @@ class Relay:
             sent = {each: at for each, at in self._sent_at[queue].items() if at > now - REMEMBERED_SECONDS}
             queued = await self.outbox.queued_tasks(list(sent))
             waiting = {each: at for each, at in sent.items() if each in queued}
-            is_busy = len(waiting) >= FEW
+            is_busy = len(waiting) >= FEW_WAITING
             self._sent_at[queue] = waiting if is_busy else {}
-            self._note_look(queue, now, is_busy=is_busy)
+            self._note_check(queue, now, is_busy=is_busy)
         return frozenset(queue for queue in full if self._sent_at[queue])
 
-    def _note_look(self, queue: str, now: float, *, is_busy: bool) -> None:
-        """Where announced tasks were claimed at once, the next ones follow without a pause, and more and more."""
+    def _note_check(self, queue: str, now: float, *, is_busy: bool) -> None:
+        """A queue that is no longer busy gets its next ids without a pause, and each time twice as many."""
         if is_busy:
             self._seen_busy_at[queue] = now
             self._windows[queue] = WINDOW_AFTER_BUSY
@@ -184,7 +182,7 @@ class Relay:
         return messages
 
     async def _send_singly(self, queue: str, messages: Sequence[ClaimedMessage]) -> Sequence[ClaimedMessage]:
-        """One of them is refused for itself: find it. Those before it may arrive twice."""
+        """Find the message that is too large, by sending each alone. Those before it may arrive twice."""
         sent: list[ClaimedMessage] = []
         for position, message in enumerate(messages):
             try:
@@ -213,13 +211,11 @@ class Relay:
             _log.info("ids of tasks are sent again", queue=queue)
 
     async def _postpone(self, queue: str, messages: Sequence[ClaimedMessage], error: DagmasterError) -> None:
-        is_refused = isinstance(error, InvalidRequest)
         if not self._failures[queue]:
-            say = _log.error if is_refused else _log.warning
+            say = _log.error if isinstance(error, InvalidRequest) else _log.warning
             say("ids of tasks cannot be sent; workers find the tasks by polling", error=error.message, hint=error.hint)
-        low, high = BACKOFF_SECONDS
-        seconds = REFUSED_SECONDS if is_refused else min(high, low * 2 ** self._failures[queue])
-        self._failures[queue] = min(self._failures[queue] + 1, 10)
+        seconds = backoff_seconds(error, self._failures[queue])
+        self._failures[queue] += 1
         self.queue_errors[queue] = error.message
         self.counters.postponed += len(messages)
         delay = seconds * self.random.uniform(0.5, 1.0)

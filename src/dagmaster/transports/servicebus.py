@@ -25,15 +25,13 @@ from dagmaster.database.notify.notifier import Notifier, tasks_topic
 from dagmaster.errors import DagmasterError, InvalidRequest
 from dagmaster.jobs.model import task_key
 from dagmaster.observe import log
-from dagmaster.transports.servicebus_client import BrokerMessage, QueueReceiver, ServiceBus
+from dagmaster.transports.servicebus_client import BrokerMessage, QueueReceiver, ServiceBus, backoff_seconds
 from dagmaster.transports.transport import MOST_AT_ONCE, Delivery, Ticket
 
 WAIT_SECONDS: Final = 1.0  # of one call; messages are settled between two calls
 HOLD_SECONDS: Final = 2.0  # a message that the worker does not fetch within this time is given to others
-MANY: Final = 10
+MANY_STALE: Final = 10  # outdated messages in a row; then several are received at once
 MOST_ATTEMPTS: Final = 2**31 - 1  # an integer of PostgreSQL
-BACKOFF_SECONDS: Final = (0.5, 30.0)
-REFUSED_SECONDS: Final = 60.0  # after an error that only a person can correct
 _log = log.get("servicebus")
 
 # Which of these tasks are still queued.
@@ -197,7 +195,7 @@ class _Listener:
             return
         # One message is delivered at once; for more of them, the SDK waits a moment. Where many are outdated, more
         # follow.
-        count = self._inbox.limit if self._stale_in_a_row >= MANY else 1
+        count = self._inbox.limit if self._stale_in_a_row >= MANY_STALE else 1
         messages = await self._receiver.receive(count, WAIT_SECONDS)
         self._counters.received += len(messages)
         if not messages:
@@ -217,7 +215,7 @@ class _Listener:
             try:
                 by_id.append((task_id_of(message.body), message))
             except Malformed as error:
-                await self._bury(message, str(error))
+                await self._dead_letter(message, str(error))
         queued = await self._still_queued([task_id for task_id, _ in by_id])
         stale = [message for task_id, message in by_id if task_id not in queued]
         self._stale_in_a_row = self._stale_in_a_row + len(stale) if len(stale) == len(by_id) else 0
@@ -284,7 +282,7 @@ class _Listener:
         if messages:
             await self._receiver.complete(messages)
 
-    async def _bury(self, message: BrokerMessage, description: str) -> None:
+    async def _dead_letter(self, message: BrokerMessage, description: str) -> None:
         _log.error("a message is not one of a task and is dead-lettered", queue=self._receiver.queue, why=description)
         self._counters.dead_letters += 1
         await self._receiver.dead_letter(message, "Malformed", description)
@@ -296,16 +294,14 @@ class _Listener:
 
     async def _back_off(self, error: Exception) -> None:
         """Workers poll meanwhile."""
-        is_refused = isinstance(error, InvalidRequest)
         self._counters.failures += 1
         if self._failures == 0:
-            say = _log.error if is_refused else _log.warning
+            say = _log.error if isinstance(error, InvalidRequest) else _log.warning
             hint = getattr(error, "hint", None)
             say("tasks are not announced by Service Bus; the worker continues to poll", error=str(error), hint=hint)
         self.error = str(error)
-        low, high = BACKOFF_SECONDS
-        seconds = REFUSED_SECONDS if is_refused else min(high, low * 2**self._failures)
-        self._failures = min(self._failures + 1, 10)
+        seconds = backoff_seconds(error, self._failures)
+        self._failures += 1
         await asyncio.sleep(seconds)
 
     async def wind_down(self) -> None:

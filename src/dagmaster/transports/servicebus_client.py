@@ -37,9 +37,11 @@ OPEN_SECONDS: Final = 20.0  # for the connection and the token; in addition to t
 SETTLE_SECONDS: Final = 20.0
 CLOSE_SECONDS: Final = 5.0
 MAX_BATCH_BYTES: Final = 262_144  # no message and no batch is larger, whatever the tier would allow
+BACKOFF_SECONDS: Final = (0.5, 30.0)
+REFUSED_SECONDS: Final = 60.0  # after an error that only a person can correct
 _LONGEST_MESSAGE_ID: Final = 128
 _SETTLED_TOGETHER: Final = 32  # from so many on, messages are settled at the same time
-_TOO_LARGE: Final = "servicebus.message-too-large"
+TOO_LARGE: Final = "servicebus.message-too-large"  # an error of the message alone, not of its queue
 
 
 class _AccessToken(NamedTuple):
@@ -322,7 +324,7 @@ _DENIED = (
     "orchestrators for JOB_QUEUE_NAME), and check that the queue exists",
 )
 _DISABLED = ("is disabled", "servicebus.queue-disabled", "enable the queue, or its sending and receiving")
-_SIZE = ("does not accept a message of this size", _TOO_LARGE, "use a shorter node id")
+_SIZE = ("does not accept a message of this size", TOO_LARGE, "use a shorter node id")
 _PERMANENT = {
     "amqp:not-found": _NOT_FOUND,
     "amqp:unauthorized-access": _DENIED,
@@ -349,9 +351,10 @@ def translation(queue: str, error: Exception) -> InvalidRequest | Unavailable:
     return Unavailable(f"the Service Bus queue '{queue}' cannot be reached: {reason}", code="servicebus.unavailable")
 
 
-def is_too_large(error: DagmasterError) -> bool:
-    """Whether the error concerns the message alone, not its queue."""
-    return error.code == _TOO_LARGE
+def backoff_seconds(error: Exception, failures: int) -> float:
+    """How long a queue is not used after an error, if `failures` others came before it without a success."""
+    low, high = BACKOFF_SECONDS
+    return REFUSED_SECONDS if isinstance(error, InvalidRequest) else min(high, low * 2 ** min(failures, 10))
 
 
 def _condition_of(error: BaseException) -> str | None:

@@ -278,7 +278,7 @@ class SchedulerConnection:
                 await client
             connection = cls(client, topic)
             client.subscribe_topic(topic, connection._on_offer)
-            await connection._look()
+            await connection._update_workers()
             yield connection
         finally:
             # A scheduler that is gone must not delay the next attempt.
@@ -299,14 +299,14 @@ class SchedulerConnection:
         try:
             while True:
                 await asyncio.sleep(CHECK_SECONDS)
-                await self._look()
+                await self._update_workers()
         finally:
             self._is_lost = True
             for offer in self._offers.values():
                 if not offer.done():
                     offer.set_exception(NotPlaced("the connection to the scheduler was lost"))
 
-    async def _look(self) -> None:
+    async def _update_workers(self) -> None:
         if self._client.status != "running" or self._client.scheduler_comm is not self._stream:
             # The client reconnects by itself, but a new scheduler does not know what this client listens to.
             raise ConnectionError("the connection to the scheduler was lost")

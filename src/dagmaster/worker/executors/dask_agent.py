@@ -7,7 +7,7 @@ never outlives its connection, nor a platform's worker that has been silent for 
 
     platform's worker ◀── connection ──▶ agent ◀── channel ──▶ child process ── handler
            │                               ▲
-           ╰── scheduler ── hold_slot ─────╯      only the ticket takes this way, never params or results
+           ╰── scheduler ── hold_slot ─────╯      only the ticket passes here, never params or results
 """
 
 import asyncio
@@ -136,14 +136,14 @@ class FrameRelay:
         except (DagmasterError, OSError) as error:
             await self._write({"kind": "refused", "problem": f"no process for the handler could be started: {error}"})
             return
-        ways: list[asyncio.Task[None]] = []
+        directions: list[asyncio.Task[None]] = []
         try:
             facts = {"pid": child.pid, "host": socket.gethostname(), "dask_worker_pid": os.getpid()}
             await self._write({"kind": "attached", **facts, "versions": versions()})
-            ways = [asyncio.create_task(self._from_child(child)), asyncio.create_task(self._to_child(child))]
-            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+            directions = [asyncio.create_task(self._from_child(child)), asyncio.create_task(self._to_child(child))]
+            await asyncio.wait(directions, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            await asyncio.shield(self._end(child, ways))
+            await asyncio.shield(self._end(child, directions))
 
     async def _to_child(self, child: Child) -> None:
         """Until the platform's worker ends the run, is lost, or is silent for too long."""
@@ -173,10 +173,10 @@ class FrameRelay:
                 packed = await child.receive_packed()
                 await self._write({"kind": "frame", "body": packed.body, "attached": packed.attached})
 
-    async def _end(self, child: Child, ways: list[asyncio.Task[None]]) -> None:
+    async def _end(self, child: Child, directions: list[asyncio.Task[None]]) -> None:
         """Keep the child for another task, or kill it. Confirm that, and close the connection."""
-        has_died = any(way.done() for way in ways[:1])
-        await _stop(ways[:1])
+        has_died = any(direction.done() for direction in directions[:1])
+        await _stop(directions[:1])
         child.tasks_run += 1
         if self._last.get("kind") == "over":
             child.resident_mb = self._last["resident_mb"]
@@ -188,7 +188,7 @@ class FrameRelay:
             facts = {"exit_code": child.process.returncode, "peak_mb": child.peak_mb}
             await self._write({"kind": "ended", "is_lost": not (has_died or self._last), **facts})
             await self._comm.close()
-        await _stop(ways[1:])  # last, because a read that is cancelled breaks the connection
+        await _stop(directions[1:])  # last, because a read that is cancelled breaks the connection
 
     async def _write(self, message: Message) -> None:
         async with self._writing:
