@@ -1,8 +1,7 @@
-"""What handlers do to the outside world, and the handlers that do it.
+"""The handlers of the simulation, and their effects.
 
-The effect ledger stands outside of the engine: nothing there is unique, and nothing is ever taken back. It records how
-often an attempt was executed, and what each execution left behind. An effect counts once a report that names it was
-accepted.
+Effects are recorded outside of the engine: they are not unique, and are never removed. The record has how often each
+attempt was executed, and the effect of each execution. An effect counts once a report that names it was accepted.
 """
 
 import asyncio
@@ -15,12 +14,12 @@ from dagmaster.errors import HandlerFailed, Unavailable, UnfitData
 from dagmaster.handlers.context import Context
 from dagmaster.handlers.registry import Registry
 from dagmaster.testing.trial import Given
-from tests.simulation.clockwork import LANE
+from tests.simulation.virtual_loop import LANE
 
 QUEUE = "dag-worker-tasks"
 TIMEOUT_SECONDS = 4.0
 _SECONDS = (0.0, 0.0, 0.001, 0.05, 0.4, 1.5, 3.5)
-_DEAF_SECONDS = 20.0  # longer than a worker is waited for
+_IGNORED_CANCEL_SECONDS = 20.0  # longer than a worker is waited for
 _BULK = "x" * 270_000  # more than a row holds
 
 
@@ -28,7 +27,9 @@ _BULK = "x" * 270_000  # more than a row holds
 class Effects:
     executed: Counter[str] = field(default_factory=Counter)  # by task id
     finished: dict[str, str] = field(default_factory=dict)  # the task ids, by the effect's id
-    ended: dict[str, tuple[str, float]] = field(default_factory=dict)  # by whom and when, by task id; however it went
+    ended: dict[str, tuple[str, float]] = field(
+        default_factory=dict
+    )  # process and time, by task id, whatever the outcome
 
     def finish(self, task_id: str) -> str:
         effect = f"{task_id}@{LANE.get().name}"
@@ -36,8 +37,8 @@ class Effects:
         return effect
 
 
-class Stage:
-    """The handlers `work`, `child` and `gather`: each attempt does what its case has in the script."""
+class ScriptedHandlers:
+    """The handlers `work`, `child` and `gather`: each attempt does what the script of its case says."""
 
     def __init__(self, world: Any) -> None:
         self._world = world
@@ -45,27 +46,27 @@ class Stage:
 
     def registry(self) -> Registry:
         async def handle(ctx: Context) -> Any:
-            return await self._perform(ctx)
+            return await self._run(ctx)
 
         def registration(name: str) -> Given:
             return Given(name, f"simulation:{name}", True, QUEUE, TIMEOUT_SECONDS, function=handle)
 
         return Registry([registration(name) for name in ("work", "child", "gather")])
 
-    async def _perform(self, ctx: Context) -> Any:
+    async def _run(self, ctx: Context) -> Any:
         world = self._world
         case = world.case_of(ctx.job_id)
         random = Random(f"{world.seed}/{ctx.node_id}/{ctx.attempt}")
         script = case.scripts.get(ctx.node_id, [])
         role = script[ctx.attempt - 1] if ctx.attempt <= len(script) else "succeed"
         self.effects.executed[ctx.task_id] += 1
-        world.tell(LANE.get(), f"executes {ctx.node_id} attempt {ctx.attempt}: {role}")
+        world.record(LANE.get(), f"executes {ctx.node_id} attempt {ctx.attempt}: {role}")
         try:
-            return await self._act(ctx, role, case.values.get(ctx.node_id, 1), random)
+            return await self._follow_script(ctx, role, case.values.get(ctx.node_id, 1), random)
         finally:
             self.effects.ended[ctx.task_id] = (LANE.get().name, world.loop.now)
 
-    async def _act(self, ctx: Context, role: str, value: int, random: Random) -> Any:
+    async def _follow_script(self, ctx: Context, role: str, value: int, random: Random) -> Any:
         await self._wait(ctx, random)
         if random.random() < 0.5:
             await ctx.save_checkpoint("half", {"attempt": ctx.attempt})
@@ -78,9 +79,9 @@ class Stage:
             case "data":
                 raise UnfitData("it can't be used")
             case "lost":
-                await self._world.die(LANE.get())
+                await self._world.kill_caller(LANE.get())
             case "overran":
-                await _overrun(is_deaf=random.random() < 0.5)
+                await _overrun(ignores_cancel=random.random() < 0.5)
         return self._output(ctx, value, random)
 
     def _output(self, ctx: Context, value: int, random: Random) -> dict[str, Any]:
@@ -88,18 +89,18 @@ class Stage:
         return output | ({"bulk": _BULK} if random.random() < 0.01 else {})
 
     async def _wait(self, ctx: Context, random: Random) -> None:
-        """Work for a while. Most notice when they are asked to stop."""
+        """Work for a while. Most attempts notice that they are asked to stop."""
         if seconds := random.choice(_SECONDS):
             await asyncio.sleep(seconds)
         if (ctx.cancelled or ctx.shutting_down) and random.random() < 0.8:
             raise ctx.give_back()
 
 
-async def _overrun(*, is_deaf: bool) -> None:
-    if not is_deaf:
+async def _overrun(*, ignores_cancel: bool) -> None:
+    if not ignores_cancel:
         await asyncio.sleep(10 * TIMEOUT_SECONDS)
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + _DEAF_SECONDS
+    deadline = loop.time() + _IGNORED_CANCEL_SECONDS
     while (left := deadline - loop.time()) > 0:
         try:
             await asyncio.sleep(left)

@@ -1,4 +1,4 @@
-"""Every point at which a process can die, stand still or be cut off, one at a time, for a workflow of each kind.
+"""Every point at which a process can die, pause or lose its connection, one at a time, for a workflow of each kind.
 
 Each run has one fault: before or after one commit of an orchestrator or a worker. Whatever it is, the job completes,
 nothing is published twice, and it costs at most one further attempt.
@@ -11,12 +11,12 @@ import pytest
 
 from dagmaster.workflows.load import read
 from tests.jobs.random_workflows import Case
-from tests.simulation.faults import Fate, Sweep
+from tests.simulation.faults import CallFault, SingleFault
 from tests.simulation.world import Mode, World
 
 pytestmark = pytest.mark.requirement("E5", "E7", "E11")
 
-FATES = [fate for fate in Fate if fate not in (Fate.HANGS, Fate.CALLER_PAUSES_BEFORE)]
+FATES = [fault for fault in CallFault if fault not in (CallFault.HANGS, CallFault.CALLER_PAUSES_BEFORE)]
 NEVER = 10**9
 
 
@@ -85,20 +85,20 @@ CASES = {
 }
 
 
-def run(case: Case, number: int, fate: Fate) -> World:
-    world = World(3, Mode.LIVENESS, case=case, sweep=Sweep(number, fate))
+def run(case: Case, number: int, fault: CallFault) -> World:
+    world = World(3, Mode.LIVENESS, case=case, single_fault=SingleFault(number, fault))
     world.run()
     return world
 
 
-@pytest.mark.parametrize("fate", FATES, ids=[fate.name.lower() for fate in FATES])
+@pytest.mark.parametrize("fault", FATES, ids=[fault.name.lower() for fault in FATES])
 @pytest.mark.parametrize("name", CASES)
-def test_a_job_completes_whatever_happens_at_any_commit(name: str, fate: Fate) -> None:
-    undisturbed = run(CASES[name], NEVER, fate)
-    commits = undisturbed.sweep.commits if undisturbed.sweep else 0
+def test_a_job_completes_whatever_happens_at_any_commit(name: str, fault: CallFault) -> None:
+    undisturbed = run(CASES[name], NEVER, fault)
+    commits = undisturbed.single_fault.commits if undisturbed.single_fault else 0
     planned = len(undisturbed.database.tasks)
 
-    worlds = [run(CASES[name], number, fate) for number in range(1, commits + 1)]
+    worlds = [run(CASES[name], number, fault) for number in range(1, commits + 1)]
 
     assert commits > 10
     for number, world in enumerate(worlds, 1):

@@ -1,8 +1,8 @@
-"""The engine under faults, by the seed: real loops, virtual time, and a judge at every commit.
+"""The engine under random faults: real loops, virtual time, and a check of the invariants after every commit.
 
 pytest tests/simulation                     500 seeds
 pytest tests/simulation --seeds 50000       more of them
-pytest tests/simulation --seed 4711 -s      one, with its story
+pytest tests/simulation --seed 4711 -s      one, with its steps
 """
 
 import asyncio
@@ -20,9 +20,9 @@ import pytest
 from dagmaster.jobs.model import Job, Task
 from dagmaster.jobs.states import TaskStatus
 from dagmaster.testing.memory_ledger import MemoryLedger
-from tests.simulation.clockwork import Clockwork, Standstill
-from tests.simulation.invariants import Tally
-from tests.simulation.world import Broken, Mode, World, simulate
+from tests.simulation.invariants import RunCounters
+from tests.simulation.virtual_loop import Deadlock, VirtualTimeLoop
+from tests.simulation.world import InvariantBroken, Mode, World, simulate
 
 pytestmark = pytest.mark.requirement("E1", "E5", "E6", "E7", "E11")
 
@@ -40,12 +40,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize("seeds", chunks, ids=[f"{chunk[0]}-{chunk[-1]}" for chunk in chunks])
 
 
-def _simulate_all(seeds: Sequence[int]) -> tuple[Tally, World]:
-    total = Tally()
+def _simulate_all(seeds: Sequence[int]) -> tuple[RunCounters, World]:
+    total = RunCounters()
     with _rare_collections() as collect:
         for number, seed in enumerate(seeds, 1):
             world = simulate(seed)
-            total.add(world.judge.tally)
+            total.add(world.checker.counters)
             if number % 25 == 0:
                 collect()
     return total, world
@@ -111,7 +111,7 @@ def test_a_broker_that_is_away_for_a_minute_does_no_harm() -> None:
     assert total.attempts > 50
 
 
-# The judge sees it when the engine is broken
+# A broken engine is detected
 
 
 def _any_owner_holds(ledger: MemoryLedger, owner_id: Any, claim: Any) -> bool:
@@ -150,15 +150,15 @@ def _no_room_is_ever_short(_ledger: MemoryLedger, _queue: str) -> None:
 def test_a_broken_ledger_is_detected(name: str, broken: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MemoryLedger, name, broken)
 
-    with pytest.raises(Broken, match="see it again: pytest tests/simulation --seed"):
+    with pytest.raises(InvariantBroken, match="repeat it: pytest tests/simulation --seed"):
         _simulate_all(range(MOST_SEEDS))
 
 
-# The clockwork itself
+# The event loop
 
 
 def test_a_paused_process_continues_with_what_was_due() -> None:
-    loop, calls = Clockwork(Random(0)), []
+    loop, calls = VirtualTimeLoop(Random(0)), []
     lane = loop.lane("frozen")
 
     async def tick() -> None:
@@ -180,7 +180,7 @@ def test_a_paused_process_continues_with_what_was_due() -> None:
 
 
 def test_a_process_that_was_killed_never_runs_again() -> None:
-    loop, calls = Clockwork(Random(0)), []
+    loop, calls = VirtualTimeLoop(Random(0)), []
     lane = loop.lane("killed")
 
     async def tick() -> None:
@@ -205,7 +205,7 @@ def test_a_process_that_was_killed_never_runs_again() -> None:
 
 def test_the_seed_decides_which_process_goes_first() -> None:
     def order(seed: int) -> str:
-        loop, calls = Clockwork(Random(seed)), []
+        loop, calls = VirtualTimeLoop(Random(seed)), []
 
         async def step(name: str) -> None:
             await asyncio.sleep(1)
@@ -224,5 +224,5 @@ def test_the_seed_decides_which_process_goes_first() -> None:
 
 
 def test_a_simulation_without_any_event_is_detected() -> None:
-    with pytest.raises(Standstill):
-        Clockwork(Random(0)).run(asyncio.Event().wait())
+    with pytest.raises(Deadlock):
+        VirtualTimeLoop(Random(0)).run(asyncio.Event().wait())

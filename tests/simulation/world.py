@@ -1,11 +1,11 @@
-"""A platform in one process on one virtual clock: orchestrators, workers, people, and a nemesis.
+"""A platform in one process on one virtual clock: orchestrators, workers, users, and a nemesis that disrupts them.
 
-The loops are the real ones, over the ledger's twin in memory. A seed decides everything: the workflows and what their
-handlers do, what people ask for, the profile of the faults, the order in which the processes run, and when whom
-something befalls.
+The loops are the real ones, on the in-memory ledger. A seed decides everything: the workflows and what their handlers
+do, the requests of users, the profile of the faults, the order in which processes run, and when each disruption
+happens.
 
-    safety     faults to the end, which comes at a set time: nothing bad may ever happen
-    liveness   the faults stop, and what died has been replaced: every job must reach its end in time
+    safety     faults continue to the end, at a given time: nothing forbidden may happen
+    liveness   the faults stop, and processes that died have been replaced: every job must end in time
 """
 
 import asyncio
@@ -49,20 +49,20 @@ from dagmaster.worker.loop import Worker
 from dagmaster.workflows.graph import Graph, build
 from dagmaster.workflows.model import Workflow
 from tests.jobs.random_workflows import Case, SeededDice, make_case
-from tests.simulation.clockwork import LANE, Clockwork, Lane, Standstill
-from tests.simulation.effects import QUEUE, Stage
+from tests.simulation.effects import QUEUE, ScriptedHandlers
 from tests.simulation.faults import (
+    FaultyLedger,
     FaultyNotifier,
     FaultySender,
     FaultyTransport,
-    Post,
+    MessageDelivery,
     Profile,
-    Sweep,
-    Wire,
+    SingleFault,
     pause_seconds,
 )
-from tests.simulation.invariants import Judge, Tally
-from tests.simulation.people import Person
+from tests.simulation.invariants import InvariantChecker, RunCounters
+from tests.simulation.users import SimulatedUser
+from tests.simulation.virtual_loop import LANE, Deadlock, Lane, VirtualTimeLoop
 
 FAULTY_SECONDS = 20.0
 BROKER_AWAY_SECONDS = 60.0
@@ -72,7 +72,7 @@ _LONG_AFTERMATH_SECONDS = 10.0  # in some runs: what is not reported by then nev
 _MOST_STEPS = 40_000  # some fifty times what a run takes
 _TRACED_STEPS = 120
 _LOOSE_CLOCK = 1e5
-_PLAYS = 400
+_CASES = 400
 _NO_ANSWER: Any = object()  # None is an answer too
 
 
@@ -81,8 +81,8 @@ class Mode(StrEnum):
     LIVENESS = "liveness"
 
 
-class Broken(AssertionError):
-    """What was wrong, the way there, and how to see it again."""
+class InvariantBroken(AssertionError):
+    """The violations, the last steps before them, and how to repeat the run."""
 
 
 @dataclass
@@ -94,8 +94,8 @@ class Actor:
 
 
 @cache
-def pace() -> Settings:
-    """Leases and beats short enough for a run to see them lapse, polls rare enough to be cheap."""
+def short_intervals() -> Settings:
+    """Leases and heartbeats so short that they expire within a run, and polls so rare that they cost little."""
     return load(
         orchestrator_poll_interval=2.5,
         heartbeat_interval_sec=2.5,
@@ -115,8 +115,8 @@ def pace() -> Settings:
 
 
 @cache
-def play(workflow_id: str, number: int) -> Case:
-    """One of a set of workflows with their scripts: made once, and met again under other faults."""
+def generated_case(workflow_id: str, number: int) -> Case:
+    """One of a set of workflows with their scripts: generated once, and used again with other faults."""
     random = Random(number)
     case = make_case(SeededDice(random), 3, workflow_id)
     if random.random() < 0.15:
@@ -136,48 +136,50 @@ def graph_of(workflow: Workflow) -> Graph:
 
 
 class World:
-    def __init__(self, seed: int, mode: Mode, *, case: Case | None = None, sweep: Sweep | None = None) -> None:
-        """With a case and a sweep: that one job, on a platform of two and two, to which that one thing happens."""
-        self.seed, self.mode, self.sweep = seed, mode, sweep
+    def __init__(
+        self, seed: int, mode: Mode, *, case: Case | None = None, single_fault: SingleFault | None = None
+    ) -> None:
+        """With a case and a single fault: one job of that case, on two orchestrators and two workers."""
+        self.seed, self.mode, self.single_fault = seed, mode, single_fault
         self.random = Random(f"{seed}/{mode}")
-        self.profile = Profile.drawn(self.random) if sweep is None else Profile()
-        self.settings = pace()
-        self.loop = Clockwork(self.random, most_steps=_MOST_STEPS, closing=self._close)
-        self.post = Post(self)
+        self.profile = Profile.drawn(self.random) if single_fault is None else Profile()
+        self.settings = short_intervals()
+        self.loop = VirtualTimeLoop(self.random, most_steps=_MOST_STEPS, closing=self._close)
+        self.delivery = MessageDelivery(self)
         # In every third run, a relay sends the ids of tasks to a broker; in some of them it is away for a minute.
-        self.has_broker = sweep is None and seed % 3 == 0
+        self.has_broker = single_fault is None and seed % 3 == 0
         self._broker_leaves_at = Random(f"{seed}/broker").choice((1e9, 0.0, 5.0, 15.0))
         self.sent: set[str] = set()  # ids of tasks that the broker has acknowledged
         self.database = MemoryDatabase(self.clock, writes_outbox=self.has_broker)
         self.exchange, self.broker = MemoryExchange(), Broker()
-        self.ledger = MemoryLedger(self.database, FaultyNotifier(self.post, self.exchange))
-        self.judge = Judge(self)
-        self.stage = Stage(self)
-        self.registry = self.stage.registry()
+        self.ledger = MemoryLedger(self.database, FaultyNotifier(self.delivery, self.exchange))
+        self.checker = InvariantChecker(self)
+        self.handlers = ScriptedHandlers(self)
+        self.registry = self.handlers.registry()
         self.cases = self._draw_cases() if case is None else {case.workflow.workflow_id: case}
         self.library = WorkflowLibrary({case.workflow.workflow_id: case.workflow for case in self.cases.values()})
         self.acknowledged: dict[str, UUID | None] = {}  # submissions, by key or message id
         self.actors: list[Actor] = []
-        self.doubt: Any = None
+        self.unsettled: Any = None
         self.is_away = False
         self.has_faults = True
         self.is_over = False
-        self.accusations: list[str] = []
-        self.story: list[tuple[float, str, str, Any]] = []
+        self.violations: list[str] = []
+        self.steps_taken: list[tuple[float, str, str, Any]] = []
         self._names: dict[UUID, str] = {}
         self._started = 0
-        self._healed_at: float | None = None
+        self._faults_ended_at: float | None = None
         self._end = asyncio.Event()
-        self._people: list[asyncio.Task[Any]] = []
+        self._users: list[asyncio.Task[Any]] = []
 
     def _draw_cases(self) -> dict[str, Case]:
         cases = {}
         for number in range(self.random.choice((1, 1, 2, 3))):
-            case = play(f"workflow-{number}", self.random.randrange(_PLAYS))
+            case = generated_case(f"workflow-{number}", self.random.randrange(_CASES))
             cases[case.workflow.workflow_id] = case
         return cases
 
-    # What others ask
+    # Questions of processes
 
     def clock(self) -> datetime:
         """The server's."""
@@ -199,65 +201,65 @@ class World:
     def job_id(self) -> UUID:
         return new_job_id(int(self.loop.now * 1000), self.random.randbytes(10))
 
-    def tell(self, lane: Lane, what: str, answer: Any = _NO_ANSWER) -> None:
-        self.story.append((self.loop.now, lane.name, what, answer))
+    def record(self, lane: Lane, what: str, answer: Any = _NO_ANSWER) -> None:
+        self.steps_taken.append((self.loop.now, lane.name, what, answer))
 
     @property
     def calm_seconds(self) -> float:
         """Since the faults have stopped."""
-        return -1.0 if self._healed_at is None else self.loop.now - self._healed_at
+        return -1.0 if self._faults_ended_at is None else self.loop.now - self._faults_ended_at
 
     def alive_names(self) -> set[str]:
         return {actor.lane.name for actor in self.actors if not actor.is_stopping}
 
-    def accuse(self, what: str, error: BaseException | None = None) -> None:
-        """Something is wrong. The run ends; the process that did it is not informed."""
+    def report_violation(self, what: str, error: BaseException | None = None) -> None:
+        """An invariant is violated: the run ends. The process that violated it is not informed."""
         if self.is_over:
             return
         details = "" if error is None else "\n" + "".join(traceback.format_exception(error))
-        self.accusations.append(what + details)
-        self.tell(LANE.get(self.loop.outside), f"WRONG: {what}")
+        self.violations.append(what + details)
+        self.record(LANE.get(self.loop.outside), f"WRONG: {what}")
         self._end.set()
 
     def later(self, seconds: float, call: Callable[..., Any], *arguments: Any) -> None:
-        self.post.later(seconds, call, *arguments)
+        self.delivery.later(seconds, call, *arguments)
 
     # Running
 
-    def run(self) -> Tally:
-        with _under_control(self):
+    def run(self) -> RunCounters:
+        with _controlled(self):
             try:
                 self.loop.run(self._live())
-            except Standstill as error:
-                self.accusations.append(str(error))
-        self.accusations += self.loop.complaints
-        if self.accusations:
-            raise Broken(self.report())
-        return self.judge.tally
+            except Deadlock as error:
+                self.violations.append(str(error))
+        self.violations += self.loop.unhandled_errors
+        if self.violations:
+            raise InvariantBroken(self.report())
+        return self.checker.counters
 
     def _close(self) -> None:
         self.is_over = True
 
     async def _live(self) -> None:
-        sizes = (1, 2, 3) if self.sweep is None else (2,)
+        sizes = (1, 2, 3) if self.single_fault is None else (2,)
         for _ in range(self.random.choice(sizes)):
             self._start_orchestrator()
         for _ in range(self.random.choice(sizes)):
             self._start_worker()
         for number, workflow_id in enumerate(self.cases):
-            lane = self.loop.lane(f"person-{number}")
-            self._people.append(self.loop.start(lane, Person(self, lane, workflow_id).live()))
-        nemesis = self.loop.start(self.loop.lane("nemesis"), self._torment())
-        if self.sweep is not None:
+            lane = self.loop.lane(f"user-{number}")
+            self._users.append(self.loop.start(lane, SimulatedUser(self, lane, workflow_id).live()))
+        nemesis = self.loop.start(self.loop.lane("nemesis"), self._disrupt_at_random())
+        if self.single_fault is not None:
             nemesis.cancel()
         await self._until_quiet(FAULTY_SECONDS)
         await self._wait(_AFTERMATH_SECONDS)
         if self.mode is Mode.LIVENESS:
             nemesis.cancel()
-            self._heal()
+            self._end_faults()
             await self._recover()
         if not self._end.is_set() or self.mode is Mode.LIVENESS:
-            self.judge.at_the_end(is_quiet=self.mode is Mode.LIVENESS and not self.accusations)
+            self.checker.at_the_end(is_quiet=self.mode is Mode.LIVENESS and not self.violations)
 
     async def _wait(self, seconds: float) -> None:
         try:
@@ -276,11 +278,11 @@ class World:
         if self.seed % 16 == 1:
             await self._wait(_LONG_AFTERMATH_SECONDS)
         if not self._end.is_set() and not self._is_quiet():
-            self.accuse(f"not all jobs have ended within {RECOVERY_SECONDS:g} s after the last fault")
+            self.report_violation(f"not all jobs have ended within {RECOVERY_SECONDS:g} s after the last fault")
 
     def _is_quiet(self) -> bool:
         return (
-            all(person.done() for person in self._people)
+            all(user.done() for user in self._users)
             and all(job.status in JOB_TERMINAL for job in self.database.jobs.values())
             and not self.database.messages
         )
@@ -292,12 +294,12 @@ class World:
         router = RegistryRouter(self.registry, self.settings.known_queues, self.settings.default_queue)
         chunk = self.random.randint(1, 5)
         planner = Planner(router, self.random, max_losses=self.settings.max_losses, chunk=chunk)
-        notifier = FaultyNotifier(self.post, self.exchange, JOBS, RESULTS)
+        notifier = FaultyNotifier(self.delivery, self.exchange, JOBS, RESULTS)
         own_relay, transport = self._relay(lane, notifier)
         process = Orchestrator(
             self.settings,
-            Wire(self, lane),
-            Wire(self, lane),
+            FaultyLedger(self, lane),
+            FaultyLedger(self, lane),
             notifier,
             transport,
             planner,
@@ -311,7 +313,7 @@ class World:
         if not self.has_broker:
             return None, FaultyTransport(self, self.broker)
         own_relay = Relay(
-            Wire(self, lane),  # type: ignore[arg-type]
+            FaultyLedger(self, lane),  # type: ignore[arg-type]
             FaultySender(self, self.broker),
             self.settings.orchestrator_poll_interval,
             relay_id=self.uuid(),
@@ -321,15 +323,15 @@ class World:
 
     def _start_worker(self) -> None:
         lane = self._lane("worker")
-        notifier = FaultyNotifier(self.post, self.exchange)
+        notifier = FaultyNotifier(self.delivery, self.exchange)
         process = Worker(
             self.settings,
-            Wire(self, lane),
+            FaultyLedger(self, lane),
             FaultyTransport(self, self.broker, (QUEUE,)),
             notifier,
             self.registry,  # type: ignore[arg-type]
-            lease_ledger=Wire(self, lane),
-            handler_ledger=Wire(self, lane),
+            lease_ledger=FaultyLedger(self, lane),
+            handler_ledger=FaultyLedger(self, lane),
             name=lane.name,
             worker_id=self.uuid(),  # type: ignore[arg-type]
             executor=plain.pool(isolate=False),
@@ -345,7 +347,7 @@ class World:
     def _start(self, actor: Actor, identity: UUID) -> None:
         self._names[identity] = actor.lane.name
         self.actors.append(actor)
-        self.tell(actor.lane, "starts")
+        self.record(actor.lane, "starts")
         running = self.loop.start(actor.lane, actor.process.run())
         running.add_done_callback(lambda task: self._ended(actor, task))
 
@@ -354,7 +356,7 @@ class World:
             return
         error = None if task.cancelled() else task.exception()
         if error is not None or not actor.is_stopping:
-            self.accuse(f"{actor.lane.name} has ended by itself: {error!r}", error)
+            self.report_violation(f"{actor.lane.name} has ended by itself: {error!r}", error)
         self._forget(actor)
 
     def _forget(self, actor: Actor) -> None:
@@ -371,8 +373,8 @@ class World:
 
     # Faults
 
-    async def die(self, lane: Lane) -> None:
-        """At this very await."""
+    async def kill_caller(self, lane: Lane) -> None:
+        """Kill the process at this await."""
         self._kill(lane)
         await asyncio.Event().wait()
 
@@ -380,60 +382,60 @@ class World:
         actor = self._actor(lane)
         if actor is None or self.is_over:
             return
-        self.tell(lane, "is killed")
+        self.record(lane, "is killed")
         self.loop.kill(lane)
         self._forget(actor)
 
-    async def stand_still(self, lane: Lane) -> None:
+    async def pause_caller(self, lane: Lane) -> None:
         self._pause(lane, pause_seconds(self.random))
         await asyncio.sleep(0)
 
     def _pause(self, lane: Lane, seconds: float) -> None:
         if lane.is_paused or self.is_over:
             return
-        self.tell(lane, f"stands still for {seconds:.1f} s")
+        self.record(lane, f"stands still for {seconds:.1f} s")
         self.loop.pause(lane)
         self.later(seconds, self._resume, lane)
 
     def _resume(self, lane: Lane) -> None:
         if not lane.is_dead and lane.is_paused:
-            self.tell(lane, "goes on")
+            self.record(lane, "goes on")
             self.loop.resume(lane)
 
     def _jump(self, lane: Lane) -> None:
         lane.clock_offset += self.random.choice((0.5, 10.0, 3600.0))
-        self.tell(lane, "finds its clock ahead")
+        self.record(lane, "finds its clock ahead")
 
     def _cut_off(self, seconds: float) -> None:
         self.is_away = True
-        self.tell(self.loop.outside, f"the database is away for {seconds:.1f} s")
+        self.record(self.loop.outside, f"the database is away for {seconds:.1f} s")
         self.later(seconds, self._put_back)
 
     def _put_back(self) -> None:
         self.is_away = False
 
     def _stop(self, actor: Actor) -> None:
-        self.tell(actor.lane, "is asked to stop")
+        self.record(actor.lane, "is asked to stop")
         actor.is_stopping = True
         actor.process.stop()
 
-    async def _torment(self) -> None:
-        deeds, weights = list(self.profile.deeds), list(self.profile.deeds.values())
+    async def _disrupt_at_random(self) -> None:
+        disruptions, weights = list(self.profile.disruptions), list(self.profile.disruptions.values())
         while True:
             await asyncio.sleep(self.random.expovariate(1 / self.profile.gap_seconds))
-            deed = self.random.choices(deeds, weights)[0]
-            if deed == "outage":
+            disruption = self.random.choices(disruptions, weights)[0]
+            if disruption == "outage":
                 self._cut_off(self.random.choice((0.5, 3.0, 9.0)) * self.random.random())
             elif self.actors:
-                self._do(deed, self._victim())
+                self._disrupt(disruption, self._random_actor())
 
-    def _victim(self) -> Actor:
-        """Half of the time someone who has work in hand, if there is one."""
+    def _random_actor(self) -> Actor:
+        """In half of the cases a worker that runs tasks, if there is one."""
         busy = [actor for actor in self.actors if isinstance(actor.process, Worker) and actor.process.held]
         return self.random.choice(busy if busy and self.random.random() < 0.5 else self.actors)
 
-    def _do(self, deed: str, actor: Actor) -> None:
-        match deed:
+    def _disrupt(self, disruption: str, actor: Actor) -> None:
+        match disruption:
             case "crash":
                 self._kill(actor.lane)
             case "stop" if not actor.is_stopping:
@@ -445,20 +447,20 @@ class World:
             case "jump":
                 self._jump(actor.lane)
 
-    def _heal(self) -> None:
-        """No more faults from outside. Handlers still do what is in their scripts."""
-        self.tell(self.loop.outside, "the faults are over")
+    def _end_faults(self) -> None:
+        """End the faults. Handlers still follow their scripts."""
+        self.record(self.loop.outside, "the faults are over")
         self.has_faults = self.is_away = False
-        self._healed_at = self.loop.now
+        self._faults_ended_at = self.loop.now
         for actor in self.actors:
             self._resume(actor.lane)
 
-    # Telling
+    # Reports
 
     def trace(self) -> str:
-        """A run in one number: every step of it, and what it left in the tables."""
+        """A hash of the run: of all its steps, and of the rows at its end."""
         digest = hashlib.sha256()
-        for line in self._lines(len(self.story)):
+        for line in self._lines(len(self.steps_taken)):
             digest.update(line.encode())
         for job_id in self.database.jobs:
             digest.update(KitJob.of(self.database, job_id).story().encode())
@@ -467,12 +469,12 @@ class World:
     def _lines(self, last: int) -> list[str]:
         return [
             f"{at:9.3f} s  {name:<16} {what}" + ("" if answer is _NO_ANSWER else f" -> {_shown(answer)[:300]}")
-            for at, name, what, answer in self.story[-last:]
+            for at, name, what, answer in self.steps_taken[-last:]
         ]
 
     def report(self) -> str:
-        lines = [f"seed {self.seed} in {self.mode} mode:", *(f"  {each}" for each in self.accusations[:20]), ""]
-        lines += [f"see it again: pytest tests/simulation --seed {self.seed}", f"faults: {self.profile}", ""]
+        lines = [f"seed {self.seed} in {self.mode} mode:", *(f"  {each}" for each in self.violations[:20]), ""]
+        lines += [f"repeat it: pytest tests/simulation --seed {self.seed}", f"faults: {self.profile}", ""]
         lines += self._lines(_TRACED_STEPS)
         lines += ["", *(KitJob.of(self.database, job_id).story() for job_id in self.database.jobs)]
         return "\n".join(lines)
@@ -484,23 +486,23 @@ def _shown(answer: Any) -> str:
 
 
 class _Listener:
-    """The logs of the loops, as part of the story. What they did not expect is a bug."""
+    """Adds the log lines of the loops to the record. An unexpected error is a violation."""
 
     def __init__(self, world: World) -> None:
         self._world = world
 
-    def _hear(self, event: str, exc_info: BaseException | None = None, **facts: Any) -> None:
+    def _record(self, event: str, exc_info: BaseException | None = None, **facts: Any) -> None:
         lane = LANE.get(self._world.loop.outside)
-        self._world.tell(lane, f"says: {event}" + (f" ({facts['error']})" if "error" in facts else ""))
+        self._world.record(lane, f"says: {event}" + (f" ({facts['error']})" if "error" in facts else ""))
         if exc_info is not None and not isinstance(exc_info, Unavailable | OSError):
-            self._world.accuse(f"{lane.name}: {event}: {exc_info!r}", exc_info)
+            self._world.report_violation(f"{lane.name}: {event}: {exc_info!r}", exc_info)
 
-    debug = info = warning = error = _hear
+    debug = info = warning = error = _record
 
 
 @contextmanager
-def _under_control(world: World) -> Iterator[None]:
-    """Nothing comes from outside of the seed, and nothing goes to the screen."""
+def _controlled(world: World) -> Iterator[None]:
+    """Let ids, graphs and logs come from the world, so that the seed decides everything."""
     listener = _Listener(world)
     replaced = [
         (memory_ledger, "uuid4", world.uuid),

@@ -1,6 +1,6 @@
-"""People who use the platform: each submits a job, perhaps cancels it, and perhaps lets it run again.
+"""Users of the platform: each submits a job, may cancel it, and may run it again.
 
-They reach the platform through wires as bad as everyone's, and ask again until they are answered.
+Their calls have the same faults as those of processes, and are repeated until there is an answer.
 """
 
 import asyncio
@@ -15,23 +15,23 @@ from dagmaster.jobs.states import JOB_TERMINAL
 from dagmaster.operations.cancel import cancel
 from dagmaster.operations.rerun import resume, retry
 from dagmaster.workflows.model import EndNode, FanOutNode, StartNode
-from tests.simulation.clockwork import Lane
 from tests.simulation.effects import QUEUE
-from tests.simulation.faults import Wire
+from tests.simulation.faults import FaultyLedger
+from tests.simulation.virtual_loop import Lane
 
-_LOOK_SECONDS = 1.5
+_POLL_SECONDS = 1.5
 
 
-class Person:
+class SimulatedUser:
     def __init__(self, world: Any, lane: Lane, workflow_id: str) -> None:
         self._world = world
         self._random = world.random
         self._workflow = world.cases[workflow_id].workflow
-        self._wire: Any = Wire(world, lane, is_user=True)
+        self._ledger: Any = FaultyLedger(world, lane, is_user=True)
         self._name = f"from-{lane.name}"
 
     async def live(self) -> None:
-        if self._world.sweep is not None:
+        if self._world.single_fault is not None:
             await self._submit()
             return
         await asyncio.sleep(self._random.choice((0.0, 1.0, 6.0)) * self._random.random())
@@ -40,12 +40,12 @@ class Person:
         job_id = await (self._submit() if self._random.random() < 0.7 else self._send())
         if self._random.random() < 0.3:
             await asyncio.sleep(self._random.choice((0.5, 4.0, 12.0)) * self._random.random())
-            await self._once(lambda: cancel(self._wire, job_id, by="ana"))
+            await self._once(lambda: cancel(self._ledger, job_id, by="ana"))
         for _ in range(self._random.choice((0, 0, 1, 2))):
             await self._run_again(job_id)
 
     async def _submit(self) -> UUID:
-        """The same key each time, so that it is one job however often it is asked for."""
+        """Each attempt has the same idempotency key, so that all of them make one job."""
 
         def ask() -> Awaitable[UUID]:
             job = NewJob(
@@ -56,36 +56,36 @@ class Person:
                 idempotency_key=self._name,
                 priority=self._random.randint(0, 2),
             )
-            return self._wire.create_once(job, "the same")
+            return self._ledger.create_once(job, "the same")
 
         job_id: UUID = await self._until_answered(ask)
         self._world.acknowledged[self._name] = job_id
         return job_id
 
     async def _send(self) -> UUID:
-        """A message in the queue of submissions, again and again until it is known to be there."""
+        """Put a message into the queue of submissions, and repeat it until it is acknowledged."""
         body = {"workflow_id": self._workflow.workflow_id, "input_params": {}}
-        await self._until_answered(lambda: self._wire.enqueue_message(self._name, "dag-jobs", body))
+        await self._until_answered(lambda: self._ledger.enqueue_message(self._name, "dag-jobs", body))
         self._world.acknowledged[self._name] = None
-        if self._random.random() < 0.3:  # a producer that doesn't know better
-            await self._until_answered(lambda: self._wire.enqueue_message(self._name, "dag-jobs", body))
+        if self._random.random() < 0.3:  # a producer that sends it twice
+            await self._until_answered(lambda: self._ledger.enqueue_message(self._name, "dag-jobs", body))
         while True:
             for job in self._world.database.jobs.values():
                 if job.message_id == self._name:
                     return job.job_id  # type: ignore[no-any-return]
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(_POLL_SECONDS)
 
     async def _run_again(self, job_id: UUID) -> None:
-        """Once it is over, if that is while there are faults."""
+        """After the job has ended, if it ends while there are faults."""
         while self._world.database.jobs[job_id].status not in JOB_TERMINAL:
             if not self._world.has_faults:
                 return
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(_POLL_SECONDS)
         part = self._a_part(job_id)
         if self._random.random() < 0.5 or part is None:
-            await self._once(lambda: resume(self._wire, job_id, by="ana"))
+            await self._once(lambda: resume(self._ledger, job_id, by="ana"))
         else:
-            await self._once(lambda: retry(self._wire, job_id, part, by="ana"))
+            await self._once(lambda: retry(self._ledger, job_id, part, by="ana"))
 
     def _a_part(self, job_id: UUID) -> JobPart | None:
         nodes = self._workflow.nodes
@@ -98,14 +98,14 @@ class Person:
 
     async def _limit_the_queue(self) -> None:
         most = self._random.choice((1, 2))
-        await self._until_answered(lambda: self._wire.set_queue(QUEUE, max_running=most))
+        await self._until_answered(lambda: self._ledger.set_queue(QUEUE, max_running=most))
         if self._random.random() < 0.3:
-            await self._until_answered(lambda: self._wire.set_queue(QUEUE, is_paused=True))
+            await self._until_answered(lambda: self._ledger.set_queue(QUEUE, is_paused=True))
             await asyncio.sleep(3 * self._random.random())
-            await self._until_answered(lambda: self._wire.set_queue(QUEUE, is_paused=False))
+            await self._until_answered(lambda: self._ledger.set_queue(QUEUE, is_paused=False))
 
     async def _once(self, ask: Callable[[], Awaitable[Any]]) -> None:
-        """The person does not ask again whether it was done."""
+        """The call is not repeated after an error."""
         try:
             await ask()
         except (Conflict, NotFound, Unavailable):

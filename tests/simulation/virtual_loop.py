@@ -1,9 +1,9 @@
 """An event loop on which processes of a simulation live, each in a lane of its own.
 
 Time is virtual: it jumps to the next timer when nothing is left to do. Which lane runs next is drawn from a seeded
-Random, so that every interleaving of the awaits of different processes may come, and the same one comes again. A lane
-can stand still, as a process under SIGSTOP does: its callbacks and its timers wait, while its clock goes on. A lane
-that was killed never runs again; `bury` lets its coroutines unwind when all is over.
+Random, so that every interleaving of the awaits of different processes is possible, and a seed reproduces it. A lane
+can be paused, as a process is by SIGSTOP: its callbacks and timers wait, while its clock continues. A lane that was
+killed never runs again; `_unwind` ends its coroutines after the run.
 """
 
 import asyncio
@@ -16,21 +16,21 @@ from random import Random
 from typing import Any
 
 LANE: contextvars.ContextVar["Lane"] = contextvars.ContextVar("lane")
-_MOST_STEPS_OF_A_FUNERAL = 200_000
+_MOST_STEPS_TO_UNWIND = 200_000
 
 
-class Standstill(AssertionError):
-    """Everything waits, and no timer will ever wake it."""
+class Deadlock(AssertionError):
+    """Everything waits, and no timer is left; or the run does not end."""
 
 
 class Lane:
-    """What one process does next."""
+    """The callbacks that one process runs next."""
 
     __slots__ = ("clock_offset", "is_dead", "is_paused", "name", "ready", "tasks")
 
     def __init__(self, name: str, clock_offset: float = 0.0) -> None:
         self.name = name
-        self.clock_offset = clock_offset  # machines count their seconds from different beginnings
+        self.clock_offset = clock_offset  # monotonic clocks of machines have different origins
         self.is_paused = False
         self.is_dead = False
         self.ready: deque[asyncio.Handle] = deque()
@@ -41,7 +41,7 @@ class Lane:
         return bool(self.ready) and not self.is_paused and not self.is_dead
 
 
-class Clockwork(asyncio.AbstractEventLoop):
+class VirtualTimeLoop(asyncio.AbstractEventLoop):
     """As much of an event loop as coroutines without files, threads and sockets need."""
 
     def __init__(self, random: Random, *, most_steps: int = 10**9, closing: Callable[[], None] = lambda: None) -> None:
@@ -50,7 +50,7 @@ class Clockwork(asyncio.AbstractEventLoop):
         self._most_steps = most_steps
         self._closing = closing
         self.outside = Lane("outside")
-        self.complaints: list[str] = []  # exceptions that were not handled
+        self.unhandled_errors: list[str] = []  # exceptions that were not handled
         self._random = random
         self._runnable: list[Lane] = []
         self._timers: list[tuple[float, int, asyncio.TimerHandle, Lane]] = []
@@ -122,7 +122,7 @@ class Clockwork(asyncio.AbstractEventLoop):
         return LANE.get(self.outside) if context is None else context.get(LANE, self.outside)
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """It is passed over when its time comes."""
+        """A cancelled timer is skipped when it is due."""
 
     def create_future(self) -> asyncio.Future[Any]:
         return asyncio.Future(loop=self)
@@ -142,23 +142,23 @@ class Clockwork(asyncio.AbstractEventLoop):
         return False
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        self.complaints.append(f"{context['message']}: {context.get('exception')!r}")
+        self.unhandled_errors.append(f"{context['message']}: {context.get('exception')!r}")
 
     # Running
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """Until this coroutine, which belongs to no process, has ended; then all others are buried."""
+        """Until this coroutine, which belongs to no process, has ended. Then end all others."""
         events._set_running_loop(self)
         try:
             main = self.create_task(coroutine)
             while not main.done():
                 self._step()
                 if self.steps > self._most_steps:
-                    raise Standstill(f"{self.steps} steps, and no end: someone goes round in circles")
+                    raise Deadlock(f"{self.steps} steps, and no end: a loop never waits")
             return main.result()
         finally:
             self._closing()
-            self._bury()
+            self._unwind()
             events._set_running_loop(None)
 
     def _step(self) -> None:
@@ -187,15 +187,15 @@ class Clockwork(asyncio.AbstractEventLoop):
             heapq.heappop(timers)
         if not self._runnable:
             if not timers:
-                raise Standstill("everything waits for something that can't happen any more")
+                raise Deadlock("everything waits, and no timer is left")
             self.now = max(self.now, timers[0][0])
         while timers and timers[0][0] <= self.now:
             _, _, handle, lane = heapq.heappop(timers)
             if not handle.cancelled():
                 self._queue(lane, handle)
 
-    def _bury(self) -> None:
-        """Let every coroutine unwind. Whatever they still try is their world's to refuse."""
+    def _unwind(self) -> None:
+        """Cancel all coroutines and let them end. The world refuses every call that they still make."""
         tasks = [task for lane in self._lanes for task in lane.tasks if not task.done()]
         for lane in self._lanes:
             lane.is_dead = False
@@ -203,11 +203,11 @@ class Clockwork(asyncio.AbstractEventLoop):
         for task in tasks:
             task.cancel()
         steps = 0
-        while tasks and steps < _MOST_STEPS_OF_A_FUNERAL:
+        while tasks and steps < _MOST_STEPS_TO_UNWIND:
             if tasks[-1].done():
                 tasks.pop()
                 continue
             self._step()
             steps += 1
         if tasks:
-            raise Standstill(f"these don't end: {tasks}")
+            raise Deadlock(f"these tasks do not end when they are cancelled: {tasks}")
