@@ -29,6 +29,7 @@ from dagmaster.jobs.payload import LOADABLE_BYTES, reference_to
 from dagmaster.jobs.states import TaskStatus
 from dagmaster.roles.remote_worker import wired, without_database
 from dagmaster.settings import load
+from dagmaster.worker.http import ledger as http_ledger
 from dagmaster.worker.http.ledger import HttpLedger, HttpPayloads
 from dagmaster.worker.http.requests import WorkerRequests, translated
 from dagmaster.worker.http.start import adopted, start
@@ -115,7 +116,28 @@ async def test_the_trace_of_a_job_reaches_a_worker_over_http(database):
     assert (attempt.trace_id, attempt.parent_span_id) == (step.trace_id, step.span_id)
 
 
-async def test_a_worker_over_http_limits_its_queues(database):
+class OlderApi:
+    """The API of a release that does not know `rooms`: the real one refuses the field, under another name."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+        self.refused = 0
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        async def receive_renamed() -> Any:
+            message = await receive()
+            body = message.get("body", b"")
+            self.refused += b'"rooms"' in body
+            return message | {"body": body.replace(b'"rooms"', b'"older"')}
+
+        async def send_renamed(message: Any) -> None:
+            await send(message | {"body": message.get("body", b"").replace(b"'older'", b"'rooms'")})
+
+        await self._app(scope, receive_renamed, send_renamed)
+
+
+@pytest.mark.parametrize("is_older", [False, True])
+async def test_a_worker_over_http_limits_its_queues(database, is_older):
     key = await a_key(database, "partner")
     many = workflow("""
         workflow_id: many_gates
@@ -128,7 +150,8 @@ async def test_a_worker_over_http_limits_its_queues(database):
     async with (
         engine(database, workers=0) as running,
         platform(database) as app,
-        remote(running, app, key, **limits) as worker,
+        _as_older(app) as older,
+        remote(running, older if is_older else app, key, **limits) as worker,
     ):
         job_id = await running.submit(many)
         await until(lambda: _holds(worker, 2))
@@ -139,6 +162,12 @@ async def test_a_worker_over_http_limits_its_queues(database):
 
     assert held == 2
     assert job["status"] == "completed"
+    assert older.refused == is_older  # asked once, and then in the form that the platform knows
+
+
+@asynccontextmanager
+async def _as_older(app: Any) -> AsyncIterator[OlderApi]:
+    yield OlderApi(app)
 
 
 async def _holds(worker: Worker, count: int) -> bool:
@@ -451,6 +480,48 @@ async def test_large_reports_are_sent_in_several_requests_and_only_the_last_one_
     assert [path.rpartition("/")[2] for _, path, _ in connection.requests[:-1]] == ["report"] * (len(bodies) - 1)
     assert all(len(content) < 1024 * 1024 for _, _, content in connection.requests)
     assert answer.accepted == 2 * len(bodies)
+
+
+NO_ROOMS = InvalidRequest("demand.rooms: unknown field 'rooms'", code="request.invalid")
+LIMITED = Demand(("a", "q", "z"), ("echo",), 5, ("work",), 4, {"q": 3, "z": 1})
+
+
+async def test_an_older_platform_is_asked_for_each_limited_queue_so_that_no_limit_is_exceeded():
+    nothing = {"claimed": [], "accepted": 0, "late": []}
+    connection = Scripted(NO_ROOMS, nothing, nothing, nothing, nothing)
+    connection.answers[1] = a_claimed(handler="echo") | {"accepted": 1}
+    ledger = HttpLedger(WorkerRequests(connection))
+
+    answer = await ledger.exchange(uuid4(), [Report(JOB, "n", 1, TaskStatus.SUCCEEDED)], LIMITED, lease_seconds=60)
+
+    asked = [json.loads(content) for _, _, content in connection.requests[1:]]
+    wanted = [(*each["demand"]["queues"], each["demand"]["light"], each["demand"]["heavy"]) for each in asked]
+    assert wanted == [("q", 3, 0), ("q", 0, 2), ("z", 1, 0), ("z", 0, 1), ("a", 4, 0), ("a", 0, 4)]
+    assert [len(each["reports"]) for each in asked] == [1, 0, 0, 0, 0, 0]
+    assert not any("rooms" in each["demand"] for each in asked)
+    assert (len(answer.claimed), answer.accepted) == (1, 1)
+
+
+async def test_tasks_claimed_from_an_older_platform_are_kept_if_a_later_request_fails():
+    connection = Scripted(NO_ROOMS, a_claimed(), Unavailable("it restarts"))
+    ledger = HttpLedger(WorkerRequests(connection))
+
+    answer = await ledger.exchange(uuid4(), [], LIMITED, lease_seconds=60)
+
+    assert [task.handler for task in answer.claimed] == ["echo"]
+
+
+async def test_an_older_platform_that_was_upgraded_is_asked_for_all_queues_again(monkeypatch):
+    monkeypatch.setattr(http_ledger, "_OLDER_SECONDS", 0.0)
+    connection = Scripted(NO_ROOMS, {"claimed": [], "accepted": 0, "late": []})
+    ledger = HttpLedger(WorkerRequests(connection))
+    await ledger.exchange(uuid4(), [], LIMITED, lease_seconds=60)
+    connection.requests.clear()
+
+    await ledger.exchange(uuid4(), [], LIMITED, lease_seconds=60)
+
+    ((_, _, content),) = connection.requests
+    assert json.loads(content)["demand"]["rooms"] == {"q": 3, "z": 1}
 
 
 async def test_params_that_are_not_what_their_reference_says_are_refused():

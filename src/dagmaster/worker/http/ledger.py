@@ -7,8 +7,10 @@ Answers are not trusted: a task that was not asked for, or a payload that is not
 """
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 from urllib.parse import quote
 from uuid import UUID
@@ -31,11 +33,12 @@ from dagmaster.client.models.worker import (
     WorkerReceipt,
 )
 from dagmaster.database.ledger.protocol import Demand, Exchange, Report, Running, WorkerInfo
-from dagmaster.errors import InvalidRequest, Unavailable
+from dagmaster.errors import DagmasterError, InvalidRequest, Unavailable
 from dagmaster.jobs import payload
 from dagmaster.jobs.fan import ChildResult
 from dagmaster.jobs.model import Checkpoint, TaskMessage, task_id
 from dagmaster.jobs.payload import LOADABLE_BYTES, Encoded, Reference
+from dagmaster.observe import log
 from dagmaster.worker.http.requests import WorkerRequests
 
 T = TypeVar("T")
@@ -44,6 +47,8 @@ _ROOM_BYTES = 200_000  # of a request, for everything that is not a report
 _HELD_BYTES = MAX_BODY_BYTES // 2  # of one renewal
 _MOST_INCOMPLETE = 5  # downloads that end early, before a payload counts as damaged
 _PAUSE_SECONDS = (0.1, 2.0)
+_OLDER_SECONDS = 60.0  # then a platform that did not know `rooms` may have been upgraded
+_log = log.get("worker")
 
 
 class HttpLedger:
@@ -52,6 +57,8 @@ class HttpLedger:
     def __init__(self, requests: WorkerRequests, on_exchange: OnExchange | None = None) -> None:
         self._requests = requests
         self._on_exchange = on_exchange
+        self._is_older_until = 0.0  # a platform of an older release, which does not know `rooms`
+        self._turn = 0
 
     async def beat_worker(self, worker: WorkerInfo) -> None:
         body = {
@@ -85,11 +92,61 @@ class HttpLedger:
         for batch in before:
             answer = await self._send("/report", worker_id, batch, Demand(()), lease_seconds)
             accepted, late = accepted + answer.accepted, [*late, *answer.late]
-        answer = await self._send(path, worker_id, last, demand, lease_seconds)
+        answer = await self._claim(path, worker_id, last, demand, lease_seconds)
         claimed = _messages(answer.claimed, demand)
         if self._on_exchange is not None:
             self._on_exchange(demand, claimed)
         return Exchange(claimed, accepted + answer.accepted, (*late, *answer.late))
+
+    async def _claim(
+        self, path: str, worker_id: UUID, reports: Sequence[bytes], demand: Demand, lease_seconds: float
+    ) -> ExchangeAnswer:
+        """A platform of an older release refuses `rooms`. It is asked for each limited queue apart then."""
+        if not demand.rooms or not demand.total:
+            return await self._send(path, worker_id, reports, replace(demand, rooms={}), lease_seconds)
+        if time.monotonic() >= self._is_older_until:
+            try:
+                return await self._send(path, worker_id, reports, demand, lease_seconds)
+            except InvalidRequest as error:
+                if error.code != "request.invalid" or "'rooms'" not in error.message:
+                    raise
+                if not self._is_older_until:
+                    _log.warning(
+                        "the platform is of an older release; this worker claims from each limited queue apart",
+                        hint="upgrade the platform, so that one request claims from all queues",
+                    )
+                self._is_older_until = time.monotonic() + _OLDER_SECONDS
+        return await self._claim_apart(path, worker_id, reports, demand, lease_seconds)
+
+    async def _claim_apart(
+        self, path: str, worker_id: UUID, reports: Sequence[bytes], demand: Demand, lease_seconds: float
+    ) -> ExchangeAnswer:
+        """Several requests, none of which can claim more than there is room for. The reports are in the first one, and
+        each queue is the first one in turn."""
+        self._turn += 1
+        groups = _queue_groups(demand)
+        groups = groups[self._turn % len(groups) :] + groups[: self._turn % len(groups)]
+        answer = ExchangeAnswer(claimed=[], accepted=0, late=[])
+        is_first = True
+        for queues in groups:
+            for kind in ("light", "heavy"):
+                part = _part_of(demand, queues, kind, answer.claimed)
+                if not part.total:
+                    continue
+                try:
+                    more = await self._send(path, worker_id, reports if is_first else (), part, lease_seconds)
+                except DagmasterError:
+                    if is_first:
+                        raise
+                    return answer  # the tasks that are claimed already must start; the next exchange meets the error
+                _messages(more.claimed, part)  # an answer to one request must not have tasks of another
+                answer = ExchangeAnswer(
+                    claimed=[*answer.claimed, *more.claimed],
+                    accepted=answer.accepted + more.accepted,
+                    late=[*answer.late, *more.late],
+                )
+                is_first = False
+        return answer
 
     async def _send(
         self, path: str, worker_id: UUID, reports: Sequence[bytes], demand: Demand, lease_seconds: float
@@ -236,6 +293,24 @@ def _batches(encoded: Iterable[bytes], most_bytes: int, most: int = MOST_REPORTS
         size += len(each) + 1
     if batch:
         yield batch
+
+
+def _queue_groups(demand: Demand) -> list[tuple[str, ...]]:
+    """The queues without a limit together, and each limited queue alone."""
+    unlimited = tuple(queue for queue in demand.queues if queue not in demand.rooms)
+    limited = [(queue,) for queue in demand.queues if queue in demand.rooms]
+    return [unlimited, *limited] if unlimited else limited
+
+
+def _part_of(demand: Demand, queues: tuple[str, ...], kind: str, claimed: Sequence[ClaimedTask]) -> Demand:
+    """What may still be claimed of one kind from these queues, in the form that an older platform knows."""
+    handlers = demand.light_handlers if kind == "light" else demand.heavy_handlers
+    free = demand.light if kind == "light" else demand.heavy
+    count = free - sum(task.handler in handlers for task in claimed)
+    if queues[0] in demand.rooms:
+        count = min(count, demand.rooms[queues[0]] - sum(task.queue in queues for task in claimed))
+    part = replace(demand, queues=queues, light=0, heavy=0, rooms={})
+    return replace(part, light=max(0, count)) if kind == "light" else replace(part, heavy=max(0, count))
 
 
 def _messages(claimed: Sequence[ClaimedTask], demand: Demand) -> tuple[TaskMessage, ...]:
