@@ -8,6 +8,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from worker_fakes import Bench, a_task, until
 
 from dagmaster.jobs.states import TaskStatus
 from dagmaster.settings import Settings
+from dagmaster.worker import frames
 from dagmaster.worker.executors import dask, dask_agent
 from dagmaster.worker.executors.dask import ClusterAddress, DaskExecutor, cluster_of
 
@@ -81,6 +83,65 @@ async def test_the_time_in_which_a_task_waits_for_a_slot_is_not_reported_as_runn
     assert seconds is not None
     assert 0.2 <= seconds < 10
     assert not context.has_updates
+
+
+class OneEnd:
+    """One end of a connection inside this process. Like that of Dask, it takes any number of messages at once."""
+
+    def __init__(self, incoming: "asyncio.Queue[Any]", outgoing: "asyncio.Queue[Any]") -> None:
+        self._incoming, self._outgoing = incoming, outgoing
+
+    async def read(self) -> Any:
+        return await self._incoming.get()
+
+    async def write(self, message: Any) -> None:
+        self._outgoing.put_nowait(message)
+
+    async def close(self) -> None: ...
+
+    def abort(self) -> None: ...
+
+
+class TalkativeChild:
+    """Sends frames as fast as they are read."""
+
+    pid, peak_mb, tasks_run, resident_mb = 1, None, 0, 0.0
+    process = SimpleNamespace(returncode=None)
+
+    def __init__(self) -> None:
+        self.sent = 0
+
+    async def receive_packed(self) -> frames.Packed:
+        await asyncio.sleep(0)
+        self.sent += 1
+        frame = {"kind": "log", "number": self.sent}
+        return frames.Packed(frames.body_of(frame), frame, bytearray(100_000))
+
+    async def take(self) -> "TalkativeChild":  # and it is the pool
+        return self
+
+    def sample_peak(self) -> None: ...
+
+    async def kill(self) -> None: ...
+
+
+async def test_a_child_that_sends_faster_than_its_frames_are_taken_waits() -> None:
+    here, there = asyncio.Queue[Any](), asyncio.Queue[Any]()
+    child = TalkativeChild()
+    relay = asyncio.create_task(dask_agent.FrameRelay(OneEnd(there, here), child, 10).run())
+    comm = OneEnd(here, there)
+    remote = dask.RemoteChild(comm, "tcp://there", await comm.read(), SimpleNamespace(release=lambda: None), 10)
+
+    for _ in range(200):
+        await asyncio.sleep(0)
+    sent_before = child.sent
+    taken = [(await remote.receive())[0]["number"] for _ in range(500)]
+    await remote.end(is_clean=False, memory_mb=0)
+    await asyncio.wait_for(relay, 5)
+
+    assert sent_before <= dask_agent.WINDOW_BYTES // 100_000 + 1
+    assert taken == list(range(1, 501))
+    assert child.sent - len(taken) <= dask_agent.WINDOW_BYTES // 100_000 + 1
 
 
 async def test_a_killed_dask_worker_is_a_lost_task_and_nothing_more(

@@ -446,7 +446,9 @@ class RemoteChild:
         self._comm = comm
         self._future = future
         self._silence_seconds = silence_seconds
-        self._frames: asyncio.Queue[frames.Packed | None] = asyncio.Queue()  # None: there will be no more
+        # None: there will be no more. The agent sends no further frame while more than its window has not been taken.
+        self._frames: asyncio.Queue[frames.Packed | None] = asyncio.Queue()
+        self._taken_bytes = 0  # that the agent has not been told of
         self._outbox: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self._ended: Mapping[str, Any] | None = None
         self._reader = asyncio.create_task(self._read(), name="reader of a remote child")
@@ -464,6 +466,10 @@ class RemoteChild:
         if packed is None:
             self._frames.put_nowait(None)  # for the next call
             raise BrokenChannel("the child has ended, or the connection to it is lost")
+        self._taken_bytes += dask_agent.counted_bytes(packed.body, packed.attached)
+        if self._taken_bytes >= dask_agent.WINDOW_BYTES / 2:
+            self._outbox.put_nowait({"kind": "taken", "bytes": self._taken_bytes})
+            self._taken_bytes = 0
         return frames.unpack(packed)
 
     def sample_peak(self) -> None:

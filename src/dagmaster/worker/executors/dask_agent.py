@@ -33,6 +33,8 @@ ATTACH = "dagmaster_attach"
 ATTACH_SECONDS = 10.0  # it takes milliseconds
 IDLE_SECONDS = 300.0  # idle children end after this time: the machine is not ours alone
 RECYCLE_AFTER = 100
+WINDOW_BYTES = 4 * 1024 * 1024  # of frames on their way to a handler's run that has not taken them yet
+FRAME_BYTES = 200  # that every frame counts at least, for what a small one needs in memory
 
 _agents: "WeakKeyDictionary[DaskWorker, Agent]" = WeakKeyDictionary()
 _log = log.get("worker")
@@ -114,6 +116,11 @@ class Agent:
         self._ending = asyncio.get_running_loop().create_task(self._pool.end_idle())
 
 
+def counted_bytes(body: bytes, attached: bytes | bytearray | None) -> int:
+    """What a frame counts towards the window."""
+    return FRAME_BYTES + len(body) + len(attached or b"")
+
+
 class _Attached:
     def __init__(self, comm: Comm) -> None:
         self.comm = comm
@@ -121,13 +128,19 @@ class _Attached:
 
 
 class FrameRelay:
-    """Passes frames on between one connection and one child process."""
+    """Passes frames on between one connection and one child process.
+
+    A child that sends faster than the platform's worker takes waits: beyond `WINDOW_BYTES`, its next frame stays in the
+    channel until the platform's worker says that it has taken earlier ones. Other messages are never held back."""
 
     def __init__(self, comm: Comm, pool: Pool, silence_seconds: float) -> None:
         self._comm = comm
         self._pool = pool
         self._silence_seconds = silence_seconds
         self._writing = asyncio.Lock()
+        self._on_the_way_bytes = 0
+        self._has_room = asyncio.Event()
+        self._has_room.set()
         self._last: Message = {}  # how the platform's worker ended the run
 
     async def run(self) -> None:
@@ -159,6 +172,8 @@ class FrameRelay:
             match message["kind"]:
                 case "frame":
                     child.write_packed(message["body"])
+                case "taken":
+                    self._count(-message["bytes"])
                 case "pulse":
                     child.sample_peak()
                     await self._write({"kind": "pulse", "peak_mb": child.peak_mb})
@@ -170,8 +185,17 @@ class FrameRelay:
         """Until the child has ended."""
         with contextlib.suppress(BrokenChannel):
             while True:
+                await self._has_room.wait()
                 packed = await child.receive_packed()
+                self._count(counted_bytes(packed.body, packed.attached))
                 await self._write({"kind": "frame", "body": packed.body, "attached": packed.attached})
+
+    def _count(self, size_bytes: int) -> None:
+        self._on_the_way_bytes += size_bytes
+        if self._on_the_way_bytes < WINDOW_BYTES:
+            self._has_room.set()
+        else:
+            self._has_room.clear()
 
     async def _end(self, child: Child, directions: list[asyncio.Task[None]]) -> None:
         """Keep the child for another task, or kill it. Confirm that, and close the connection."""
