@@ -16,10 +16,12 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from dagmaster.database.callbacks.store import PostgresCallbacks
+from dagmaster.database.ledger.outbox import PostgresOutbox
 from dagmaster.gateway.app import create_app as create_gateway
 from dagmaster.observe.metrics import exposition, new_registry
 from dagmaster.orchestrator.callbacks import CallbackSender
 from dagmaster.orchestrator.health import OrchestratorHealth
+from dagmaster.orchestrator.relay import Relay
 from dagmaster.serving.app import create_app as create_maps
 from dagmaster.settings import Settings
 from dagmaster.worker.health import WorkerHealth
@@ -66,6 +68,7 @@ async def _exposed(dsn: str) -> dict[str, Exposed]:
     async with engine(dsn) as running, api(dsn, running) as http:
         await running.run("hello_world")
         running.orchestrators[0].callbacks = CallbackSender(running.settings, PostgresCallbacks(dsn))
+        running.orchestrators[0].relay = Relay(PostgresOutbox(dsn, "relay"), None)
         settings = running.settings.model_copy(update={"worker_queue_concurrency": ("container-tasks=2",)})
         texts = {
             "orchestrator": (await http.get("/metrics")).text,
@@ -146,6 +149,8 @@ def test_the_metrics_of_the_requirement_are_there(exposed):
     assert {f"dagmaster_queue_{name}" for name in ("depth", "oldest_seconds", "finished_per_minute")} <= (
         orchestrator.keys()
     )
+    assert orchestrator["dagmaster_outbox_messages"] == {"queue"}
+    assert orchestrator["dagmaster_relay_messages_total"] == {"outcome"}
     assert {"dagmaster_database_dead_rows", "dagmaster_database_oldest_transaction_seconds"} <= orchestrator.keys()
     assert {f"dagmaster_worker_{name}_total" for name in ("claimed", "tasks", "lost_tasks", "memory_kills")} <= (
         worker.keys()

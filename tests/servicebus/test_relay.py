@@ -343,7 +343,7 @@ async def test_the_outbox_on_postgresql(tasks):
     assert [message.tries for message in again] == [2, 2]
     assert (failed, forgotten, busy) == (2, 1, [])
     assert [message.task_id for message in newest] == [second[2].task_id]
-    assert (facts["queue"], facts["messages"]) == ("q", 5)
+    assert (facts["queue"], facts["messages"], facts["postponed"], facts["error"]) == ("q", 5, 2, "away")
     assert queued == {message.task_id for message in (*first[:2], *second[1:])}
     with psycopg.connect(tasks) as connection:
         rows = connection.execute("SELECT status, error ->> 'code' FROM dagapp.dag_task_results").fetchall()

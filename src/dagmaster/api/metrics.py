@@ -17,7 +17,7 @@ from starlette.responses import Response
 from dagmaster.access.permissions import Permission
 from dagmaster.api.services import ApiServices, Services
 from dagmaster.client.models.operations import QueueSummary
-from dagmaster.database.reads.queues import DatabaseFacts
+from dagmaster.database.reads.queues import DatabaseFacts, OutboxFacts
 from dagmaster.errors import DagmasterError
 from dagmaster.observe.metrics import gauge, gauges
 from dagmaster.orchestrator.health import OrchestratorHealth
@@ -42,6 +42,7 @@ async def get_metrics(request: Request, services: Services) -> Response:
 class ScrapedState:
     queues: Sequence[QueueSummary]
     database: DatabaseFacts
+    outbox: Sequence[OutboxFacts]
 
 
 class PlatformMetrics:
@@ -66,6 +67,7 @@ class PlatformMetrics:
         yield gauge("dagmaster_database_up", "1 if the database responded", state is not None)
         if state is not None:
             yield from _queue_metrics(state.queues)
+            yield from _outbox_metrics(state.outbox, [queue.queue for queue in state.queues])
             yield from _database_metrics(state.database)
 
 
@@ -76,7 +78,7 @@ async def _scraped_state(services: ApiServices) -> ScrapedState | None:
             queues = await services.reads.queues(
                 settings.known_queues, settings.job_queue_name, within_seconds=services.alive_within
             )
-            return ScrapedState(queues, await services.reads.database_facts())
+            return ScrapedState(queues, await services.reads.database_facts(), await services.reads.outbox_facts())
     except (TimeoutError, DagmasterError):
         return None
 
@@ -102,6 +104,29 @@ def _queue_metrics(queues: Iterable[QueueSummary]) -> Iterable[Metric]:
     for name, meaning, value in _VALUES:
         samples: dict[tuple[str, ...], float] = {(queue.queue,): float(value(queue) or 0) for queue in queues}
         yield gauges(f"dagmaster_queue_{name}", f"{meaning}, by queue", ("queue",), samples)
+
+
+_OUTBOX_VALUES: tuple[tuple[str, str, Callable[[OutboxFacts], float]], ...] = (
+    (
+        "messages",
+        "Ids of tasks that are not sent to the message broker yet, 100,000 at most",
+        lambda facts: facts.messages,
+    ),
+    (
+        "postponed",
+        "Ids of tasks that the message broker has not taken and that are sent again",
+        lambda facts: facts.postponed,
+    ),
+    ("oldest_seconds", "Age of the id that waits longest", lambda facts: facts.oldest_seconds),
+)
+
+
+def _outbox_metrics(outbox: Iterable[OutboxFacts], queues: Iterable[str]) -> Iterable[Metric]:
+    """Zeros with the transport `postgres`, which writes no ids there."""
+    for name, meaning, value in _OUTBOX_VALUES:
+        samples: dict[tuple[str, ...], float] = {(queue,): 0.0 for queue in queues}
+        samples |= {(facts.queue,): float(value(facts)) for facts in outbox}
+        yield gauges(f"dagmaster_outbox_{name}", f"{meaning}, by queue", ("queue",), samples)
 
 
 def _database_metrics(facts: DatabaseFacts) -> Iterable[Metric]:

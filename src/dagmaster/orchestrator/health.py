@@ -15,6 +15,7 @@ from prometheus_client.core import Metric
 from dagmaster.observe.metrics import counter, counters, gauge
 from dagmaster.observe.probes import Check, age_of
 from dagmaster.orchestrator.loop import Orchestrator
+from dagmaster.orchestrator.relay import Relay
 
 MEANINGS = {
     "cycles": "Turns of its loop",
@@ -83,7 +84,19 @@ class OrchestratorHealth:
             samples = {(name,): float(value) for name, value in outcomes.items()}
             meaning = "Attempts to deliver callbacks, by outcome"
             yield counters("dagmaster_callback_attempts_total", meaning, ("outcome",), samples)
+        if orchestrator.relay is not None:
+            yield from _relay_metrics(orchestrator.relay)
 
     @property
     def _silent_seconds(self) -> float:
         return self._orchestrator.silent_seconds
+
+
+def _relay_metrics(relay: Relay) -> Iterable[Metric]:
+    by_outcome = asdict(relay.counters)
+    errors = by_outcome.pop("errors")
+    samples = {(name,): float(value) for name, value in by_outcome.items()}
+    yield counters(
+        "dagmaster_relay_messages_total", "Messages of the outbox, by what became of them", ("outcome",), samples
+    )
+    yield counter("dagmaster_relay_errors_total", "Turns of the relay that could not read or write the outbox", errors)

@@ -40,6 +40,17 @@ class DatabaseFacts:
     dead_letters: int
 
 
+@dataclass(frozen=True, slots=True)
+class OutboxFacts:
+    """Ids of tasks of one queue that are not sent to the message broker yet; `postponed` of them it has not taken."""
+
+    queue: str
+    messages: int
+    postponed: int
+    oldest_seconds: float
+    error: str | None
+
+
 class QueueReads(ReadSession):
     async def queues(
         self, known: Sequence[str], job_queue: str, *, within_seconds: float, only: str | None = None
@@ -50,6 +61,10 @@ class QueueReads(ReadSession):
     async def database_facts(self) -> DatabaseFacts:
         (facts,) = await self._many("metrics_database", {"tables": list(_BUSY_TABLES)}, DatabaseFacts)
         return facts
+
+    async def outbox_facts(self) -> list[OutboxFacts]:
+        """Only of queues that have some."""
+        return await self._many("outbox_facts", {}, OutboxFacts)
 
     async def queue_settings(self) -> dict[str, QueueSettings]:
         return {settings.queue: settings for settings in await self._many("api_queue_settings", {}, QueueSettings)}

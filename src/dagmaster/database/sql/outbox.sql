@@ -135,12 +135,22 @@ UPDATE dagapp.dag_tasks t
 RETURNING t.job_id, t.node_id, t.attempt;
 
 -- name: outbox_facts
--- How many messages wait in the outbox, by queue, for how long, and the last error.
-SELECT queue, count(*)::int AS messages, extract(epoch FROM dagapp.clock() - min(written_at))::float8 AS oldest_seconds,
-       max(error) AS error
-  FROM dagapp.dag_outbox
- GROUP BY queue
- ORDER BY queue;
+-- How many messages wait in the outbox, by queue, how many of them the broker has not taken, for how long, and the last
+-- error. Of each queue it counts the first 100,000: while workers are busy, a large fan_out leaves many more there.
+WITH RECURSIVE
+-- use: outbox_queues
+SELECT n.queue, f.messages, f.postponed, f.oldest_seconds, f.error
+  FROM name n
+ CROSS JOIN LATERAL (
+       SELECT count(*)::int AS messages, count(o.error)::int AS postponed,
+              extract(epoch FROM dagapp.clock() - min(o.written_at))::float8 AS oldest_seconds, max(o.error) AS error
+         FROM (SELECT error, written_at
+                 FROM dagapp.dag_outbox
+                WHERE queue = n.queue
+                ORDER BY not_before
+                LIMIT 100000) AS o) AS f
+ WHERE n.queue IS NOT NULL
+ ORDER BY n.queue;
 
 -- name: queued_tasks
 -- Which of these tasks are still queued. The key of a task follows from its id, which ends with the attempt.
