@@ -25,7 +25,7 @@ from dagmaster.observe.redaction import protect, redact
 DEFAULT_QUEUES = ("dag-worker-tasks", "functionapp-tasks", "container-tasks")
 PREFIX = "DAGMASTER_"
 _LONGEST_SHOWN = 60
-SCOPES = ("viewer", "reviewer", "author", "operator", "worker", "gateway", "admin")
+SCOPES = ("viewer", "reviewer", "author", "operator", "worker", "gateway", "monitor", "admin")
 SERVERS = ("api", "gateway", "serving")
 _ROLE = re.compile(rf"[^=,]+=(?:{'|'.join(SCOPES)}|b2b:[a-z0-9][a-z0-9_-]*)")
 _SHARE = re.compile(r"(?:\*|[A-Za-z0-9][A-Za-z0-9_.-]{0,63})=(?:100(?:\.0{1,2})?|[0-9]{1,2}(?:\.[0-9]{1,2})?)")

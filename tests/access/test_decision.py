@@ -28,6 +28,7 @@ CALLERS = {
     "admin": Caller("a", frozenset({Scope.ADMIN})),
     "author": Caller("w", frozenset({Scope.AUTHOR})),
     "worker": Caller("k", frozenset({Scope.WORKER})),
+    "monitor": Caller("m", frozenset({Scope.MONITOR})),
 }
 APPROVED = AssetVersionState(
     0, "a", approval=ApprovalState.APPROVED, processing=ProcessingState.COMPLETED, approved_revision=1
@@ -104,6 +105,7 @@ def test_access_follows_the_table(name):
         "admin": staff,
         "author": anonymous,
         "worker": anonymous,
+        "monitor": anonymous,
     }
 
 

@@ -116,6 +116,28 @@ def test_a_worker_key_executes_and_reports_tasks_and_nothing_else():
     }
 
 
+def test_a_monitor_key_reads_metrics_health_and_queues_and_nothing_else():
+    assert ALLOWED[Scope.MONITOR] == {Permission.METRICS_READ}
+    apps = {"api": API, "gateway": create_gateway(load(), NOWHERE), "maps": create_maps(load(), NOWHERE)}
+
+    allowed = {
+        (name, method, route.path)
+        for name, app in apps.items()
+        for route in routes(app)
+        if permission_of(route) is Permission.METRICS_READ
+        for method in route.methods - {"HEAD"}
+    }
+
+    assert allowed == {
+        ("api", "GET", "/metrics"),
+        ("api", "GET", "/api/v1/health"),
+        ("api", "GET", "/api/v1/queues"),
+        ("gateway", "GET", "/metrics"),
+        ("maps", "GET", "/metrics"),
+        ("maps", "GET", "/stac/_mgmt/health"),
+    }
+
+
 def test_anonymous_callers_and_callers_without_scopes_may_only_do_what_anyone_may():
     for caller in (ANONYMOUS, Caller("without scopes")):
         assert [permission for permission in Permission if may(caller, permission)] == [Permission.ANYONE]

@@ -267,7 +267,7 @@ async def test_a_request_that_gets_no_connection_of_a_full_pool_was_not_sent():
 async def test_only_operators_and_administrators_reach_jobs_admin_and_proxy(kit: Kit, tmp_path):
     keys = {
         name: bearer(await key_of(kit.dsn, name, name, platform="ddh" if name == "b2b" else None))
-        for name in ("b2b", "viewer", "reviewer", "author", "operator", "admin", "worker", "gateway")
+        for name in ("b2b", "viewer", "reviewer", "author", "operator", "admin", "worker", "gateway", "monitor")
     }
     paths = [
         "/api/admin/health",
@@ -284,6 +284,7 @@ async def test_only_operators_and_administrators_reach_jobs_admin_and_proxy(kit:
             name: {path for path in paths if (await client.get(path, headers=key)).status_code == 200}
             for name, key in keys.items()
         }
+        metrics = {name: (await client.get("/metrics", headers=key)).status_code for name, key in keys.items()}
         jobs = {name: (await client.get("/api/status/jobs", headers=key)).status_code for name, key in keys.items()}
         traversals = [
             await client.get(f"/api/proxy/orchestrator/{path}", headers=keys["admin"])
@@ -294,6 +295,7 @@ async def test_only_operators_and_administrators_reach_jobs_admin_and_proxy(kit:
     assert {name for name, seen in allowed.items() if seen} == {"operator", "admin"}
     assert allowed["operator"] == allowed["admin"] == set(paths)
     assert [name for name, status in jobs.items() if status == 200] == ["reviewer", "author", "operator", "admin"]
+    assert [name for name, status in metrics.items() if status == 200] == ["author", "operator", "admin", "monitor"]
     assert {answer.status_code for answer in traversals} <= {400, 404}
     assert elsewhere.status_code == 422
 

@@ -20,6 +20,7 @@ CALLERS = {
     "admin": Caller("admin", frozenset({Scope.ADMIN})),
     "author": Caller("author", frozenset({Scope.AUTHOR})),
     "worker": Caller("worker", frozenset({Scope.WORKER})),
+    "monitor": Caller("monitor", frozenset({Scope.MONITOR})),
 }
 
 

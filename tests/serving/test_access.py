@@ -389,17 +389,17 @@ def test_routes_without_data_are_the_same_for_all(client, route):
 
 @pytest.mark.requirement("X1")
 @pytest.mark.parametrize("caller", CALLERS)
-def test_operators_alone_see_how_the_server_runs(client, caller):
+def test_operators_and_monitors_alone_see_how_the_server_runs(client, caller):
     def status(path: str) -> int:
         return client.get(path, headers=key(caller)).status_code
 
     ready = client.get("/readyz", headers=key(caller))
 
-    is_operator = caller in ("operator", "admin", "author")
+    is_allowed = caller in ("operator", "admin", "author", "monitor")
     refused = 401 if caller == "anonymous" else 403
     assert ready.status_code == 200
-    assert bool(ready.json()["checks"]) is is_operator
-    assert status("/metrics") == status("/stac/_mgmt/health") == (200 if is_operator else refused)
+    assert bool(ready.json()["checks"]) is is_allowed
+    assert status("/metrics") == status("/stac/_mgmt/health") == (200 if is_allowed else refused)
 
 
 def visible(caller: str) -> set[str]:

@@ -14,6 +14,7 @@ class Scope(StrEnum):
     OPERATOR = "operator"
     WORKER = "worker"
     GATEWAY = "gateway"
+    MONITOR = "monitor"
     ADMIN = "admin"
 
 

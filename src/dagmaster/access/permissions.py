@@ -18,7 +18,8 @@ class Permission(StrEnum):
     WORKFLOWS_READ = "workflows:read"
     WORKFLOWS_WRITE = "workflows:write"  # run a definition of one's own
     QUEUES_OPERATE = "queues:operate"  # limits, dead letters
-    PLATFORM_READ = "platform:read"  # instances, queues, statistics, metrics
+    PLATFORM_READ = "platform:read"  # instances, statistics, dead letters, the state of the database
+    METRICS_READ = "metrics:read"  # metrics, the details of health checks, how full queues are
     TASKS_REPORT = "tasks:report"  # results of workers without a database
     TASKS_EXECUTE = "tasks:execute"  # claim tasks, renew their leases, read and report what belongs to them
     ASSETS_READ = "assets:read"  # which versions exist, and their history
@@ -36,7 +37,7 @@ class Permission(StrEnum):
 
 
 _P = Permission
-_READS = frozenset({_P.JOBS_READ, _P.WORKFLOWS_READ, _P.PLATFORM_READ, _P.ASSETS_READ})
+_READS = frozenset({_P.JOBS_READ, _P.WORKFLOWS_READ, _P.PLATFORM_READ, _P.METRICS_READ, _P.ASSETS_READ})
 _REVIEWS = frozenset({_P.ASSETS_REVIEW, _P.ASSETS_DECIDE, _P.METADATA_WRITE, _P.COMMANDS_RUN})
 
 ALLOWED: Mapping[Scope, frozenset[Permission]] = {
@@ -56,6 +57,7 @@ ALLOWED: Mapping[Scope, frozenset[Permission]] = {
     },
     Scope.WORKER: frozenset({_P.TASKS_REPORT, _P.TASKS_EXECUTE}),
     Scope.GATEWAY: frozenset({_P.KEYS_REPORT}),
+    Scope.MONITOR: frozenset({_P.METRICS_READ}),
     Scope.ADMIN: frozenset(Permission),
 }
 

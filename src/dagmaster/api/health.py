@@ -19,7 +19,7 @@ from dagmaster.errors import DagmasterError
 from dagmaster.orchestrator.loop import Orchestrator
 from dagmaster.web.authentication import needs, requires
 
-router = APIRouter(tags=["health"], dependencies=[requires(Permission.PLATFORM_READ)])
+router = APIRouter(tags=["health"], dependencies=[requires(Permission.METRICS_READ)])
 probes = APIRouter(tags=["health"])
 Anyone = Annotated[Caller, Depends(needs(Permission.ANYONE))]
 
@@ -53,10 +53,10 @@ async def get_livez(services: Services, _caller: Anyone) -> JSONResponse:
     responses={**responses(), 503: {"model": ReadinessReport, "description": "Not ready: see the checks"}},
 )
 async def get_readyz(services: Services, caller: Anyone) -> JSONResponse:
-    """Details of the checks need the permission platform:read, because they may contain host names."""
+    """Details of the checks need the permission metrics:read, because they may contain host names."""
     health = await _health(services)
     checks = health.checks
-    if not may(caller, Permission.PLATFORM_READ):
+    if not may(caller, Permission.METRICS_READ):
         checks = [_check(check.name, check.is_ok, "") for check in checks]
     body = ReadinessReport(is_ready=health.is_ready, checks=checks)
     return JSONResponse(body.model_dump(mode="json"), status_code=200 if health.is_ready else 503)

@@ -26,7 +26,7 @@ from dagmaster.web.metrics import RequestMetrics
 
 TIMEOUT_SECONDS = 3.0
 CACHED_SECONDS = 5.0
-router = APIRouter(include_in_schema=False, dependencies=[requires(Permission.PLATFORM_READ)])
+router = APIRouter(include_in_schema=False, dependencies=[requires(Permission.METRICS_READ)])
 
 
 @router.get("/metrics")

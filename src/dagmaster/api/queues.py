@@ -24,7 +24,7 @@ QueueName = Annotated[str, Path(max_length=200, examples=["container-tasks"])]
     operation_id="list_queues",
     summary="List queues, with their length, age and limits",
     responses=responses(),
-    dependencies=[requires(Permission.PLATFORM_READ)],
+    dependencies=[requires(Permission.METRICS_READ)],
 )
 async def list_queues(services: Services) -> Page[QueueSummary]:
     """All queues are on one page."""

@@ -53,7 +53,7 @@ async def readyz(services: Services, response: Response) -> dict[str, bool]:
     return {"is_ready": health.is_ready, "can_read": health.can_read, "can_forward": health.can_forward}
 
 
-metrics = APIRouter(include_in_schema=False, dependencies=[requires(Permission.PLATFORM_READ)])
+metrics = APIRouter(include_in_schema=False, dependencies=[requires(Permission.METRICS_READ)])
 
 
 @metrics.get("/metrics")

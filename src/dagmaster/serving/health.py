@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from dagmaster.errors import DagmasterError
-from dagmaster.serving.permissions import FOR_ANYONE, FOR_OPERATORS, is_operator
+from dagmaster.serving.permissions import FOR_ANYONE, FOR_MONITORS, is_monitor
 from dagmaster.serving.services import MapServices, Services
 from dagmaster.web.metrics import RequestMetrics
 
@@ -23,14 +23,14 @@ async def get_livez() -> dict[str, str]:
 
 @router.get("/readyz", operation_id="health.getReadyz", dependencies=[FOR_ANYONE])
 async def get_readyz(request: Request, services: Services) -> JSONResponse:
-    """Whether the catalogue can be queried. Only operators see why it cannot."""
+    """Whether the catalogue can be queried. Only callers with the permission metrics:read see why it cannot."""
     is_ok, detail, hint = await _check_catalog(services)
     check = {"name": "catalogue", "is_ok": is_ok, "detail": detail, "hint": hint}
-    checks = [check] if is_operator(request) else []
+    checks = [check] if is_monitor(request) else []
     return JSONResponse({"is_ready": is_ok, "checks": checks}, status_code=200 if is_ok else 503)
 
 
-@router.get("/metrics", include_in_schema=False, dependencies=[FOR_OPERATORS])
+@router.get("/metrics", include_in_schema=False, dependencies=[FOR_MONITORS])
 async def get_metrics(request: Request) -> Response:
     """Metrics for Prometheus, from the memory of this process. The public URL does not serve them."""
     metrics: RequestMetrics = request.app.state.request_metrics

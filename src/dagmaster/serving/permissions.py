@@ -29,12 +29,12 @@ class _NeedsIfAuthenticated(Needs):
 
 
 FOR_ANYONE: Final = requires(Permission.ANYONE)
-FOR_OPERATORS: Final = Depends(_NeedsIfAuthenticated(Permission.PLATFORM_READ))
+FOR_MONITORS: Final = Depends(_NeedsIfAuthenticated(Permission.METRICS_READ))
 
 
-def is_operator(request: Request) -> bool:
+def is_monitor(request: Request) -> bool:
     """Whether the caller may see how the server runs."""
-    return not _has_authentication(request) or may(caller_of(request), Permission.PLATFORM_READ)
+    return not _has_authentication(request) or may(caller_of(request), Permission.METRICS_READ)
 
 
 def set_authentication(app: FastAPI, is_enabled: bool) -> None:

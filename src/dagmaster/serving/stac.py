@@ -40,7 +40,7 @@ from dagmaster.serving.filters import (
 )
 from dagmaster.serving.hydration import read_page
 from dagmaster.serving.pages import page
-from dagmaster.serving.permissions import FOR_ANYONE, FOR_OPERATORS, open_plain_routes
+from dagmaster.serving.permissions import FOR_ANYONE, FOR_MONITORS, open_plain_routes
 from dagmaster.serving.problems import PROBLEMS, describe
 from dagmaster.serving.queries import FilteringQueryExtension, both_filters, filter_of, move_query
 from dagmaster.serving.revisions import RevisionReader
@@ -416,7 +416,7 @@ def create_stac(access: AccessDecisions, catalog: CatalogReader) -> FastAPI:
     app.add_api_route(f"{PREFIX}/api.html", _get_help, name="swagger_ui_html", include_in_schema=False)
     open_plain_routes(app.routes)
     add_route_dependencies(app.routes, [{"path": "*", "method": "*"}], [FOR_ANYONE])
-    add_route_dependencies(app.routes, [{"path": f"{PREFIX}/_mgmt/health", "method": "GET"}], [FOR_OPERATORS])
+    add_route_dependencies(app.routes, [{"path": f"{PREFIX}/_mgmt/health", "method": "GET"}], [FOR_MONITORS])
     app.add_exception_handler(InvalidRequest, PROBLEMS.on_error)
     app.add_exception_handler(Unavailable, PROBLEMS.on_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)

@@ -10,7 +10,7 @@ import { usePaged } from "../paged";
 import { session } from "../session";
 
 type Key = Schemas["KeyInfo"];
-const SCOPES = ["viewer", "reviewer", "author", "operator", "admin", "b2b", "worker", "gateway"];
+const SCOPES = ["viewer", "reviewer", "author", "operator", "admin", "b2b", "worker", "gateway", "monitor"];
 
 export function Keys() {
   const [dialog, setDialog] = useState<{ kind: "create" } | { kind: "rotate" | "revoke"; key: Key } | null>(null);
