@@ -9,17 +9,22 @@ from psycopg.types.json import Jsonb
 
 from dagmaster.assets.states import Clearance, Exposure
 from dagmaster.client.models.assets import AssetSubmissionResult
+from dagmaster.database.callbacks.store import PostgresCallbacks
 from dagmaster.operations.assets.approve import approve
 from dagmaster.operations.assets.clear import clear
 from dagmaster.operations.assets.delete import delete
 from dagmaster.operations.assets.expose import expose
 from dagmaster.operations.assets.reject import reject
 from dagmaster.operations.assets.unpublish import unpublish
+from tests.callbacks.receivers import receiver
+from tests.callbacks.test_sender import deliver, sender_of
 from tests.operations.kit import ADA, BOB, Kit
+from tests.traces import Collector
 
 pytestmark = pytest.mark.requirement("E24")
 
 URL = "https://hooks.example/done"
+TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
 
 async def recorded_events(kit: Kit, submitted: AssetSubmissionResult | str) -> list[str]:
@@ -202,3 +207,23 @@ def expected(processing: str, reviewed: str | None, *flags: bool) -> tuple[str, 
         case _ if is_old:
             return "unpublished", "superseded by revision 2"
     return "awaiting_review", None
+
+
+async def test_the_delivery_to_a_request_belongs_to_the_trace_of_its_job(kit):
+    async with receiver() as hook:
+        request = await kit.submit("dem", callback_url=URL)
+        other = await kit.submit("dem", callback_url=URL, version_label="v2")
+        for job_id, parent in ((request.job_id, TRACE), (other.job_id, TRACE.replace("4bf9", "5bf9"))):
+            await kit.execute("UPDATE dagapp.dag_jobs SET traceparent = %s WHERE job_id = %s", parent, job_id)
+        await kit.process(request)
+        await kit.execute("UPDATE dagapp.callback_events SET url = %s", hook.url)
+
+        store = PostgresCallbacks(kit.dsn, "test-callbacks")
+        with Collector.running() as collector:
+            await deliver(sender_of(store))
+        await store.close()
+
+    (span,) = collector.named("deliver callback")
+    (delivered,) = hook.requests
+    assert (span.trace_id.hex(), span.parent_span_id.hex()) == tuple(TRACE.split("-")[1:3])
+    assert delivered.headers["traceparent"].split("-")[1:3] == [span.trace_id.hex(), span.span_id.hex()]

@@ -18,6 +18,7 @@ from dagmaster.serving.tiles import render_tile, router
 from dagmaster.storage.location import Edition, Location, Zone
 from tests.serving.conftest import BOX
 from tests.serving.data import decoded, rounded
+from tests.traces import Collector, facts
 
 pytestmark = pytest.mark.requirement("C2")
 
@@ -53,6 +54,18 @@ def test_each_image_format_is_served(client, ending, kind):
 
     assert answer.headers["content-type"] == f"image/{kind}"
     assert abs(int(decoded(answer.content)[0].mean()) - 100) <= 1
+
+
+@pytest.mark.requirement("M1")
+def test_the_trace_of_a_tile_shows_how_long_it_was_read_rendered_and_encoded(client):
+    with Collector.running() as collector:
+        client.get(f"/tiles/dem/{INSIDE}.png")
+
+    (request,) = collector.named("GET")
+    steps = [collector.named(f"{step} tile") for step in ("read", "render", "encode")]
+    assert [len(spans) for spans in steps] == [1, 1, 1]
+    assert {span.parent_span_id for (span,) in steps} == {request.span_id}
+    assert facts(steps[2][0]) == {"format": "png"}
 
 
 def test_libraries_keep_what_they_read(client):

@@ -36,6 +36,7 @@ from titiler.extensions.wmts import DEFAULT_TEMPLATES, wmtsExtension
 
 from dagmaster.addresses import Addresses
 from dagmaster.dataset_urls import GRID, TILES
+from dagmaster.observe import traces
 from dagmaster.serving import dependencies as deps
 from dagmaster.serving.access import LATEST, revision_number
 from dagmaster.serving.dependencies import FORMATS, AssetId, DatasetPath, Revision, TileOptions, Version
@@ -261,7 +262,11 @@ async def get_tile_in_format(
 def read_tile(
     options: TileOptions, grid: TileMatrixSet, tile: tuple[int, int, int], tilesize: int | None, kind: ImageType | None
 ) -> Response:
-    with rasterio.Env(**GDAL_ENVIRONMENT), open_for_display(options.src_path, grid) as reader:
+    with (
+        traces.span("read tile", needs_parent=True, zoom=tile[2]),
+        rasterio.Env(**GDAL_ENVIRONMENT),
+        open_for_display(options.src_path, grid) as reader,
+    ):
         image = reader.tile(*tile, tilesize=tilesize, **options.reading)
         colormap = options.colormap or reader.colormap
     content, media_type = render_tile(image, kind, colormap, **options.rendering)
@@ -285,14 +290,16 @@ def render_tile(
     rescale: Sequence[Any] | None = None,
 ) -> tuple[bytes, str]:
     """The same bytes as TiTiler's `render_image`, without computing a mask for images that show none: most tiles."""
-    if rescale:
-        image.rescale(rescale)
-    if kind is None and image.alpha_mask is None and not image.array.mask.any():
-        kind = ImageType.jpeg
-    needs_mask = colormap or (add_mask and kind not in _FORMATS_WITHOUT_MASK)
-    if kind is None or needs_mask or image.array.dtype != np.uint8 or not is_small(image, kind):
-        return ENCODER.render(image, colormap, kind, add_mask)
-    return render(image.array.data, img_format=kind.driver, **kind.profile), kind.mediatype
+    with traces.span("render tile", needs_parent=True):
+        if rescale:
+            image.rescale(rescale)
+        if kind is None and image.alpha_mask is None and not image.array.mask.any():
+            kind = ImageType.jpeg
+    with traces.span("encode tile", needs_parent=True, format=kind.value if kind else None):
+        needs_mask = colormap or (add_mask and kind not in _FORMATS_WITHOUT_MASK)
+        if kind is None or needs_mask or image.array.dtype != np.uint8 or not is_small(image, kind):
+            return ENCODER.render(image, colormap, kind, add_mask)
+        return render(image.array.data, img_format=kind.driver, **kind.profile), kind.mediatype
 
 
 def get_tilejson(

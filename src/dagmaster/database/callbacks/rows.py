@@ -20,7 +20,7 @@ class ClaimedCallback:
     number: int
     tries: int
     now: datetime
-    traceparent: str | None = None  # of its job
+    traceparent: str | None = None  # of its job, or of the job of its request
     secrets: tuple[str, ...] = field(default=(), repr=False)
 
 

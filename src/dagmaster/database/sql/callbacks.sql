@@ -72,7 +72,18 @@ WITH RECURSIVE receivers AS (
      WHERE state = 'pending'
 )
 SELECT callback_id, sequence, request_id, platform_id, status, url, job_id, attempts AS number, tries, dagapp.clock() AS now,
-       (SELECT j.traceparent FROM dagapp.dag_jobs j WHERE j.job_id = claimed.job_id) AS traceparent
+       coalesce(
+           (SELECT j.traceparent FROM dagapp.dag_jobs j WHERE j.job_id = claimed.job_id),
+           (SELECT j.traceparent
+              FROM dagapp.asset_events v
+              JOIN dagapp.asset_submissions s
+                ON s.asset_id = v.asset_id AND dagapp.shown_request_id(s.request_id) = claimed.request_id
+              JOIN dagapp.asset_revisions r
+                ON r.asset_id = s.asset_id AND r.version_ordinal = s.version_ordinal AND r.revision = s.revision
+              JOIN dagapp.dag_jobs j
+                ON j.job_id = r.job_id
+             WHERE v.event_id = claimed.asset_event_id
+             LIMIT 1)) AS traceparent
   FROM claimed
  WHERE state = 'pending'
  ORDER BY sequence;
