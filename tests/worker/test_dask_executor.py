@@ -18,6 +18,7 @@ from test_process_pool import is_alive, note
 from tests.dask_cluster import DaskCluster
 from worker_fakes import Bench, a_task, until
 
+from dagmaster.doctor import machine
 from dagmaster.jobs.states import TaskStatus
 from dagmaster.settings import Settings
 from dagmaster.worker import frames
@@ -389,3 +390,46 @@ async def test_the_password_of_the_database_is_not_sent_unencrypted(shared: Dask
 def test_settings_that_cannot_work_are_refused(values: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         Settings(worker_executor="dask", **values)
+
+
+def doctor_on(address: str) -> list[tuple[str, str]]:
+    settings = Settings(worker_executor="dask", dask_scheduler_address=address)
+    judgements = list(machine.check_dask(machine.Target(settings, {}, None)))
+    return [(judgement.level.value, judgement.observation) for judgement in judgements]
+
+
+async def test_the_doctor_shows_the_workers_and_slots_of_a_cluster(shared: DaskCluster) -> None:
+    async with connected(shared, expected=2):  # the Dask worker has registered
+        ((level, text),) = await asyncio.to_thread(doctor_on, shared.address)
+
+    assert (level, text) == ("ok", f"{shared.address} answers, 1 Dask worker with 2 slots")
+
+
+async def test_the_doctor_says_which_workers_of_a_cluster_do_not_fit(
+    shared: DaskCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dask, "problem_of", lambda _answer: "it has dagmaster 0.0.1")
+    other = {"client": "1.0", "scheduler": "2.0"}
+    monkeypatch.setattr(Client, "get_versions", lambda _client: _versions(other))
+
+    refused, older, none = await asyncio.to_thread(doctor_on, shared.address)
+
+    assert refused[0] == none[0] == "problem"
+    assert "cannot run tasks: it has dagmaster 0.0.1" in refused[1]
+    assert older == (
+        "warning", f"{shared.address}: the scheduler has distributed 2.0, and this machine has 1.0"
+    )  # fmt: skip
+    assert none[1] == f"{shared.address} has no Dask worker that can run tasks"
+
+
+async def _versions(parts: dict[str, str]) -> dict[str, Any]:
+    return {name: {"packages": {"distributed": version}} for name, version in parts.items()} | {"workers": {}}
+
+
+def test_the_doctor_says_that_no_scheduler_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dask, "CONNECT_SECONDS", 1.0)
+
+    ((level, text),) = doctor_on("tcp://127.0.0.1:9")
+
+    assert level == "problem"
+    assert text.startswith("tcp://127.0.0.1:9: ")

@@ -26,7 +26,7 @@ from dagmaster.library.workflows import load_library
 from dagmaster.listen import API, HEALTH, Endpoint, bind
 from dagmaster.local import discovery
 from dagmaster.local.embedded import Cluster, find_binaries
-from dagmaster.quantities import size_text
+from dagmaster.quantities import counted, size_text
 from dagmaster.settings import Settings
 
 if TYPE_CHECKING:
@@ -247,6 +247,33 @@ def check_worker(target: Target) -> Judgements:
     yield ok(f"{url} accepts this worker as '{started.caller}', for {', '.join(queues)}")
 
 
+def check_dask(target: Target) -> Judgements:
+    """Whether the scheduler answers, and which Dask workers can run tasks of this machine's worker."""
+    if target.settings.worker_executor != "dask":
+        yield skipped("WORKER_EXECUTOR is processes: workers of this machine use no Dask cluster")
+        return
+    address = target.settings.dask_scheduler_address
+    try:
+        from dagmaster.worker.executors import dask
+
+        facts = asyncio.run(dask.inspected(dask.cluster_of(target.settings)))
+    except ModuleNotFoundError as error:
+        yield problem(f"the package {error.name} is not installed", "pip install 'dagmaster[dask]'")
+        return
+    except DagmasterError as error:
+        yield problem(error.message, error.hint)
+        return
+    for worker, text in facts.refused.items():
+        yield problem(f"the Dask worker {worker} cannot run tasks: {text}", "install the same versions on both sides")
+    for other in facts.other_versions:
+        yield warning(f"{address}: {other}", "install the same version of distributed on worker, scheduler and cluster")
+    if not facts.threads:
+        yield problem(f"{address} has no Dask worker that can run tasks", "start Dask workers at this scheduler")
+    else:
+        found = counted(len(facts.threads), "Dask worker")
+        yield ok(f"{address} answers, {found} with {counted(sum(facts.threads.values()), 'slot')}")
+
+
 def check_port(settings: Settings, endpoint: Endpoint) -> Judgements:
     """If the user chose the port, no other one will do."""
     name, variable = endpoint.name, f"{endpoint.name.upper()}_PORT"
@@ -291,6 +318,7 @@ CHECKS: dict[str, Callable[[Target], Judgements]] = {
     "platform": check_platform,
     "api": check_api,
     "worker-over-http": check_worker,
+    "dask-cluster": check_dask,
     "api-port": lambda target: check_port(target.settings, API),
     "health-port": lambda target: check_port(target.settings, HEALTH),
 }

@@ -15,10 +15,11 @@ has no slots, so the worker claims no tasks for it. Tasks that run keep their ow
 
 import asyncio
 import contextlib
+import logging
 import os
 import random
 import socket
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -77,6 +78,45 @@ def cluster_of(settings: Settings) -> ClusterAddress:
     ca, cert, key = map(str, files)
     security = Security(tls_ca_file=ca, tls_client_cert=cert, tls_client_key=key, require_encryption=True)
     return ClusterAddress(address, settings.dask_slots, security)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterFacts:
+    """What `dagmaster doctor` shows. `threads` and `refused` are by the address of the Dask worker."""
+
+    threads: Mapping[str, int]
+    refused: Mapping[str, str]
+    other_versions: tuple[str, ...]  # of `distributed`
+
+
+async def inspected(cluster: ClusterAddress) -> ClusterFacts:
+    """What a cluster offers to a worker of this machine. Nothing is changed there."""
+    logging.getLogger("distributed").setLevel(logging.CRITICAL)  # the error below says it
+    try:
+        async with asyncio.timeout(CONNECT_SECONDS), SchedulerConnection.opened(cluster) as client:
+            threads: dict[str, int] = await client.scheduler.ncores()
+            answers = await client.run(dask_agent.versions, on_error="return")
+            versions = await client.get_versions()
+    except (OSError, TimeoutError, ValueError) as error:
+        raise Unavailable(
+            f"{cluster.address}: {error or 'no answer'}",
+            code="worker.no-cluster",
+            hint="start the scheduler, or correct DASK_SCHEDULER_ADDRESS (and DASK_TLS_…)",
+        ) from error
+    refused = {address: text for address in threads if (text := problem_of(answers.get(address)))}
+    usable = {address: count for address, count in threads.items() if address not in refused}
+    return ClusterFacts(usable, refused, tuple(_other_versions(versions)))
+
+
+def _other_versions(versions: Mapping[str, Any]) -> Iterator[str]:
+    """Which parts of the cluster have another version of distributed than this machine."""
+    own = versions["client"]["packages"]["distributed"]
+    parts = {"the scheduler": versions["scheduler"]}
+    parts |= {f"the Dask worker {address}": each for address, each in versions["workers"].items()}
+    for name, each in parts.items():
+        other = each["packages"]["distributed"]
+        if other != own:
+            yield f"{name} has distributed {other}, and this machine has {own}"
 
 
 class NotPlaced(Exception):
@@ -264,6 +304,17 @@ class SchedulerConnection:
     @classmethod
     @asynccontextmanager
     async def open(cls, cluster: ClusterAddress) -> "AsyncIterator[SchedulerConnection]":
+        topic = f"dagmaster-{uuid4().hex}"
+        async with cls.opened(cluster) as client:
+            connection = cls(client, topic)
+            client.subscribe_topic(topic, connection._on_offer)
+            await connection._update_workers()
+            yield connection
+
+    @staticmethod
+    @asynccontextmanager
+    async def opened(cluster: ClusterAddress) -> AsyncIterator[Client]:
+        """A client of the scheduler."""
         client = Client(
             cluster.address,
             asynchronous=True,
@@ -272,14 +323,10 @@ class SchedulerConnection:
             set_as_default=False,
             name="dagmaster",
         )
-        topic = f"dagmaster-{uuid4().hex}"
         try:
             async with asyncio.timeout(CONNECT_SECONDS + 1):
                 await client
-            connection = cls(client, topic)
-            client.subscribe_topic(topic, connection._on_offer)
-            await connection._update_workers()
-            yield connection
+            yield client
         finally:
             # A scheduler that is gone must not delay the next attempt.
             with contextlib.suppress(Exception):
