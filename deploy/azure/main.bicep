@@ -41,6 +41,7 @@ var queues = ['functionapp-tasks', 'container-tasks', 'dag-worker-tasks']
 var jobQueue = 'dag-jobs'
 var databaseName = 'dagmaster'
 var containers = ['bronze', 'silver', 'external']
+var servedContainers = [1, 2] // map servers read silver and external, and nothing that was not processed
 
 // Identities. The names are those of roles in PostgreSQL; that of the gateway is the one that `dagmaster db deploy` expects.
 
@@ -167,15 +168,15 @@ resource platformSignsBlobs 'Microsoft.Authorization/roleAssignments@2022-04-01'
   }
 }
 
-resource servingReadsBlobs 'Microsoft.Authorization/roleAssignments@2022-04-01' = {
-  name: guid(storage.id, 'serving', roles.storageBlobDataReader)
-  scope: storage
+resource servingReadsBlobs 'Microsoft.Authorization/roleAssignments@2022-04-01' = [for index in servedContainers: {
+  name: guid(storage.id, containers[index], 'serving', roles.storageBlobDataReader)
+  scope: zones[index]
   properties: {
     roleDefinitionId: subscriptionResourceId('Microsoft.Authorization/roleDefinitions', roles.storageBlobDataReader)
     principalId: servingIdentity.properties.principalId
     principalType: 'ServicePrincipal'
   }
-}
+}]
 
 resource servingSignsBlobs 'Microsoft.Authorization/roleAssignments@2022-04-01' = {
   name: guid(storage.id, 'serving', roles.storageBlobDelegator)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from dagmaster import settings
+from dagmaster.addresses import SERVED_ZONES
 from dagmaster.api import health as api_health
 from dagmaster.cli.main import COMMANDS
 from dagmaster.database.schema.gateway_role import role_of as gateway_role_of
@@ -146,12 +147,24 @@ def test_identities_have_exactly_the_roles_that_the_guide_lists():
     guide = Path(ROOT / "docs/guides/azure.md").read_text()
     documented = re.findall(r"^\| `\w+_(\w+)` \| ([\w ]+) \| ([\w ]+) \|", guide, re.MULTILINE)
     scopes = {"registry": "registry", "storage account": "storage", "Service Bus": "bus"}
+    scopes |= {"containers silver and external": "zones"}
 
     assert declared == BUILT_IN
     assert MAIN.count("roleAssignments@") == len(assignments) == len(set(assignments))
     assert {(scopes[scope], _camel(role), identity) for identity, role, scope in documented} == set(assignments)
     assert ("storage", "storageBlobDataContributor", "serving") not in assignments
     assert {scope for scope, _, identity in assignments if identity == "gateway"} == {"registry"}
+
+
+def test_map_servers_read_the_zones_that_they_serve_and_no_others():
+    containers, served = (
+        re.findall(r"[\w]+", re.search(rf"^var {name} = \[([^\]]+)\]", MAIN, re.MULTILINE)[1])  # type: ignore[index]
+        for name in ("containers", "servedContainers")
+    )
+
+    assert [containers[int(index)] for index in served] == [zone.value for zone in SERVED_ZONES]
+    assert "scope: zones[index]" in MAIN
+    assert "GRANT dagmaster_platform" not in Path(ROOT / "docs/guides/azure.md").read_text()
 
 
 def _camel(role: str) -> str:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+import psycopg
 import pytest
 from httpx2 import ASGITransport, AsyncClient
 
@@ -11,6 +12,7 @@ from dagmaster.assets.states import Clearance
 from dagmaster.database import pipeline, prepared_reads
 from dagmaster.database.assets.keys import KeyChange, KeyStore
 from dagmaster.database.assets.store import AssetStore
+from dagmaster.database.schema.platform_role import grant_to_maps
 from dagmaster.operations.assets import approve, unpublish
 from dagmaster.serving.app import create_app
 from dagmaster.settings import load
@@ -58,10 +60,20 @@ def dataset(catalog_database, storage, tmp_path) -> str:
     return catalog_database
 
 
+def as_map_server(dsn: str) -> str:
+    """The address of the database for a role that has the rights of map servers and no others."""
+    role = f"{psycopg.conninfo.conninfo_to_dict(dsn)['dbname']}_serving"
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(f"CREATE ROLE {role} LOGIN")
+    grant_to_maps(dsn)
+    return psycopg.conninfo.make_conninfo(dsn, user=role)
+
+
 async def test_what_is_decided_takes_effect_with_the_next_request_of_a_key(dataset, storage, round_trips):
     keys = {name: await key_of(dataset, name, name) for name in ("viewer", "reviewer")}
     keys["b2b"] = await key_of(dataset, "b2b", "b2b", platform="ddh")
-    app = create_app(load(auth_enabled=True), dataset, storage=storage)
+    limited = as_map_server(dataset)
+    app = create_app(load(auth_enabled=True), limited, storage=storage)
     transport = ASGITransport(app=app, client=("127.0.0.1", 5))
     async with (
         app.router.lifespan_context(app),
@@ -86,6 +98,10 @@ async def test_what_is_decided_takes_effect_with_the_next_request_of_a_key(datas
         round_trips.clear()
         await client.get(URLS[0], headers={"X-API-Key": keys["viewer"]})
         of_one_request = list(round_trips)
+        found = [
+            await client.get(url, headers={"X-API-Key": keys["viewer"]})
+            for url in ("/stac/search", "/stac/collections/dem/items", "/stac/collections", "/stac/queryables")
+        ]
         await unpublish.unpublish(store, "dem", 0, caller=REVIEWER)
         unpublished = await statuses()
         await approve.approve(store, "dem", 0, caller=REVIEWER)
@@ -98,3 +114,17 @@ async def test_what_is_decided_takes_effect_with_the_next_request_of_a_key(datas
     assert unpublished == {"viewer": {404}, "reviewer": {404}, **others}
     assert revoked == {**approved, "viewer": {401}}
     assert of_one_request == [["find_key", "publication_of_dataset"]]
+    assert [response.status_code for response in found] == [200] * 4
+    assert [len(response.json()["features"]) for response in found[:2]] == [1, 1]
+    with psycopg.connect(dataset) as connection:
+        used = connection.execute("SELECT count(*) FROM dagapp.api_keys WHERE last_used_at IS NOT NULL").fetchall()
+    assert used == [(3,)]
+    for statement in (
+        "SELECT FROM dagapp.dag_jobs",
+        "SELECT FROM dagapp.platform_secrets",
+        "UPDATE dagapp.api_keys SET scopes = '[]'",
+        "DELETE FROM dagapp.stac_documents",
+        "DELETE FROM pgstac.items",
+    ):
+        with psycopg.connect(limited) as connection, pytest.raises(psycopg.errors.InsufficientPrivilege):
+            connection.execute(statement)

@@ -97,10 +97,12 @@ def _ensure_gateway_role(dsn: str) -> list[str]:
 
 
 def grant_to_platform(dsn: str, role: str) -> None:
-    """Give the role of running processes its rights on a schema that another role owns."""
-    from dagmaster.database.schema.platform_role import grant_to_platform
+    """Give the role of running processes, and that of map servers if there is one, their rights on a schema that
+    another role owns."""
+    from dagmaster.database.schema.platform_role import grant_to_maps, grant_to_platform
 
     grant_to_platform(dsn, role)
+    grant_to_maps(dsn)
 
 
 def rebuild_schema(dsn: str) -> SchemaStatus:

@@ -1,10 +1,10 @@
-"""The rights of the role with which processes run, if another one, DB_ADMIN_USER, owns the schema.
+"""The rights of the roles with which processes run, if another one, DB_ADMIN_USER, owns the schema.
 
-It may read and write rows, and change no table. `dagmaster doctor` lists what is missing.
+That of the platform may read and write rows, and change no table; `dagmaster doctor` lists what is missing. That of map
+servers may read what they serve and the keys of callers, and record when a key was used.
 """
 
 from collections.abc import Sequence
-from typing import LiteralString
 
 import psycopg
 from psycopg import sql
@@ -28,6 +28,21 @@ _FUTURE_RIGHTS = (
     "ALTER DEFAULT PRIVILEGES IN SCHEMA {schema} GRANT EXECUTE ON FUNCTIONS TO {role}",
 )
 _CATALOG_ROLE = "pgstac_ingest"
+_READ_BY_MAPS = (
+    "geospatial_assets",
+    "asset_versions",
+    "asset_revisions",
+    "stac_documents",
+    "layer_catalog",
+    "signing_keys",
+    "api_keys",
+)
+_STATEMENTS_OF_MAPS = (
+    "GRANT USAGE ON SCHEMA {schema} TO {role}",
+    *(f"GRANT SELECT ON {{schema}}.{table} TO {{role}}" for table in _READ_BY_MAPS),
+    "GRANT UPDATE (last_used_at) ON {schema}.api_keys TO {role}",
+)
+_CATALOG_ROLE_OF_MAPS = "pgstac_read"
 
 
 def grant_to_platform(dsn: str, role: str) -> None:
@@ -40,10 +55,15 @@ def grant_to_platform(dsn: str, role: str) -> None:
                 hint="create it (in Azure: SELECT pgaadauth_create_principal('NAME', false, false)), or correct the "
                 "user in DATABASE_URL",
             )
-        with connection.transaction():
-            for statement in _composed((*_RIGHTS, *_FUTURE_RIGHTS), role):
-                connection.execute(statement)
-            _grant_catalog(connection, role)
+        _grant(connection, role, (*_RIGHTS, *_FUTURE_RIGHTS), _CATALOG_ROLE)
+
+
+def grant_to_maps(dsn: str, role: str | None = None) -> None:
+    """Give the role of map servers its rights, if the server has such a role: NAME_serving, for the database NAME."""
+    with translate_errors(), TokenBlockingConnection.connect(dsn, autocommit=True) as connection:
+        role = role or f"{connection.info.dbname}_serving"
+        if connection.execute("SELECT FROM pg_roles WHERE rolname = %s", [role]).rowcount:
+            _grant(connection, role, _STATEMENTS_OF_MAPS, _CATALOG_ROLE_OF_MAPS)
 
 
 def rights_text(role: str) -> str:
@@ -51,12 +71,15 @@ def rights_text(role: str) -> str:
     return " ".join(f"{statement.as_string()};" for statement in _composed(_RIGHTS, role))
 
 
-def _composed(statements: Sequence[LiteralString], role: str) -> list[sql.Composed]:
+def _composed(statements: Sequence[str], role: str) -> list[sql.Composed]:
     names = {"schema": sql.Identifier(SCHEMA), "role": sql.Identifier(role)}
     return [sql.SQL(statement).format(**names) for statement in statements]
 
 
-def _grant_catalog(connection: psycopg.Connection[object], role: str) -> None:
-    if connection.execute("SELECT FROM pg_roles WHERE rolname = %s", [_CATALOG_ROLE]).rowcount:
-        grant = sql.SQL("GRANT {} TO {}").format(sql.Identifier(_CATALOG_ROLE), sql.Identifier(role))
-        connection.execute(grant)
+def _grant(connection: psycopg.Connection[object], role: str, statements: Sequence[str], catalog_role: str) -> None:
+    with connection.transaction():
+        for statement in _composed(statements, role):
+            connection.execute(statement)
+        if connection.execute("SELECT FROM pg_roles WHERE rolname = %s", [catalog_role]).rowcount:
+            grant = sql.SQL("GRANT {} TO {}").format(sql.Identifier(catalog_role), sql.Identifier(role))
+            connection.execute(grant)
