@@ -74,6 +74,7 @@ async def of_the_database(dsn: str, count: int) -> None:
             for name, read in (
                 ("queues", lambda: reads.queues(DEFAULT_QUEUES, "dag-jobs", within_seconds=60)),
                 ("database", reads.database_facts),
+                ("outbox", reads.outbox_facts),
             ):
                 times = []
                 for _ in range(10):
