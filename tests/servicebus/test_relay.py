@@ -131,6 +131,7 @@ async def test_while_announced_tasks_wait_no_more_ids_are_sent_and_most_are_neve
 
 async def test_new_tasks_are_announced_although_others_of_their_queue_wait(monkeypatch):
     """Those that wait may be of a handler whose slots are all taken: workers that are idle can run the new ones."""
+    monkeypatch.setattr(relay_module, "NEWEST_SECONDS", 60.0)  # a busy machine may take long between two turns
     bench = Bench()
     bench.add(1000)
     await bench.relay.turn()
