@@ -2,9 +2,9 @@
 
     .venv/bin/python bench/storage.py upload azurite 1024      a file of so many MiB, to Azurite or to the S3 stand-in
     .venv/bin/python bench/storage.py upload s3 1024
-    .venv/bin/python bench/storage.py verify DSN 1000000    verify-storage, with so many unnamed objects
+    .venv/bin/python bench/storage.py verify 1000000           verify-storage, with so many objects that nothing names
 
-The stand-ins are those of the tests. The database must be deployed; nothing is written to its tables.
+The stand-ins are those of the tests. `verify` starts a PostgreSQL server of its own.
 """
 
 import asyncio
@@ -17,11 +17,13 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from dagmaster.database.schema.deploy import deploy
 from dagmaster.operations.verify_storage import verify_storage
 from dagmaster.settings import Settings
 from dagmaster.storage.location import Folder, Location, Zone
 from dagmaster.storage.store import ObjectInfo
 from dagmaster.storage.zones import Storage, open_storage
+from server import private_server
 
 MIB = 1024 * 1024
 
@@ -67,8 +69,9 @@ class ManyObjects(Storage):
         return ObjectInfo(location, 1000, datetime.now(UTC) - timedelta(days=30), "x")
 
 
-def verify(dsn: str, count: int) -> None:
-    with tempfile.TemporaryDirectory() as name:
+def verify(count: int) -> None:
+    with tempfile.TemporaryDirectory() as name, private_server() as server:
+        deploy(dsn := server.fresh("bench_storage"))
         storage: Any = open_storage(Settings(storage_folder=Path(name)))
         storage.__class__ = ManyObjects
         ManyObjects.count = count
@@ -81,5 +84,10 @@ def verify(dsn: str, count: int) -> None:
 
 
 if __name__ == "__main__":
-    what, where, size = sys.argv[1:4]
-    upload(where, int(size)) if what == "upload" else verify(where, int(size))
+    match sys.argv[1:]:
+        case ["upload", backend, size]:
+            upload(backend, int(size))
+        case ["verify", count]:
+            verify(int(count))
+        case _:
+            raise SystemExit(__doc__)
