@@ -212,7 +212,7 @@ def expected(processing: str, reviewed: str | None, *flags: bool) -> tuple[str, 
 async def test_the_delivery_to_a_request_belongs_to_the_trace_of_its_job(kit):
     async with receiver() as hook:
         request = await kit.submit("dem", callback_url=URL)
-        other = await kit.submit("dem", callback_url=URL, version_label="v2")
+        other = await kit.submit("other", callback_url=URL)
         for job_id, parent in ((request.job_id, TRACE), (other.job_id, TRACE.replace("4bf9", "5bf9"))):
             await kit.execute("UPDATE dagapp.dag_jobs SET traceparent = %s WHERE job_id = %s", parent, job_id)
         await kit.process(request)

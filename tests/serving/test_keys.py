@@ -122,7 +122,7 @@ async def test_what_is_decided_takes_effect_with_the_next_request_of_a_key(datas
     for statement in (
         "SELECT FROM dagapp.dag_jobs",
         "SELECT FROM dagapp.platform_secrets",
-        "UPDATE dagapp.api_keys SET scopes = '[]'",
+        "UPDATE dagapp.api_keys SET scopes = '{}'",
         "DELETE FROM dagapp.stac_documents",
         "DELETE FROM pgstac.items",
     ):

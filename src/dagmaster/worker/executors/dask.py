@@ -99,7 +99,7 @@ async def inspected(cluster: ClusterAddress) -> ClusterFacts:
             versions = await client.get_versions()
     except (OSError, TimeoutError, ValueError) as error:
         raise Unavailable(
-            f"{cluster.address}: {error or 'no answer'}",
+            f"{cluster.address}: {str(error) or 'no answer'}",
             code="worker.no-cluster",
             hint="start the scheduler, or correct DASK_SCHEDULER_ADDRESS (and DASK_TLS_…)",
         ) from error
