@@ -298,7 +298,7 @@ def _batches(encoded: Iterable[bytes], most_bytes: int, most: int = MOST_REPORTS
 def _queue_groups(demand: Demand) -> list[tuple[str, ...]]:
     """The queues without a limit together, and each limited queue alone."""
     unlimited = tuple(queue for queue in demand.queues if queue not in demand.rooms)
-    limited = [(queue,) for queue in demand.queues if queue in demand.rooms]
+    limited: list[tuple[str, ...]] = [(queue,) for queue in demand.queues if queue in demand.rooms]
     return [unlimited, *limited] if unlimited else limited
 
 
