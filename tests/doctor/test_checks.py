@@ -237,7 +237,7 @@ def judged(monkeypatch):
         ({"version_number": 140011}, [PROBLEM]),
         ({"is_standby": True}, [PROBLEM]),
         ({"is_read_only": True}, [PROBLEM]),
-        ({"is_pooled": True}, [WARNING]),
+        ({"is_pooled": True}, [PROBLEM]),
         ({"answer_seconds": 1.5}, [WARNING]),
         ({"version_number": 140011, "is_standby": True}, [PROBLEM, PROBLEM]),
     ],

@@ -85,8 +85,8 @@ def judge_server(facts: Any, answer_seconds: float, is_pooled: bool) -> Judgemen
         fix = "use the primary in DATABASE_URL (target_session_attrs=read-write finds it among several hosts)"
         judgements.append(problem(f"{observation}; {what}", fix))
     if is_pooled:
-        fix = "use the server itself in DATABASE_URL: a pooler in transaction mode loses LISTEN and session settings"
-        judgements.append(warning(f"{observation}; the connection goes through a pooler such as pgbouncer", fix))
+        fix = "use the server itself in DATABASE_URL: roles refuse to start with a pooler, which loses LISTEN"
+        judgements.append(problem(f"{observation}; the connection goes through a pooler such as pgbouncer", fix))
     return [judgement for judgement in judgements if judgement.fix] or judgements
 
 
