@@ -4,6 +4,7 @@ Each pytest-xdist worker has a cluster of its own. Its server ends with the work
 """
 
 import contextlib
+import gc
 import itertools
 import logging
 import os
@@ -57,6 +58,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addoption("--seeds", type=int, default=500, help="how many seeds the simulation runs through")
     parser.addoption("--seed", type=int, help="the only seed that the simulation runs, with its trace")
+
+
+def pytest_collection_finish() -> None:
+    """What was collected lives as long as the process: the garbage collector need not look at it again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -129,7 +129,7 @@ async def test_workers_and_an_orchestrator_without_api_report_their_health_side_
     """All are configured with the same port: those that start later take a free one, and say which."""
     port = free_port()
     async with (
-        fleet(database, tmp_path, health_port=port) as running,
+        fleet(database, tmp_path, health_port=port, orphan_threshold_sec=30) as running,
         AsyncClient(timeout=10) as client,
     ):
         workers = await running.start("worker", 2)

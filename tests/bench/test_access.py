@@ -20,6 +20,7 @@ def bench(name: str, *options: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_every_search_finds_what_it_should_with_and_without_a_filter() -> None:
     printed = bench("access.py", "--assets", "84", "--items", "3", "--rounds", "1")
 

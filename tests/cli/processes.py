@@ -27,9 +27,9 @@ CLEARED = (
 
 
 def environment(**extra: str) -> dict[str, str]:
-    """Without maps, unless they are the subject: what serves them takes seconds to load."""
+    """Without map server and gateway, unless they are the subject: they take seconds to load."""
     ours = {name: value for name, value in os.environ.items() if name not in CLEARED}
-    return {**ours, "SERVING_ENABLED": "false", **extra}
+    return {**ours, "SERVING_ENABLED": "false", "GATEWAY_ENABLED": "false", **extra}
 
 
 def start(*arguments: str, **extra: str) -> subprocess.Popen[str]:

@@ -50,7 +50,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def test_up_runs_jobs_and_leaves_nothing_running(folder):
-    with up(folder, "--workers", "2") as platform:
+    with up(folder, "--workers", "2", GATEWAY_ENABLED="true") as platform:
         everything = platform.pids()
         reported = {platform.facts["postgres_pid"], *(child["pid"] for child in platform.facts["children"])}
         done = call("submit", "hello_world", "-p", "name=Ada", "--wait", "--json", "--data", str(folder))

@@ -31,7 +31,7 @@ def test_a_partner_submits_is_called_back_and_sees_its_data_published(tmp_path: 
     files.mkdir()
     for number in (7, 8):
         make_landscape(files / f"sheet-{number}.tif", 512)
-    with up(tmp_path / "data", **settings, **credentials) as platform:
+    with up(tmp_path / "data", GATEWAY_ENABLED="true", **settings, **credentials) as platform:
         data = ("--data", str(tmp_path / "data"))
 
         def dagmaster(*arguments: str) -> str:

@@ -143,7 +143,9 @@ async def outcome(running: Fleet) -> list[dict]:
     return [dict(row) for row in rows]
 
 
-@pytest.mark.parametrize("is_rolling", [False, True], ids=["killed", "rolling"])
+@pytest.mark.parametrize(
+    "is_rolling", [pytest.param(False, id="killed"), pytest.param(True, id="rolling", marks=pytest.mark.slow)]
+)
 async def test_a_new_release_finishes_what_an_old_one_has_begun(empty_database, tmp_path, is_rolling):
     """Killed: the old processes die in the middle, then the schema is migrated. Rolling: the schema is migrated and the
     new processes start while the old ones run."""

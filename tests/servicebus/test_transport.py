@@ -140,7 +140,7 @@ async def test_a_message_is_settled_when_its_task_is_claimed(broker: BrokerThrea
     worker = ServiceBusTransport(service_bus, ["q"], tasks.still_queued)
     await service_bus.send_tasks("q", [wanted])
 
-    deliveries = await worker.receive(5)
+    deliveries = await worker.receive(30)
     locked = len(broker.queues["q"].locked)
     tasks.queued.clear()  # claimed
     await worker.settle(deliveries)
@@ -160,11 +160,11 @@ async def test_outdated_messages_are_completed_and_make_the_worker_claim(
     worker = ServiceBusTransport(service_bus, ["q"], Tasks([wanted]).still_queued)
     await service_bus.send_tasks("q", [*ids(60), wanted])
 
-    first = await worker.receive(5, 20)
+    first = await worker.receive(30, 20)
     received = worker.counters.received
     deliveries = list(first)
     while wanted not in [delivery.task_id for delivery in deliveries]:
-        further = await worker.receive(5, 20)
+        further = await worker.receive(30, 20)
         assert further
         deliveries += further
         await worker.settle(further)
@@ -185,10 +185,10 @@ async def test_a_message_whose_task_could_not_be_claimed_comes_again(
     worker = ServiceBusTransport(service_bus, ["q"], tasks.still_queued)
     await service_bus.send_tasks("q", [wanted])
 
-    first = await worker.receive(5)
+    first = await worker.receive(30)
     tasks.is_away = is_away
     await worker.settle(first)
-    second = await worker.receive(6)
+    second = await worker.receive(30)
     await worker.close()
 
     assert [delivery.task_id for delivery in (*first, *second)] == [wanted, wanted]
@@ -201,13 +201,13 @@ async def test_what_a_busy_worker_does_not_fetch_is_given_to_others(
     monkeypatch.setattr(servicebus, "HOLD_SECONDS", 0.2)
     busy = ServiceBusTransport(service_bus, ["q"])
     await service_bus.send_tasks("q", ids(1))
-    await busy.settle(await busy.receive(5))
+    await busy.settle(await busy.receive(30))
     assert not await busy.receive(0.05)  # its request for a message is under way
     await service_bus.send_tasks("q", ids(1))
     await until(lambda: broker.queues["q"].counters.delivered == 2)
 
     other = ServiceBusTransport(service_bus, ["q"])
-    deliveries = await other.receive(6)
+    deliveries = await other.receive(30)
     await busy.close()
     await other.close()
 
@@ -225,7 +225,7 @@ async def test_a_malformed_message_is_a_dead_letter_with_a_reason(
         await sender.send_messages(ServiceBusMessage(body))
     await sender.close()
     worker = ServiceBusTransport(service_bus, ["q"])
-    receiving = asyncio.create_task(worker.receive(8))
+    receiving = asyncio.create_task(worker.receive(30))
 
     dead_letters = broker.queues["q"].dead_letters
     assert dead_letters is not None

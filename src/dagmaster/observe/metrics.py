@@ -15,7 +15,6 @@ from typing import Final, TypeVar
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
-from prometheus_client.utils import floatToGoString
 
 from dagmaster import __version__
 
@@ -99,7 +98,7 @@ class Durations:
 
     def collect(self) -> Iterable[Metric]:
         family = HistogramMetricFamily(self._name, self._meaning, labels=self._labels)
-        bounds = [*map(floatToGoString, self._bounds), "+Inf"]
+        bounds = [*map(str, self._bounds), "+Inf"]
         for values, counts in list(self._counts.items()):  # a probe reads it in another thread
             family.add_metric(values, list(zip(bounds, accumulate(counts), strict=True)), self._sums[values])
         yield family
