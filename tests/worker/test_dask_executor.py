@@ -68,7 +68,7 @@ async def test_the_time_in_which_a_task_waits_for_a_slot_is_not_reported_as_runn
     monkeypatch.setattr(dask, "SHORT_WAIT_SECONDS", 0.05)
     async with connected(shared, slots=10) as harness:
         await harness.run(a_task("sleep_blocking", "warm", seconds=0))
-        long = [a_task("sleep_blocking", f"long-{number}", seconds=1.5) for number in range(2)]
+        long = [a_task("sleep_blocking", f"long-{number}", seconds=5) for number in range(2)]
         running = [asyncio.create_task(harness.run(task)) for task in long]
         await until(lambda: len(harness.executor.children) == 2)
         context = harness.context(late := a_task("sleep_blocking", "late", seconds=0.2))
