@@ -121,7 +121,7 @@ async def test_a_standby_takes_over_and_nothing_acknowledged_is_lost(tmp_path):
             primary.kill()
             await asyncio.sleep(0.3)  # responses that had arrived before are read
             before = list(submitters.acknowledged)
-            await asyncio.sleep(1.5)  # nobody can write: what submitters get now is an error
+            await asyncio.sleep(1.5)  # no server accepts writes: submissions fail now
             while_away = len(submitters.acknowledged) - len(before)
             standby.promote()
             recovery_seconds = await submitters.until(len(before) + 10, RECOVERY_SECONDS + 20)

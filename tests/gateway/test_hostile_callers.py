@@ -506,7 +506,7 @@ async def test_platforms_do_not_notice_the_request_ids_of_each_other(kit: Kit, t
         ]
     for row in await kit.rows("SELECT job_id FROM dagapp.dag_jobs"):
         await kit.end_job(row["job_id"], "failed")
-    told = await kit.rows("SELECT request_id, platform_id, url FROM dagapp.callback_events ORDER BY platform_id")
+    events = await kit.rows("SELECT request_id, platform_id, url FROM dagapp.callback_events ORDER BY platform_id")
 
     assert receipts == again
     assert [receipt["request_id"] for receipt in receipts] == ["order-7", "order-7"]
@@ -518,7 +518,7 @@ async def test_platforms_do_not_notice_the_request_ids_of_each_other(kit: Kit, t
     assert [request["request_id"] for request in listed] == ["order-7"]
     for refused in by_staff:
         check(refused, 409, "submission.ambiguous")
-    assert [(row["request_id"], row["platform_id"], row["url"]) for row in told] == [
+    assert [(row["request_id"], row["platform_id"], row["url"]) for row in events] == [
         ("order-7", "ddh", "https://hub.example/done"),
         ("order-7", "geonode", "https://other.example/done"),
     ]

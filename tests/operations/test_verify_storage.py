@@ -162,7 +162,7 @@ async def test_public_copies_are_those_of_their_manifest(kit: Kit) -> None:
     assert clean.is_clean, clean.findings
     assert about(damaged, "dem") == {("missing", "x-t0.tif", True), ("unreferenced", "left.tif", False)}
     assert about(lost, "dem") == {("missing", "manifest.json", True)}
-    # Copies that a damaged manifest does not name are published: nobody may take them for leftovers.
+    # Copies that a damaged manifest does not name are published, so they must not be reported as leftovers.
     assert [about(each, "dem") for each in unreadable] == [{("unreadable", "manifest.json", True)}] * 3
 
 

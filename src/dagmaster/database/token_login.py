@@ -37,7 +37,7 @@ class TokenLogin:
         self._http = httpx2.Client(timeout=timeout, trust_env=False)
 
     def parameters(self, given: Mapping[str, Any]) -> dict[str, str]:
-        """The parameters that a connection needs besides the given ones. Obtaining a token may take seconds."""
+        """The parameters to add: a token as the password, and TLS. Obtaining a token may take seconds."""
         return {"password": self.token(), "sslmode": secure_mode(given)}
 
     def token(self) -> str:

@@ -495,7 +495,7 @@ class RemoteChild:
         self._silence_seconds = silence_seconds
         # None: there will be no more. The agent sends no further frame while more than its window has not been taken.
         self._frames: asyncio.Queue[frames.Packed | None] = asyncio.Queue()
-        self._taken_bytes = 0  # that the agent has not been told of
+        self._taken_bytes = 0  # not yet reported to the agent
         self._outbox: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self._ended: Mapping[str, Any] | None = None
         self._reader = asyncio.create_task(self._read(), name="reader of a remote child")
