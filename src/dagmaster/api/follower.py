@@ -7,9 +7,9 @@ would lose its connection.
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine
-from contextlib import suppress
 from typing import Any, ClassVar, TypeVar
 
+from dagmaster.cancellation import cancel_and_wait
 from dagmaster.database.reads.api import ApiReads
 from dagmaster.errors import Unavailable
 from dagmaster.observe import log
@@ -55,9 +55,7 @@ class Follower(ABC):
         self._is_closing = True
         self._wake_all()
         if self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
+            await cancel_and_wait(self._task)
         await asyncio.gather(*self._reading, return_exceptions=True)
 
     def admit(self) -> None:

@@ -21,6 +21,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from dagmaster.access.permissions import Permission
+from dagmaster.cancellation import cancel_and_wait
 from dagmaster.dataset_urls import FILES, MAP_PATHS
 from dagmaster.errors import InvalidRequest, NotFound, Unavailable
 from dagmaster.observe import log, traces
@@ -127,9 +128,7 @@ class MapForwarder:
             await asyncio.wait((exchange, disconnected), return_when=asyncio.FIRST_COMPLETED)
         finally:
             is_complete = exchange.done()
-            for task in (exchange, disconnected):
-                task.cancel()
-            await asyncio.gather(exchange, disconnected, return_exceptions=True)
+            await cancel_and_wait(exchange, disconnected)
         if is_complete:
             exchange.result()
 

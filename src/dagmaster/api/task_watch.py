@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
+from dagmaster.cancellation import cancel_and_wait
 from dagmaster.database.notify.notifier import Notifier
 from dagmaster.database.reads.remote_workers import ClaimableHandler
 from dagmaster.errors import DagmasterError, Unavailable
@@ -97,9 +98,7 @@ class TaskWatch:
         self._is_closing = True
         for waiting in tuple(self._waiting):
             self._wake(waiting, frozenset())
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancel_and_wait(*self._tasks)
         if self._notifier is not None:
             notifier, self._notifier = self._notifier, None
             await notifier.close()

@@ -19,6 +19,7 @@ from uuid import UUID
 
 import orjson
 
+from dagmaster.cancellation import cancel_and_wait
 from dagmaster.client.assets import Assets, AsyncAssets
 from dagmaster.client.blocking import EventLoopThread, blocking, iterating
 from dagmaster.client.connection import TIMEOUT_SECONDS, Connection, NamedEvent
@@ -206,8 +207,7 @@ class AsyncClient(AsyncAssets, AsyncLayers, AsyncKeys, AsyncUploads):
                 elif deadline is not None and _now() >= deadline:
                     _time_out(job_id, detail)
         finally:
-            listener.cancel()
-            await asyncio.wait([listener])
+            await cancel_and_wait(listener)
 
     async def wait(
         self,

@@ -23,6 +23,7 @@ from dagmaster.callbacks.payload import payload_of
 from dagmaster.callbacks.schedule import CallbackState, Consequence, DeliveryAttempt, after
 from dagmaster.callbacks.signing import sign
 from dagmaster.callbacks.url import check_callback_url
+from dagmaster.cancellation import cancel_and_wait
 from dagmaster.database.callbacks.rows import CallbackLimits, ClaimedCallback
 from dagmaster.database.callbacks.store import PostgresCallbacks
 from dagmaster.errors import InvalidRequest, Unavailable
@@ -183,9 +184,7 @@ class CallbackSender:
         if self._under_way:
             await asyncio.wait(list(self._under_way), timeout=LAST_SECONDS)
         interrupted = dict(self._under_way)
-        for task in interrupted:
-            task.cancel()
-        await asyncio.gather(*interrupted, return_exceptions=True)
+        await cancel_and_wait(*interrupted)
         for callback in interrupted.values():
             await self._give_back(callback)
 

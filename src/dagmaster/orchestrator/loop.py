@@ -10,10 +10,10 @@ valid. After any doubt (a lost connection, a refused write) it discards a view a
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from uuid import UUID, uuid4
 
+from dagmaster.cancellation import cancel_and_wait
 from dagmaster.database.ledger.protocol import Claim, OrchestratorLedger
 from dagmaster.database.notify.notifier import CALLBACKS, JOBS, RESULTS, WORKFLOWS, Notifier
 from dagmaster.jobs.plan import Planner
@@ -116,10 +116,7 @@ class Orchestrator(JobAdvancing):
                 if not self._is_stopping.is_set():
                     await self._turn_safely(topics)
         finally:
-            for task in background_tasks:
-                task.cancel()
-                with suppress(asyncio.CancelledError):
-                    await task
+            await cancel_and_wait(*background_tasks)
             self._templates.close()
             await self._retire()
 

@@ -21,6 +21,7 @@ from typing import Any, Final
 
 import orjson
 
+from dagmaster.cancellation import cancel_and_wait
 from dagmaster.database.notify.notifier import Notifier, tasks_topic
 from dagmaster.errors import DagmasterError, InvalidRequest
 from dagmaster.jobs.model import task_key
@@ -112,9 +113,7 @@ class ServiceBusTransport:
         return {**asdict(self.counters), "errors": errors}
 
     async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancel_and_wait(*self._tasks)
         await asyncio.gather(*(listener.wind_down() for listener in self._listeners.values()))
 
 

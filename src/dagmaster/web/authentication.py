@@ -29,6 +29,7 @@ from dagmaster.access.caller import ANONYMOUS, Caller, Scope
 from dagmaster.access.keys import PREFIX, KeyText, StoredKey, parse_key
 from dagmaster.access.permissions import ALLOWED, Permission, may
 from dagmaster.access.sessions import SessionText, StoredSession, parse_session
+from dagmaster.cancellation import cancel_and_wait
 from dagmaster.client.limits import PREFIX as API_PREFIX
 from dagmaster.errors import DagmasterError, NotAllowed, NotAuthenticated
 from dagmaster.observe import log
@@ -173,9 +174,7 @@ class CredentialAuthentication:
         try:
             yield
         finally:
-            while not task.done():  # a query may turn a cancellation into an error of its own
-                task.cancel()
-                await asyncio.wait({task}, timeout=0.1)
+            await cancel_and_wait(task)
             with suppress(DagmasterError):
                 await self._keys.record_uses()
             if self._tokens is not None:

@@ -16,6 +16,7 @@ from typing import Final
 
 import httpx2
 
+from dagmaster.cancellation import cancel_and_wait
 from dagmaster.client.models.gateway import OrchestratorState
 from dagmaster.observe import log
 
@@ -71,9 +72,7 @@ class Backends:
         try:
             yield
         finally:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+            await cancel_and_wait(task)
 
     def states(self) -> list[OrchestratorState]:
         return [backend.state() for backend in self._backends]

@@ -20,6 +20,7 @@ import orjson
 
 from dagmaster import __version__
 from dagmaster.access.caller import Caller, Scope
+from dagmaster.cancellation import cancel_and_wait
 from dagmaster.errors import NotAuthenticated, Unavailable
 from dagmaster.listen import is_loopback
 from dagmaster.observe import log
@@ -186,9 +187,7 @@ class IssuerKeys:
 
     async def close(self) -> None:
         if self._refresh is not None:
-            self._refresh.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._refresh
+            await cancel_and_wait(self._refresh)
 
     async def key_for(self, header: Mapping[str, Any]) -> jwt.PyJWK:
         """The key that a token names. Nothing else in the header decides where a key comes from."""

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from psycopg import Notify, sql
 from psycopg.generators import notifies
 
+from dagmaster.cancellation import cancel_and_wait
 from dagmaster.database.connect import Connection, connect, translate_errors
 from dagmaster.database.notify.notifier import COALESCE_SECONDS
 from dagmaster.database.queries import query
@@ -74,9 +75,7 @@ class PostgresNotifier:
         sender = [task for task in self._tasks if task.get_name() == "notifier-send"]
         if sender and self._to_send:
             await asyncio.wait(sender, timeout=1)
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancel_and_wait(*self._tasks)
 
     def _hear(self, topics: Iterable[str]) -> None:
         self._received.update(topics)

@@ -29,6 +29,7 @@ from distributed import Client, Future
 from distributed.comm.core import Comm, connect
 from distributed.security import Security
 
+from dagmaster.cancellation import cancel_and_wait
 from dagmaster.errors import InvalidRequest, Unavailable
 from dagmaster.handlers.registry import Registration
 from dagmaster.jobs.model import TaskMessage
@@ -177,8 +178,7 @@ class DaskExecutor:
 
     async def close(self) -> None:
         if self._keeper is not None:
-            self._keeper.cancel()
-            await asyncio.wait([self._keeper])
+            await cancel_and_wait(self._keeper)
 
     def end_now(self) -> None:
         for child in tuple(self._running):

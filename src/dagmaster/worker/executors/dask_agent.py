@@ -24,6 +24,7 @@ from distributed.core import Status
 from distributed.worker import Worker as DaskWorker
 
 from dagmaster import __version__
+from dagmaster.cancellation import cancel_and_wait
 from dagmaster.errors import DagmasterError
 from dagmaster.observe import log
 from dagmaster.worker.frames import BrokenChannel
@@ -200,7 +201,7 @@ class FrameRelay:
     async def _end(self, child: Child, directions: list[asyncio.Task[None]]) -> None:
         """Keep the child for another task, or kill it. Confirm that, and close the connection."""
         has_died = any(direction.done() for direction in directions[:1])
-        await _stop(directions[:1])
+        await cancel_and_wait(*directions[:1])
         child.tasks_run += 1
         if self._last.get("kind") == "over":
             child.resident_mb = self._last["resident_mb"]
@@ -212,14 +213,8 @@ class FrameRelay:
             facts = {"exit_code": child.process.returncode, "peak_mb": child.peak_mb}
             await self._write({"kind": "ended", "is_lost": not (has_died or self._last), **facts})
             await self._comm.close()
-        await _stop(directions[1:])  # last, because a read that is cancelled breaks the connection
+        await cancel_and_wait(*directions[1:])  # last, because a read that is cancelled breaks the connection
 
     async def _write(self, message: Message) -> None:
         async with self._writing:
             await self._comm.write(message)
-
-
-async def _stop(tasks: list[asyncio.Task[None]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)

@@ -8,9 +8,9 @@ import asyncio
 import random
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
 from uuid import UUID
 
+from dagmaster.cancellation import cancel_and_wait
 from dagmaster.client.models.worker import LONGEST_WAIT_SECONDS, QueuesWithTasks, WorkerReceipt
 from dagmaster.database.ledger.protocol import Demand
 from dagmaster.errors import DagmasterError
@@ -89,7 +89,7 @@ class HttpTransport:
                     return [Delivery(queue) for queue in queues]
             finally:
                 self._asked = frozenset()
-                await _end(asking, changing)
+                await cancel_and_wait(asking, changing)
 
     async def _ask(self, queues: Sequence[str], handlers: frozenset[str]) -> Sequence[str]:
         body = {"queues": queues, "handlers": sorted(handlers), "seconds": WAIT_SECONDS}
@@ -141,10 +141,4 @@ class HttpNotifier:
 
     async def close(self) -> None:
         if self._sending is not None:
-            await _end(self._sending)
-
-
-async def _end(*tasks: "asyncio.Task[Any]") -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+            await cancel_and_wait(self._sending)
