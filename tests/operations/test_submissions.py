@@ -157,6 +157,22 @@ async def test_a_request_id_stands_for_one_submission(kit: Kit):
     assert (await counts(kit))["geospatial_assets"] == 1
 
 
+async def test_a_dry_run_reports_what_a_request_id_stands_for(kit: Kit):
+    """Without an id the same submission would be refused or be a new revision."""
+    first = await kit.submit(request_id="r-1")
+    before = await counts(kit)
+
+    again = await kit.submit(request_id="r-1", dry_run=True)
+    other = await kit.submit("other", request_id="r-1", dry_run=True)
+    without = await kit.submit(dry_run=True)
+
+    assert (again.outcome, again.version_ordinal, again.revision) == (first.outcome, first.version_ordinal, 1)
+    assert other.refusal is not None
+    assert (other.outcome, other.refusal["code"]) == (None, "submission.id-taken")
+    assert without.outcome != first.outcome
+    assert await counts(kit) == before
+
+
 async def test_requests_without_an_id_get_one(kit: Kit):
     submitted = await kit.submit()
 

@@ -119,6 +119,11 @@ class AssetSubmissions(AssetTransactions):
             self._notifier.notify(JOBS)
         return submitted
 
+    async def earlier_answer(self, new: NewSubmission) -> SubmittedAsset | None:
+        """The answer that this request got when it was sent before. Refused if its id belongs to another request."""
+        async with self._connected() as connection:
+            return (await _known(connection, new))[1]
+
     async def dataset_id_for(self, new: NewSubmission) -> str:
         """The dataset id that the asset has, or would get."""
         async with self._connected() as connection:

@@ -10,7 +10,7 @@ from typing import Any, Final
 from dagmaster.access.caller import Caller
 from dagmaster.client.models.assets import AssetSubmissionRequest, AssetSubmissionResult, SubmissionEstimate
 from dagmaster.database.assets.store import AssetStore
-from dagmaster.database.assets.submissions import PastRun
+from dagmaster.database.assets.submissions import PastRun, SubmittedAsset
 from dagmaster.errors import Conflict, InvalidRequest, UnfitData
 from dagmaster.library.workflows import WorkflowLibrary
 from dagmaster.operations.assets.request import CheckedSubmission, check
@@ -50,8 +50,10 @@ async def dry_run(
 
 
 async def _decided(store: AssetStore, checked: CheckedSubmission) -> dict[str, Any]:
-    asset = await store.state(checked.new.asset_id)
     try:
+        if (earlier := await store.earlier_answer(checked.new)) is not None:
+            return _repeated(earlier)
+        asset = await store.state(checked.new.asset_id)
         decision = checked.decide(asset.state if asset else None)
     except (Conflict, InvalidRequest, UnfitData) as error:
         return {"refusal": _problem(error)}
@@ -63,6 +65,18 @@ async def _decided(store: AssetStore, checked: CheckedSubmission) -> dict[str, A
         "revision": decision.revision,
         "same_content_as": decision.same_content_as,
         "superseded_job_id": asset.jobs.get(decision.ordinal) if asset and decision.supersedes else None,
+    }
+
+
+def _repeated(earlier: SubmittedAsset) -> dict[str, Any]:
+    """The request was sent before: it would create nothing, and get the same answer."""
+    return {
+        "outcome": earlier.outcome,
+        "version_ordinal": earlier.ordinal,
+        "version_label": earlier.label,
+        "revision": earlier.revision,
+        "same_content_as": earlier.same_content_as,
+        "superseded_job_id": earlier.superseded_job_id,
     }
 
 
