@@ -8,10 +8,11 @@ What a caller may not read is answered like something that does not exist: the s
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import httpx2
 import numpy as np
 import psycopg
 import pytest
@@ -315,10 +316,26 @@ def test_every_route_is_known(app):
     assert routes == {*OF_REVISION, *OF_CATALOGUE, *OF_COLLECTION, *OF_ALL, *WITHOUT_DATA, *OF_OPERATORS, *INNER}
 
 
+def request_of(
+    route: tuple[str, str], ask: Callable[[Asked], dict[str, Any]], asked: Asked, caller: str
+) -> dict[str, Any]:
+    return {"method": route[0] or "GET", "headers": {**key(caller), "X-Request-ID": "same"}, **ask(asked)}
+
+
 def send(client: TestClient, route: tuple[str, str], ask: Callable[[Asked], dict[str, Any]], asked: Asked, caller: str):
-    options = ask(asked)
-    headers = {**key(caller), "X-Request-ID": "same"}
-    return client.request(route[0] or "GET", options.pop("url"), headers=headers, **options)
+    return client.request(**request_of(route, ask, asked, caller))
+
+
+def send_all(client: TestClient, requests: Sequence[dict[str, Any]]) -> list[httpx2.Response]:
+    """In the thread of the app: a TestClient wakes it ten times for each request."""
+
+    async def send() -> list[httpx2.Response]:
+        transport = httpx2.ASGITransport(client.app)
+        async with httpx2.AsyncClient(transport=transport, base_url=client.base_url) as direct:
+            return [await direct.request(**each) for each in requests]
+
+    assert client.portal is not None
+    return client.portal.call(send)
 
 
 def described(response: Any, asked: Asked) -> tuple[int, dict[str, str], str]:
@@ -334,27 +351,27 @@ def described(response: Any, asked: Asked) -> tuple[int, dict[str, str], str]:
 MISSING: dict[tuple[Any, ...], tuple[int, dict[str, str], str]] = {}
 
 
-def missing(client, route, ask, twin: Asked, caller: str) -> tuple[int, dict[str, str], str]:
-    """The response to a request that finds nothing; sent once."""
-    place = route, ask, twin, caller
-    if place not in MISSING:
-        MISSING[place] = described(send(client, route, ask, twin, caller), twin)
-    return MISSING[place]
+def missing(client, routes, twin: Asked) -> list[tuple[int, dict[str, str], str]]:
+    """The responses to requests that find nothing; sent once."""
+    places = [(route, ask, twin, caller) for route, ask in routes.items() for caller in CALLERS]
+    new = [place for place in places if place not in MISSING]
+    responses = send_all(client, [request_of(*place) for place in new])
+    MISSING.update(zip(new, (described(response, twin) for response in responses), strict=True))
+    return [MISSING[place] for place in places]
 
 
 def check_all(client, routes, state: State, name: str, readers: str) -> None:
     asked, twin = Asked(name, state.version, state.revision), Asked(*state.twin)
+    places = [(route, ask, asked, caller) for route, ask in routes.items() for caller in CALLERS]
+    responses = send_all(client, [request_of(*place) for place in places])
     wrong = []
-    for route, ask in routes.items():
-        for caller in CALLERS:
-            response = send(client, route, ask, asked, caller)
-            if caller in readers.split():
-                is_right = response.status_code == 200
-            else:
-                expected = missing(client, route, ask, twin, caller)
-                is_right = expected[0] == 404 and described(response, asked) == expected
-            if not is_right:
-                wrong.append((route, caller, response.status_code, response.text[:200]))
+    for (route, _, _, caller), response, expected in zip(places, responses, missing(client, routes, twin), strict=True):
+        if caller in readers.split():
+            is_right = response.status_code == 200
+        else:
+            is_right = expected[0] == 404 and described(response, asked) == expected
+        if not is_right:
+            wrong.append((route, caller, response.status_code, response.text[:200]))
     assert wrong == []
 
 
