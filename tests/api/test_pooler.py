@@ -19,8 +19,8 @@ from dagmaster.errors import Unavailable
 from dagmaster.local.embedded import Cluster
 from tests.api.serving import V1, api, ok
 from tests.database.tcp_server import free_port, server_folder
+from tests.engine.fork_server import die_with
 from tests.engine.harness import engine
-from tests.engine.processes import _die_with
 
 PGBOUNCER = shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin")
 pytestmark = [
@@ -58,7 +58,7 @@ def pgbouncer(dsn: str, name: str, **settings: str) -> Iterator[str]:
             cwd="/",
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            preexec_fn=_die_with(os.getpid()),  # noqa: PLW1509  only a system call in the child
+            preexec_fn=die_with(os.getpid()),  # noqa: PLW1509  only a system call in the child
             **options,
         )
         try:

@@ -17,7 +17,7 @@ from typing import Any
 
 import psycopg
 import trustme
-from tests.engine.processes import _die_with
+from tests.engine.fork_server import die_with
 
 from dagmaster.local.embedded import Cluster, find_binaries
 
@@ -60,7 +60,7 @@ class TcpServer:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=_die_with(os.getpid()),  # noqa: PLW1509  only a system call in the child
+                preexec_fn=die_with(os.getpid()),  # noqa: PLW1509  only a system call in the child
                 **self._as_user(),
             )
         self.wait_until_ready()

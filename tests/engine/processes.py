@@ -1,12 +1,12 @@
 """Orchestrators and workers as processes of their own, to be killed, stopped and started at will.
 
-A `Fleet` starts `python -m dagmaster …` against a test's database, each with a log file of its own. Whatever happens to
-the test, nothing of it survives: each process asks the kernel to be killed with its parent, and at the end everything
-that carries the fleet's mark in its environment is looked for. Leaving the block normally verifies the history.
+A `Fleet` starts `python -m dagmaster …` against a test's database, each with a log file of its own; `fork_server.py`
+saves the time of its imports. Whatever happens to the test, nothing of it survives: each process asks the kernel to be
+killed with its parent, and at the end everything that carries the fleet's mark in its environment is looked for.
+Leaving the block normally verifies the history.
 """
 
 import asyncio
-import ctypes
 import os
 import signal
 import subprocess
@@ -30,9 +30,12 @@ from dagmaster.jobs.model import Submission
 from dagmaster.library.workflows import WorkflowLibrary
 from dagmaster.operations.submit import submit
 from dagmaster.workflows.model import Workflow
+from tests.engine import fork_server
+from tests.engine.fork_server import ForkedProcess, die_with
 from tests.engine.harness import workflow
 
 ROOT = Path(__file__).parents[2]
+OUR_PATH = f":{ROOT}:{ROOT / 'src'}"
 MARK = "DAGMASTER_TEST_FLEET"
 CRASHED = 137
 ENDS = ("completed", "partial_success", "failed", "cancelled")
@@ -51,18 +54,6 @@ FAST: dict[str, Any] = {
 
 Role = Literal["orchestrator", "worker"]
 _TABLES = {"orchestrator": ("orchestrators", "owner_id"), "worker": ("workers", "worker_id")}
-_PR_SET_PDEATHSIG = 1
-# Loaded here, since between fork and exec nothing may be imported.
-_LIBC = ctypes.CDLL(None)
-
-
-def _die_with(parent: int) -> Callable[[], None]:
-    def ask() -> None:
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:
-            os._exit(1)
-
-    return ask
 
 
 @dataclass
@@ -78,7 +69,7 @@ class Process:
     environment: dict[str, str]
     log: Path
     starts: int = 0
-    _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+    _process: subprocess.Popen[bytes] | ForkedProcess | None = field(default=None, repr=False)
 
     def start(self, **settings: Any) -> None:
         """Start with these settings in addition to the usual ones, only this time."""
@@ -88,16 +79,22 @@ class Process:
         with self.log.open("ab") as log:
             log.write(f"--- start {self.starts} {settings or ''}\n".encode())
             log.flush()
-            self._process = subprocess.Popen(
-                self.command,
-                env={**self.environment, "DATABASE_URL": named, **_as_environment(settings)},
-                cwd=ROOT,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                preexec_fn=_die_with(os.getpid()),  # noqa: PLW1509  only a system call, and no import, in the child
-            )
+            environment = {**self.environment, "DATABASE_URL": named, **_as_environment(settings)}
+            self._process = self._start(environment, log.fileno())
+
+    def _start(self, environment: dict[str, str], log: int) -> "subprocess.Popen[bytes] | ForkedProcess":
+        if self.command[:2] == [sys.executable, "-m"] and environment["PYTHONPATH"].endswith(OUR_PATH):
+            return fork_server.start(self.command[2:], environment, ROOT, log)
+        return subprocess.Popen(
+            self.command,
+            env=environment,
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=die_with(os.getpid()),  # noqa: PLW1509  only a system call, and no import, in the child
+        )
 
     @property
     def pid(self) -> int:
@@ -132,7 +129,7 @@ class Process:
     def thaw(self) -> None:
         self.signal(signal.SIGCONT)
 
-    async def ended(self, seconds: float = 15) -> int:
+    async def ended(self, seconds: float = 60) -> int:
         """The exit code, once it has ended by itself."""
         async with asyncio.timeout(seconds):
             while (code := self.exit_code) is None:
@@ -173,7 +170,7 @@ class Fleet:
             "DATABASE_URL": self.dsn,
             "API_ENABLED": "false",
             MARK: self.mark,
-            "PYTHONPATH": f"{self.folder / 'path'}:{ROOT}:{ROOT / 'src'}",
+            "PYTHONPATH": f"{self.folder / 'path'}{OUR_PATH}",
         }
         inherited = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
         return {**inherited, **ours, **_as_environment(self._settings)}
@@ -189,7 +186,7 @@ class Fleet:
     async def start_one(self, role: Role, **settings: Any) -> Process:
         return (await self.start(role, **settings))[0]
 
-    async def ready(self, processes: Iterable[Process], seconds: float = 30) -> None:
+    async def ready(self, processes: Iterable[Process], seconds: float = 90) -> None:
         for process in processes:
             await self.until(lambda process=process: self.id_of(process), seconds, f"{process.name} to show itself")
 
@@ -284,9 +281,9 @@ class Fleet:
             tasks = [task for task in await self.tasks(job_id) if task["status"] == "running"]
             return tasks if len(tasks) >= count else []
 
-        return await self.until(enough, 15, f"{count} running tasks")
+        return await self.until(enough, 60, f"{count} running tasks")
 
-    async def wait(self, jobs: UUID | Iterable[UUID], seconds: float = 30) -> list[str]:
+    async def wait(self, jobs: UUID | Iterable[UUID], seconds: float = 90) -> list[str]:
         """The states in which jobs have ended. A database that is away for a while is waited for."""
         wanted = [jobs] if isinstance(jobs, UUID) else list(jobs)
 

@@ -12,8 +12,9 @@ from uuid import UUID
 import httpx2
 import pytest
 from tests.database.tcp_server import free_port
+from tests.engine.fork_server import die_with
 from tests.engine.harness import until
-from tests.engine.processes import ROOT, Fleet, Process, _die_with, fleet
+from tests.engine.processes import ROOT, Fleet, Process, fleet
 from tests.worker.over_http import a_key
 
 pytestmark = [pytest.mark.requirement("E7"), pytest.mark.alone]
@@ -60,7 +61,7 @@ def start_worker(running: Fleet, environment: dict[str, str]) -> Process:
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=_die_with(os.getpid()),  # noqa: PLW1509  only a system call in the child
+            preexec_fn=die_with(os.getpid()),  # noqa: PLW1509  only a system call in the child
         )
     return process
 
