@@ -76,7 +76,7 @@ class Hub:
         scene(self.folder / "bronze" / "bronze" / name, **options)
         return name
 
-    async def run(self, workflow: str, timeout: float = 60, **inputs: Any) -> dict[str, Any]:
+    async def run(self, workflow: str, timeout: float = 100, **inputs: Any) -> dict[str, Any]:
         """Post a job directly: its results belong to no asset."""
         return await self.running.run(workflow, timeout, **inputs)
 
@@ -105,7 +105,7 @@ class Hub:
 
     async def _ended(self, job_id: Any) -> dict[str, Any]:
         self.running.notifier.notify(JOBS)
-        return await self.running.wait(job_id, 60)
+        return await self.running.wait(job_id, 100)
 
     async def documents(self, dataset: str, revision: int = 1, ordinal: int = 0) -> dict[str, dict[str, Any]]:
         """The stored documents of a revision, by id; that of the collection is empty."""
