@@ -489,7 +489,7 @@ async def test_a_listener_that_is_cut_reconnects_and_misses_nothing(database):
     definition = _nodes("start: {type: start, next: wait}\nwait: {handler: gate, next: end}")
 
     async with engine(database, **SELDOM) as running:
-        await running.run("echo_test", timeout=10)
+        await running.run("echo_test", timeout=60)
         job_id = await running.submit(definition)
         await _is_running(running, job_id, "wait")
         cut = await running.rows(
@@ -497,7 +497,7 @@ async def test_a_listener_that_is_cut_reconnects_and_misses_nothing(database):
             " WHERE datname = current_database() AND application_name IN ('dagmaster-listen', 'dagmaster-notify')"
         )
         open_gate(job_id)
-        job = await running.wait(job_id, timeout=10)
+        job = await running.wait(job_id, timeout=25)
 
     assert len(cut) >= 3
     assert job["status"] == "completed"

@@ -123,7 +123,7 @@ async def test_polling_finds_what_silent_listeners_do_not_hear(database, monkeyp
 
         monkeypatch.setattr(module, "connect", connect)
         async with engine(database) as running:
-            await running.run("echo_test", timeout=10)
+            await running.run("echo_test", timeout=60)
             proxy.silence()
             job = await running.run("hello_world", timeout=20)
 

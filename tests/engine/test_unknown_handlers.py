@@ -80,7 +80,7 @@ async def test_an_orchestrator_that_does_not_know_the_handler_leaves_the_job_to_
         await older(running)
         await running.start_orchestrator()
         await until(lambda: running.rows("SELECT 1 FROM dagapp.orchestrators HAVING count(*) = 2"))
-        ended = [await running.run(workflow(one()), timeout=10) for _ in range(6)]
+        ended = [await running.run(workflow(one()), timeout=60) for _ in range(6)]
         epochs = [job["epoch"] for job in ended]
 
     assert {job["status"] for job in ended} == {"completed"}
@@ -96,7 +96,7 @@ async def test_a_job_whose_handlers_are_spread_over_two_orchestrators_ends(datab
             running.registry = Registry(handler for handler in every.values() if handler is not missing)
             await running.start_orchestrator()
         running.registry = every
-        job = await running.run(workflow(both), timeout=10)
+        job = await running.run(workflow(both), timeout=60)
 
     assert job["status"] == "completed"
     assert job["epoch"] <= 3

@@ -67,7 +67,7 @@ async def test_a_sum_that_no_reader_can_hold_fails_the_fan_in(database, numbers)
     async with engine(database) as running, api(database, running) as client:
         bad = await running.submit(workflow(SUM), numbers=numbers)
         good = await running.run("hello_world")
-        job = await running.wait(bad, timeout=10)
+        job = await running.wait(bad, timeout=60)
         shown = await ok(client.get(f"{V1}/jobs/{bad}"))
         nodes = await running.nodes(bad)
 
@@ -196,7 +196,7 @@ async def test_a_deeply_nested_input_does_not_stop_its_job(database, depth):
             with pytest.raises(InvalidRequest, match="cannot be stored as JSON"):
                 await running.submit(workflow(text), deep=value)
             return
-        job = await running.run(workflow(text), deep=value, timeout=10)
+        job = await running.run(workflow(text), deep=value, timeout=60)
     assert job["status"] == "completed"
 
 
