@@ -1,5 +1,7 @@
-"""Every route of every app declares the permission that it needs."""
+"""Every route of every app declares the permission that it needs, and none of our dependencies runs in a thread."""
 
+import inspect
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -90,6 +92,26 @@ def test_every_route_of_the_map_server_declares_its_permission():
         "/metrics",
         "/stac/_mgmt/health",
     }
+
+
+def dependencies(dependant: Any) -> Iterator[Callable[..., Any]]:
+    for part in dependant.dependencies:
+        yield part.call
+        yield from dependencies(part)
+
+
+@pytest.mark.parametrize("create", [lambda *_: API, create_gateway, create_maps], ids=["api", "gateway", "maps"])
+def test_no_dependency_of_ours_runs_in_a_thread(create):
+    """FastAPI runs plain functions in one, which takes longer than what they do."""
+    dependants = [route.dependant for route in routes(create(load(), NOWHERE)) if hasattr(route, "dependant")]
+    calls = {call for dependant in dependants for call in dependencies(dependant)}
+    # Those of TiTiler and of the STAC API are classes.
+    ours = {call for call in calls if call.__module__.startswith("dagmaster.")}
+
+    plain = {call for call in ours if not inspect.iscoroutinefunction(call)}
+
+    assert len(ours) > 3
+    assert [call for call in plain if not inspect.iscoroutinefunction(type(call).__call__)] == []
 
 
 def test_the_probes_of_workers_are_for_anyone_who_reaches_them():

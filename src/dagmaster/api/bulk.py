@@ -71,7 +71,7 @@ async def _jobs_of(services: ApiServices, request: BulkRequest) -> tuple[dict[UU
         listed = {each.job.job_id: each.job for each in await services.reads.jobs_by_id(request.job_ids)}
         return {job_id: listed.get(job_id) for job_id in request.job_ids}, True
     assert request.filter is not None
-    filters = filters_of(
+    filters = await filters_of(
         status=request.filter.status or list(CHANGEABLE[request.action]),
         workflow_id=request.filter.workflow_id,
         submitted_by=request.filter.submitted_by,

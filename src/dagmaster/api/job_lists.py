@@ -21,7 +21,7 @@ MOST_WORDS_LENGTH = 200
 Names = CommaSeparated[Annotated[str, Field(max_length=64)]]
 
 
-def filters_of(
+async def filters_of(
     *,
     status: Annotated[
         CommaSeparated[JobStatus] | None, Query(description="Only jobs with one of these statuses")

@@ -198,7 +198,8 @@ class ApiServices:
         return self.settings.orphan_threshold_sec
 
 
-def services_of(request: Request) -> ApiServices:
+async def services_of(request: Request) -> ApiServices:
+    """A coroutine although it does not wait: FastAPI would run a plain function in a thread."""
     services: ApiServices = request.app.state.services
     return services
 

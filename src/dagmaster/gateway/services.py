@@ -127,7 +127,8 @@ def database_of(settings: Settings) -> str:
     return settings.gateway_database_url
 
 
-def services_of(request: Request) -> GatewayServices:
+async def services_of(request: Request) -> GatewayServices:
+    """A coroutine although it does not wait: FastAPI would run a plain function in a thread."""
     services: GatewayServices = request.app.state.services
     return services
 

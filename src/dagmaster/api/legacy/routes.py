@@ -67,7 +67,7 @@ JobTypeName = Annotated[
 StageNumber = Annotated[int, Path(ge=1, le=10_000, description="The number of the stage, from 1")]
 
 
-def _old_system(
+async def _old_system(
     services: Services, forwarded: Annotated[str | None, Header(alias=FORWARDED, include_in_schema=False)] = None
 ) -> OldSystem | None:
     """The old system, unless the request was forwarded by another platform already."""
