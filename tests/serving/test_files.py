@@ -5,7 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from dagmaster.errors import Unavailable
+from dagmaster.serving import files
 from dagmaster.storage.location import Edition, Location, Zone
+from dagmaster.storage.zones import Storage
 from tests.serving.data import collection, item
 
 pytestmark = pytest.mark.requirement("C2")
@@ -88,6 +91,40 @@ def test_a_file_that_the_client_has_is_not_modified(client):
     answer = client.get(COG, headers={"If-None-Match": etag})
 
     assert (answer.status_code, answer.content) == (304, b"")
+
+
+def test_what_is_sent_of_a_file_is_read_and_nothing_else(client, whole, monkeypatch):
+    etag, read = client.get(COG).headers["etag"], []
+    get_range = Storage.get_range
+
+    def note(storage, location, start, length):
+        read.append((start, length))
+        return get_range(storage, location, start, length)
+
+    monkeypatch.setattr(Storage, "get_range", note)
+    client.head(COG)
+    client.get(COG, headers={"If-None-Match": etag})
+    client.get(COG, headers={"Range": "bytes=99999999-"})
+    assert read == []
+
+    client.get(COG, headers={"Range": "bytes=100-299"})
+    assert read == [(100, 200)]
+
+    read.clear()
+    monkeypatch.setattr(files, "CHUNK_BYTES", 100)  # more than a chunk is a stream of chunks
+    part = client.get(COG, headers={"Range": "bytes=100-349"})
+    assert read == [(100, 100), (200, 100), (300, 50)]
+    assert (part.status_code, part.content) == (206, whole[100:350])
+
+
+def test_a_small_part_that_cannot_be_read_is_a_problem_and_not_a_broken_response(client, monkeypatch):
+    def fail(*_arguments):
+        raise Unavailable("the storage does not respond", code="storage.unavailable")
+
+    monkeypatch.setattr(Storage, "get_range", fail)
+    answer = client.get(COG, headers={"Range": "bytes=0-99"})
+
+    assert (answer.status_code, answer.json()["code"]) == (503, "storage.unavailable")
 
 
 @pytest.mark.parametrize(

@@ -69,30 +69,51 @@ async def get_file(request: Request, zone: str, container: str, blob: str) -> Re
     services = services_of(request)
     location = _served_location(zone, container, blob)
     readable = await _readable_revision(request, services, location)
-    file = await asyncio.to_thread(services.storage.head, location)
     read: ReadRange = partial(services.storage.get_range, location)
+    file, content = await asyncio.to_thread(_head_and_content, request, services, location)
     if is_mosaic(location):
         stored = await asyncio.to_thread(services.storage.get, location)
         token = request.query_params.get(PARAMETER)
         document = await asyncio.to_thread(with_asset_urls, stored, location, str(request.base_url), token)
         file = replace(file, size_bytes=len(document), etag=hashlib.sha256(document).hexdigest()[:32])
         read = partial(_slice, document)
-    etag = f'"{file.etag}"'
+    etag = _etag_of(file)
     headers = {
         "Accept-Ranges": "bytes",
         "ETag": etag,
         "Cache-Control": cache_control(request, is_pinned=readable.is_published, is_public=readable.is_public),
         "Last-Modified": format_datetime(file.modified_at, usegmt=True),
     }
-    if matches_etag(request.headers.get("if-none-match"), etag):
+    if _has_current(request, file):
         return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=headers)
-    requested = _requested_range(request, file, etag)
+    requested = _requested_range(request, file)
     if requested is None:
         return Response(
             status_code=HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE,
             headers={**headers, "Content-Range": f"bytes */{file.size_bytes}"},
         )
-    return _respond(request, read, file, requested, headers)
+    return _respond(request, content if content is not None else read, file, requested, headers)
+
+
+def _head_and_content(request: Request, services: MapServices, location: Location) -> tuple[ObjectInfo, bytes | None]:
+    """A file, and what is sent of it if that is little: mostly a few blocks of a COG, for which a second thread and a
+    stream would take longer than to read them."""
+    file = services.storage.head(location)
+    if request.method == "HEAD" or is_mosaic(location) or _has_current(request, file):
+        return file, None
+    part = _requested_range(request, file)
+    if not part or len(part) > CHUNK_BYTES:
+        return file, None
+    return file, services.storage.get_range(location, part.start, len(part))
+
+
+def _etag_of(file: ObjectInfo) -> str:
+    return f'"{file.etag}"'
+
+
+def _has_current(request: Request, file: ObjectInfo) -> bool:
+    """Whether the client has this file already."""
+    return matches_etag(request.headers.get("if-none-match"), _etag_of(file))
 
 
 def _served_location(zone: str, container: str, blob: str) -> Location:
@@ -124,9 +145,9 @@ async def _readable_revision(request: Request, services: MapServices, location: 
     return readable
 
 
-def _requested_range(request: Request, file: ObjectInfo, etag: str) -> range | None:
+def _requested_range(request: Request, file: ObjectInfo) -> range | None:
     """The requested bytes; the whole file if there is no valid range; None if the file has none of the bytes."""
-    whole = range(file.size_bytes)
+    whole, etag = range(file.size_bytes), _etag_of(file)
     match = _RANGE.fullmatch(request.headers.get("range", "").strip())
     if match is None or request.headers.get("if-range", etag) != etag:
         return whole
@@ -142,7 +163,9 @@ def _requested_range(request: Request, file: ObjectInfo, etag: str) -> range | N
     return requested or None
 
 
-def _respond(request: Request, read: ReadRange, file: ObjectInfo, part: range, headers: dict[str, str]) -> Response:
+def _respond(
+    request: Request, content: bytes | ReadRange, file: ObjectInfo, part: range, headers: dict[str, str]
+) -> Response:
     media_type = MEDIA_TYPES.get(PurePosixPath(file.location.blob).suffix.lower(), "application/octet-stream")
     headers |= {"Content-Length": str(len(part)), "Content-Type": media_type}
     status = HTTPStatus.OK
@@ -151,7 +174,9 @@ def _respond(request: Request, read: ReadRange, file: ObjectInfo, part: range, h
         headers["Content-Range"] = f"bytes {part.start}-{part.stop - 1}/{file.size_bytes}"
     if request.method == "HEAD":
         return Response(status_code=status, headers=headers)
-    return StreamingResponse(_chunks(read, part), status_code=status, headers=headers)
+    if isinstance(content, bytes):
+        return Response(content, status_code=status, headers=headers)
+    return StreamingResponse(_chunks(content, part), status_code=status, headers=headers)
 
 
 async def _chunks(read: ReadRange, part: range) -> AsyncIterator[bytes]:
