@@ -46,7 +46,7 @@ FAILING = """
     workflow_id: failing
     nodes:
       start: {type: start, next: one}
-      one: {handler: give, params: {fail: true}, next: end}
+      one: {handler: give, params: {fail: true}, retry: {max_attempts: 0}, next: end}
       end: {type: end}
 """
 LATE = "UPDATE dagapp.dag_jobs SET updated_at = dagapp.clock(), version = version + 1, correlation_id = 'late'"

@@ -34,9 +34,9 @@ def nowhere(storage, cluster):
 
 @pytest.fixture
 def away(storage):
-    with TestClient(
-        create_app(load(), "postgresql://nobody@127.0.0.1:1/none", storage=storage), base_url="http://localhost"
-    ) as client:
+    app = create_app(load(), "postgresql://nobody@127.0.0.1:1/none", storage=storage)
+    app.state.services.catalog._pool.timeout = 0.5  # seconds for which a request waits for a connection
+    with TestClient(app, base_url="http://localhost") as client:
         yield client
 
 
