@@ -34,6 +34,7 @@ from tests.workflow_library import library_of
 pytestmark = pytest.mark.requirement("O1")
 
 EXAMPLES_PER_ROUTE = 8
+PATIENCE_SECONDS = 60  # some deploy the schema, and the machine may be busy
 CHECKS = (
     checks.not_a_server_error,
     openapi_checks.status_code_conformance,
@@ -160,9 +161,9 @@ schema = schemathesis.openapi.from_dict(DESCRIPTION, config=config)
 )
 def test_every_response_matches_its_description(case: Any, served: Served) -> None:
     """Of a path that names something, also with the name of something that exists."""
-    answer = case.call(base_url=served.url)
+    answer = case.call(base_url=served.url, timeout=PATIENCE_SECONDS)
     case.validate_response(answer, checks=CHECKS)
 
     if case.path_parameters:
         case.path_parameters = {name: served.known[name] for name in case.path_parameters}
-        case.validate_response(case.call(base_url=served.url), checks=CHECKS)
+        case.validate_response(case.call(base_url=served.url, timeout=PATIENCE_SECONDS), checks=CHECKS)
