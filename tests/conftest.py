@@ -10,10 +10,13 @@ import logging
 import os
 import shutil
 import signal
+import ssl
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
+import httpcore2
 import psycopg
 import pytest
 import structlog
@@ -38,6 +41,22 @@ def pytest_configure(config: pytest.Config) -> None:
     if not config.getoption("--slow"):
         config.pluginmanager.register(Stopwatch())
     _allow_interrupts()
+    _load_certificates_once()
+
+
+def _load_certificates_once() -> None:
+    """Each HTTP client would load all certificates of the system again, which takes longer than most tests' requests.
+    Clients of other certificates have contexts of their own."""
+    load = httpcore2.default_ssl_context
+
+    @cache
+    def loaded(trust_env: bool, _file: str | None, _folder: str | None) -> ssl.SSLContext:
+        return load(_trust_env=trust_env)
+
+    def default_ssl_context(*, _trust_env: bool = True) -> ssl.SSLContext:
+        return loaded(_trust_env, os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))
+
+    httpcore2.default_ssl_context = default_ssl_context
 
 
 def _allow_interrupts() -> None:
