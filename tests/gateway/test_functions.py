@@ -7,6 +7,7 @@ import runpy
 import subprocess
 import sys
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ import azure.functions as func
 import pytest
 
 from dagmaster.errors import InvalidRequest
+from dagmaster.gateway import reads
 from dagmaster.gateway.hosted import hosted_gateway
 from dagmaster.gateway.services import GatewayServices
 from dagmaster.settings import load
@@ -111,6 +113,7 @@ async def test_partners_submit_and_poll_through_the_host(kit: Kit, tmp_path, mon
 
 async def test_a_database_that_is_down_at_the_start_is_an_outage_and_not_the_end(tmp_path, monkeypatch):
     nowhere = "postgresql://x@127.0.0.1:1/none"
+    monkeypatch.setattr(reads, "pool", partial(reads.pool, wait_seconds=0.5))
     host = Host(monkeypatch, AUTH_ENABLED="true", GATEWAY_DATABASE_URL=nowhere, ORCHESTRATOR_URLS="http://127.0.0.1:1")
     alive = await host.request("GET", "/livez")
     ready = await host.request("GET", "/readyz")

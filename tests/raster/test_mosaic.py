@@ -137,7 +137,10 @@ def test_cogeo_mosaic_finds_the_same_assets(scene):
             assert theirs.assets_for_point(x, y) == assets_at(document, x, y)
 
 
-@pytest.mark.parametrize(("kind", "number"), [("degrees", 1000), ("projected", 200)])
+@pytest.mark.parametrize(
+    ("kind", "number"),
+    [("degrees", 200), ("projected", 200), pytest.param("degrees", 1000, marks=pytest.mark.slow)],
+)
 def test_points_read_exactly_the_tiles_that_hold_them(tmp_path, kind, number):
     """Through cogeo-mosaic from the written file, down to the pixels."""
     paths = grid(tmp_path, **GRIDS[kind])
