@@ -65,7 +65,7 @@ export function pauseSeconds(attempt: number): number {
 }
 
 export function connect(): void {
-  disconnect();
+  close();
   const isWithoutCursor = lastId === null;
   source = new EventSource(urlOf("/api/v1/stream", {}, { after: lastId }));
   source.onopen = () => {
@@ -103,7 +103,15 @@ export function connect(): void {
   take("resync", everything);
 }
 
+/** End the stream. What was lost before does not concern the next one, of another session. */
 export function disconnect(): void {
+  close();
+  connection.value = "connecting";
+  lostSince.value = null;
+  failures.value = 0;
+}
+
+function close(): void {
   clearTimeout(timer);
   source?.close();
   source = null;

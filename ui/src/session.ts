@@ -36,14 +36,16 @@ export async function loadSession(): Promise<void> {
 
 /** Whether the session still exists: a stream that is refused does not say why. */
 export async function checkSession(): Promise<void> {
+  const checked = session.value;
   const response = await fetched(URL_OF_SESSION, {});
-  if (response.ok && !((await response.json()) as Session).is_signed_in) expire();
+  if (response.ok && !((await response.json()) as Session).is_signed_in) expire(checked);
 }
 
-function expire(): void {
-  if (!session.value?.is_signed_in || !session.value.is_authentication_enabled) return;
+/** End this session. A late response to a request of an earlier session does not end the present one. */
+function expire(ended: Session | null): void {
+  if (ended !== session.value || !ended?.is_signed_in || !ended.is_authentication_enabled) return;
   hasExpired.value = true;
-  session.value = { ...session.value, is_signed_in: false, permissions: [] };
+  session.value = { ...ended, is_signed_in: false, permissions: [] };
 }
 
 export async function signIn(key: string): Promise<void> {
@@ -65,5 +67,5 @@ export async function signOut(): Promise<void> {
 function use(next: Session): void {
   session.value = next;
   hasExpired.value = false;
-  configure(next.csrf_token, expire);
+  configure(next.csrf_token, () => expire(next));
 }

@@ -107,3 +107,16 @@ test("a cursor that the server no longer knows makes all views load again", asyn
 
   expect(seen).toEqual(EVERYTHING);
 });
+
+test("a stream that is connected anew forgets how often the one before it failed", async () => {
+  const { live } = await fresh();
+  live.connect();
+  newest().onerror?.();
+  live.disconnect();
+
+  expect(live.connection.value).toBe("connecting");
+  expect(live.lostSince.value).toBeNull();
+  expect(live.failures.value).toBe(0);
+  vi.advanceTimersByTime(60_000);
+  expect(FakeSource.opened).toHaveLength(1);
+});

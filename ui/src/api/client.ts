@@ -109,8 +109,11 @@ async function send<M extends Method, P extends Path>(
 }
 
 export async function fetched(url: string, init: RequestInit): Promise<Response> {
+  const onRefused = onSignedOut; // of the session that sends the request
   try {
-    return await fetch(url, init);
+    const response = await fetch(url, init);
+    if (response.status === 401) onRefused();
+    return response;
   } catch (error) {
     if (error instanceof DOMException && error.name === "AbortError") throw error;
     throw new ApiProblem(
@@ -131,7 +134,6 @@ export async function problemOf(response: Response): Promise<ApiProblem> {
   } catch {
     body = {};
   }
-  if (response.status === 401) onSignedOut();
   return new ApiProblem(
     response.status,
     body.title ?? `HTTP ${response.status}`,
