@@ -82,9 +82,8 @@ def _changing_buttons(page: Page) -> list[str]:
     return [name for name in names if changing.match(name.strip())]
 
 
-def test_a_viewer_sees_assets_and_nothing_that_would_be_refused(
-    visitor: Looking, people: People, catalogue: Catalogue
-) -> None:
+@pytest.mark.usefixtures("approved")
+def test_a_viewer_sees_assets_and_nothing_that_would_be_refused(visitor: Looking, people: People) -> None:
     page = visitor.open("/")
     _sign_in(page, people.viewer)
     visitor.complaints.clear()
@@ -98,7 +97,7 @@ def test_a_viewer_sees_assets_and_nothing_that_would_be_refused(
     assert _changing_buttons(page) == []
     assert page.get_by_role("tab").all_inner_texts() == ["Version"], "history and requests are for reviewers"
     expect(page.get_by_text("Version 1")).to_have_count(0)  # it waits for a review
-    visitor.open("/jobs")
+    visitor.move_to("/jobs")
     expect(page.get_by_role("heading", name="You may not see this page")).to_be_visible()
     assert visitor.complaints == [], "no request is refused either"
 
@@ -119,8 +118,8 @@ def test_an_author_may_run_workflows_and_not_operate_jobs(visitor: Looking, peop
         ("/workflows/hello_world", "Versions"),
         ("/system?tab=queues", "container-tasks"),
     ):
-        visitor.open(path)
-        expect(page.get_by_text(landmark).first).to_be_visible()
+        visitor.move_to(path)
+        expect(page.locator("main").get_by_text(landmark).first).to_be_visible()
         assert _changing_buttons(page) == [], path
     expect(page.get_by_role("tab", name="Keys")).to_have_count(0)
     assert visitor.complaints == [], "no request is refused either"

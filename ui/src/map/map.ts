@@ -13,6 +13,31 @@ function colour(name: string): string {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim() || "#888888";
 }
 
+/** Maps to which layers can be added. `map.loaded()` is also false while tiles are loaded, and `load` fires once. */
+const loaded = new WeakSet<RasterMap>();
+
+function whenLoaded(map: RasterMap, work: () => void): void {
+  if (loaded.has(map)) work();
+  else map.once("load", work);
+}
+
+const REPEATED = "repeated://";
+const REPEATED_STATUSES = new Set([429, 502, 503, 504]);
+const MOST_REPEATS = 5;
+
+/** Tiles that a busy server refuses are requested again: a map that nobody moves would keep the holes. */
+maplibregl.addProtocol("repeated", async (request, { signal }) => {
+  const url = request.url.slice(REPEATED.length);
+  for (let count = 0; ; count += 1) {
+    const response = await fetch(url, { signal });
+    if (response.ok) return { data: await response.arrayBuffer() };
+    if (!REPEATED_STATUSES.has(response.status) || count >= MOST_REPEATS)
+      throw new maplibregl.AJAXError(response.status, response.statusText, url, await response.blob());
+    await new Promise((done) => setTimeout(done, 500 * 2 ** count));
+    signal.throwIfAborted();
+  }
+});
+
 const MARGIN = 32;
 const CONTROLS_WIDTH = 236;
 
@@ -59,7 +84,10 @@ export function createMap(container: HTMLElement, box: Box | null, hasControls: 
     container.dataset.drawn = "true";
   });
   map.on("moveend", drawGrid);
-  map.once("load", drawGrid);
+  map.once("load", () => {
+    loaded.add(map);
+    drawGrid();
+  });
   const repaint = () => {
     if (!map.getLayer("background")) return;
     map.setPaintProperty("background", "background-color", colour("--map-land"));
@@ -88,11 +116,11 @@ export function showRaster(map: RasterMap, layer: RasterLayer, opacity: number):
       .map((each) => each.id);
     map.addSource(name, {
       type: "raster",
-      tiles: [layer.template],
+      tiles: [`${REPEATED}${layer.template}`],
       tileSize: 512,
       bounds: layer.bounds[2] > 180 ? undefined : layer.bounds,
-      minzoom: Math.max(0, layer.minzoom - 1),
-      maxzoom: Math.max(0, layer.maxzoom - 1),
+      minzoom: layer.minzoom,
+      maxzoom: Math.max(layer.minzoom, layer.maxzoom - 1), // one tile of 512 pixels is four of the next zoom
     } as never);
     const above = map.getLayer("extent-line") ? "extent-line" : undefined;
     map.addLayer(
@@ -107,8 +135,7 @@ export function showRaster(map: RasterMap, layer: RasterLayer, opacity: number):
     };
     map.once("idle", clean);
   };
-  if (map.isStyleLoaded() || map.loaded()) add();
-  else map.once("load", add);
+  whenLoaded(map, add);
 }
 
 export function setOpacity(map: RasterMap, opacity: number): void {
@@ -175,8 +202,7 @@ export function showExtents(map: RasterMap, extents: Extent[], onChoose?: (id: s
       });
     }
   };
-  if (map.isStyleLoaded() || map.loaded()) add();
-  else map.once("load", add);
+  whenLoaded(map, add);
 }
 
 export { maplibregl };
