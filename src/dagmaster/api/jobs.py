@@ -17,7 +17,7 @@ from dagmaster.api.job_lists import Filters, counts_of, summaries
 from dagmaster.api.outcomes import deliverables, download_url, outcomes
 from dagmaster.api.problems import responses
 from dagmaster.api.services import ApiServices, Services
-from dagmaster.api.summaries import progress_counts, stage_of, stages_of, summary_of, type_of
+from dagmaster.api.summaries import progress_counts, stage_of, stages_of, summaries_of, summary_of, type_of
 from dagmaster.api.workflows import graph_edges, read_definition
 from dagmaster.client.limits import PREFIX
 from dagmaster.client.models.jobs import (
@@ -181,7 +181,7 @@ async def get_job(services: Services, job_id: JobId) -> JobDetail:
     except NotFound as error:
         return await _without_nodes(services, job, error)
     job, snapshot = await of_one_moment(services, job, graph.order)
-    nodes = [summary_of(graph, node, snapshot.now) for node in snapshot.nodes]
+    nodes = summaries_of(graph, snapshot)
     stages, eta = stages_of(graph, snapshot), None
     if not snapshot.is_over:
         nodes, stages, eta = with_estimates(graph, nodes, stages, await services.past.nodes(graph, job.definition_hash))
@@ -397,7 +397,7 @@ async def get_job_graph(services: Services, job_id: JobId) -> JobGraph:
     brief = await services.reads.brief(job_id)
     graph = await services.reads.graph(brief.definition_hash)
     snapshot = await services.reads.watch_job(job_id, graph.order)
-    nodes = [summary_of(graph, node, snapshot.now) for node in snapshot.nodes]
+    nodes = summaries_of(graph, snapshot)
     eta = None
     if not snapshot.is_over:
         past = await services.past.nodes(graph, brief.definition_hash)

@@ -11,8 +11,16 @@ from dagmaster.jobs.states import NODE_LIVE, NODE_TERMINAL, NodeStatus
 from dagmaster.workflows.graph import Graph
 from dagmaster.workflows.model import FanOutNode, Importance, work_of
 
+Span = tuple[datetime | None, datetime | None]
 
-def summary_of(graph: Graph, node: NodeSummary, now: datetime) -> PublicNode:
+
+def summaries_of(graph: Graph, snapshot: Snapshot) -> list[PublicNode]:
+    """The nodes of a job, without the children of its fan_outs."""
+    spans = _spans(graph, snapshot)
+    return [summary_of(graph, node, snapshot.now, spans[node.node_id]) for node in snapshot.nodes]
+
+
+def summary_of(graph: Graph, node: NodeSummary, now: datetime, span: Span | None = None) -> PublicNode:
     definition_id = node.parent_node_id or node.node_id
     definition = graph.workflow.nodes.get(definition_id)
     work = work_of(definition) if definition else None
@@ -23,8 +31,8 @@ def summary_of(graph: Graph, node: NodeSummary, now: datetime) -> PublicNode:
         importance=definition.importance if definition else Importance.CRITICAL,
         handler=work.handler if work else None,
         state=state_of(graph, node),
-        seconds=_seconds(node, now),
-        elapsed_seconds=_seconds(node, now),
+        seconds=_seconds(node, now, span),
+        elapsed_seconds=_seconds(node, now, span),
         children=_children(node),
     )
 
@@ -57,10 +65,37 @@ def _lost_too_many(graph: Graph, node: NodeSummary) -> bool:
     return (node.failed_count or 0) + (node.cancelled_count or 0) > tolerated(definition, node.total)
 
 
-def _seconds(node: NodeSummary, now: datetime) -> float | None:
-    begun = node.dispatched_at or node.started_at
-    ended = node.completed_at or (now if node.status in NODE_LIVE or node.remaining else None)
-    return round(max(0.0, (ended - begun).total_seconds()), 3) if begun and ended else None
+def _seconds(node: NodeSummary, now: datetime, span: Span | None) -> float | None:
+    begun, ended = span or _own_span(node)
+    return _elapsed(begun, ended or (now if node.status in NODE_LIVE or node.remaining else None))
+
+
+def _own_span(node: NodeSummary) -> Span:
+    return node.dispatched_at or node.started_at, node.completed_at
+
+
+def _spans(graph: Graph, snapshot: Snapshot) -> dict[str, Span]:
+    """From when to when each node ran.
+
+    A fan_out has no times of its own children, which are not read for this: it begins when what it waits for has ended,
+    and ends when the first node after it begins.
+    """
+    spans = {node.node_id: _own_span(node) for node in snapshot.nodes}
+    for node in sorted(snapshot.nodes, key=lambda each: graph.place.get(each.node_id, 0)):
+        if node.total is None or node.node_id not in graph.place:
+            continue
+        before = [*graph.all_of.get(node.node_id, ()), *graph.any_of.get(node.node_id, ())]
+        begun = [at for each in before if (at := spans.get(each, (None, None))[1])]
+        spans[node.node_id] = max(begun, default=node.completed_at), _end_of_children(graph, node, spans, snapshot.now)
+    return spans
+
+
+def _end_of_children(graph: Graph, node: NodeSummary, spans: dict[str, Span], now: datetime) -> datetime | None:
+    if node.remaining or node.status not in NODE_TERMINAL:
+        return None
+    after = [spans[each] for each in graph.successors.get(node.node_id, ()) if each in spans]
+    begun = [at for first, last in after if (at := first or last)]
+    return max(min(begun, default=now), node.completed_at or now) if node.total else node.completed_at
 
 
 def _children(node: NodeSummary) -> ChildCounts | None:
@@ -102,13 +137,17 @@ def stages_of(graph: Graph, snapshot: Snapshot) -> list[StageSummary]:
     groups: dict[tuple[int, str], list[NodeSummary]] = {}
     for node in snapshot.nodes:
         groups.setdefault(graph.stages[node.node_id], []).append(node)
-    return [_stage(graph, number, name, nodes, snapshot.now) for (number, name), nodes in sorted(groups.items())]
+    spans = _spans(graph, snapshot)
+    return [_stage(graph, stage, nodes, spans, snapshot.now) for stage, nodes in sorted(groups.items())]
 
 
-def _stage(graph: Graph, number: int, name: str, nodes: Sequence[NodeSummary], now: datetime) -> StageSummary:
+def _stage(
+    graph: Graph, stage: tuple[int, str], nodes: Sequence[NodeSummary], spans: dict[str, Span], now: datetime
+) -> StageSummary:
+    number, name = stage
     states = Counter(state_of(graph, node) for node in nodes)
-    begun = [at for node in nodes if (at := node.dispatched_at or node.started_at or node.completed_at)]
-    ended = [node.completed_at for node in nodes if node.completed_at]
+    begun = [at for node in nodes if (at := spans[node.node_id][0] or node.completed_at)]
+    ended = [at for node in nodes if (at := spans[node.node_id][1])]
     first, last = min(begun, default=None), max(ended, default=None)
     return StageSummary(
         number=number,
