@@ -162,7 +162,7 @@ function NodeBox(props: {
       {!isSmall(node) && (
         <span class="ellipsis detail">{node.detail ?? node.handler ?? node.type.replace("_", "-")}</span>
       )}
-      {node.children && node.children.total > 0 && <Children counts={node.children} />}
+      {node.children && <Children counts={node.children} />}
     </button>
   );
 }
@@ -178,6 +178,7 @@ export function partsOf(counts: ChildCounts) {
 }
 
 function Children({ counts }: { counts: ChildCounts }) {
+  if (counts.total === 0) return <span class="children detail">no children</span>;
   return (
     <span class="children">
       <span class="meter" aria-hidden="true">
