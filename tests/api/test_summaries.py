@@ -52,7 +52,7 @@ def seconds_of(moment: Snapshot) -> tuple[dict[str, float | None], dict[str, flo
     return {each.node_id: each.elapsed_seconds for each in nodes}, {each.name: each.elapsed_seconds for each in stages}
 
 
-def test_a_fan_out_takes_from_the_end_of_the_node_before_it_to_the_start_of_the_node_after_it():
+def test_a_fan_out_takes_from_the_end_of_the_node_before_it_to_the_start_of_the_node_after_it() -> None:
     split = node("split", 10, total=100, expanded=100, remaining=0)
     nodes, stages = seconds_of(snapshot(60, split, node("gather", 44), node("end", 45)))
 
@@ -60,7 +60,7 @@ def test_a_fan_out_takes_from_the_end_of_the_node_before_it_to_the_start_of_the_
     assert (stages["list"], stages["split"]) == (3, 40)
 
 
-def test_a_fan_out_whose_children_all_exist_runs_on_and_its_end_is_estimated_from_those_that_ended():
+def test_a_fan_out_whose_children_all_exist_runs_on_and_its_end_is_estimated_from_those_that_ended() -> None:
     split = node("split", 10, total=100, expanded=100, remaining=75)
     moment = snapshot(14, split, node("gather", None), node("end", None))
     nodes, stages, eta = with_estimates(GRAPH, summaries_of(GRAPH, moment), stages_of(GRAPH, moment), {})
@@ -71,7 +71,7 @@ def test_a_fan_out_whose_children_all_exist_runs_on_and_its_end_is_estimated_fro
     assert eta == 30
 
 
-def test_a_fan_out_without_children_takes_no_longer_than_its_expansion():
+def test_a_fan_out_without_children_takes_no_longer_than_its_expansion() -> None:
     nodes, _ = seconds_of(snapshot(60, node("split", 5, total=0, remaining=0), node("gather", 9), node("end", 9)))
 
     assert nodes["split"] == 1
