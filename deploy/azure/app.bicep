@@ -34,7 +34,7 @@ var onRequests = [{ name: 'requests', http: { metadata: { concurrentRequests: '5
 // Without Service Bus the length of queues is in PostgreSQL, whose scaler needs a password: docs/guides/azure.md.
 var onProcessor = [{ name: 'cpu', custom: { type: 'cpu', metadata: { type: 'Utilization', value: '70' } } }]
 
-resource app 'Microsoft.App/containerApps@2024-03-01' = {
+resource app 'Microsoft.App/containerApps@2025-01-01' = {
   name: name
   location: location
   identity: { type: 'UserAssigned', userAssignedIdentities: { '${identityId}': {} } }
@@ -58,7 +58,8 @@ resource app 'Microsoft.App/containerApps@2024-03-01' = {
           ])
           resources: { cpu: json(cpu), memory: memory }
           probes: [
-            { type: 'Startup', httpGet: { path: '/livez', port: port }, periodSeconds: 3, failureThreshold: 40 }
+            // Two minutes: more than 10 failures are not allowed.
+            { type: 'Startup', httpGet: { path: '/livez', port: port }, periodSeconds: 12, failureThreshold: 10, timeoutSeconds: 5 }
             { type: 'Liveness', httpGet: { path: '/livez', port: port }, periodSeconds: 15, failureThreshold: 4, timeoutSeconds: 5 }
             { type: 'Readiness', httpGet: { path: '/readyz', port: port }, periodSeconds: 5, timeoutSeconds: 5 }
           ]

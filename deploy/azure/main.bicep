@@ -190,7 +190,7 @@ resource servingSignsBlobs 'Microsoft.Authorization/roleAssignments@2022-04-01' 
 
 // PostgreSQL: logins by token only, in a private network, with PostGIS.
 
-resource postgres 'Microsoft.DBforPostgreSQL/flexibleServers@2023-12-01-preview' = {
+resource postgres 'Microsoft.DBforPostgreSQL/flexibleServers@2024-08-01' = {
   name: '${prefix}-${uniqueString(resourceGroup().id)}'
   location: location
   sku: { name: databaseSku, tier: 'GeneralPurpose' }
@@ -204,34 +204,36 @@ resource postgres 'Microsoft.DBforPostgreSQL/flexibleServers@2023-12-01-preview'
   }
 }
 
-resource extensions 'Microsoft.DBforPostgreSQL/flexibleServers/configurations@2023-12-01-preview' = {
-  parent: postgres
-  name: 'azure.extensions'
-  properties: { value: 'POSTGIS,BTREE_GIST', source: 'user-override' }
-}
-
-resource database 'Microsoft.DBforPostgreSQL/flexibleServers/databases@2023-12-01-preview' = {
+// One after the other: the server refuses a change while another one is under way (ServerIsBusy).
+resource database 'Microsoft.DBforPostgreSQL/flexibleServers/databases@2024-08-01' = {
   parent: postgres
   name: databaseName
   properties: { charset: 'UTF8', collation: 'C' }
 }
 
-resource databaseAdmin 'Microsoft.DBforPostgreSQL/flexibleServers/administrators@2023-12-01-preview' = {
+resource extensions 'Microsoft.DBforPostgreSQL/flexibleServers/configurations@2024-08-01' = {
   parent: postgres
-  name: adminIdentity.properties.principalId
-  properties: { principalType: 'ServicePrincipal', principalName: adminIdentity.name, tenantId: tenant().tenantId }
+  name: 'azure.extensions'
+  properties: { value: 'POSTGIS,BTREE_GIST', source: 'user-override' }
+  dependsOn: [database]
+}
+
+module databaseAdmin 'administrator.bicep' = {
+  name: '${prefix}-administrator'
+  params: { serverName: postgres.name, principalId: adminIdentity.properties.principalId, principalName: adminIdentity.name }
+  dependsOn: [extensions]
 }
 
 // Service Bus: identities send and receive; nobody may change queues.
 
-resource bus 'Microsoft.ServiceBus/namespaces@2022-10-01-preview' = if (usesServiceBus) {
+resource bus 'Microsoft.ServiceBus/namespaces@2024-01-01' = if (usesServiceBus) {
   name: '${prefix}-${uniqueString(resourceGroup().id)}'
   location: location
   sku: { name: 'Standard', tier: 'Standard' }
   properties: { disableLocalAuth: true, minimumTlsVersion: '1.2' }
 }
 
-resource busQueues 'Microsoft.ServiceBus/namespaces/queues@2022-10-01-preview' = [for name in concat(queues, [jobQueue]): if (usesServiceBus) {
+resource busQueues 'Microsoft.ServiceBus/namespaces/queues@2024-01-01' = [for name in concat(queues, [jobQueue]): if (usesServiceBus) {
   parent: bus
   name: name
   properties: {
@@ -270,7 +272,7 @@ resource logs 'Microsoft.OperationalInsights/workspaces@2023-09-01' = {
   properties: { sku: { name: 'PerGB2018' }, retentionInDays: 30 }
 }
 
-resource environment 'Microsoft.App/managedEnvironments@2024-03-01' = {
+resource environment 'Microsoft.App/managedEnvironments@2025-01-01' = {
   name: '${prefix}-apps'
   location: location
   properties: {
@@ -315,7 +317,7 @@ var platform = concat(common, oidc, zonesInAzure, transport, [
 ])
 
 // Changes of the schema: a job that scripts/deploy.sh starts before it sets the images.
-resource schema 'Microsoft.App/jobs@2024-03-01' = {
+resource schema 'Microsoft.App/jobs@2025-01-01' = {
   name: '${prefix}-schema'
   location: location
   identity: { type: 'UserAssigned', userAssignedIdentities: { '${adminIdentity.id}': {} } }
