@@ -116,6 +116,10 @@ def a_batch(*reports: Any) -> dict[str, Any]:
     return {"reports": reports, "demand": {}, "lease_seconds": 60}
 
 
+def a_renewal(held: dict[str, Any]) -> tuple[str, str, dict[str, Any]]:
+    return "POST", "/renew", {"json": {"held": [held], "lease_seconds": 60}}
+
+
 async def test_a_partner_reaches_nothing_that_belongs_to_others(database):
     async with a_scene(database) as scene:
         us, them = scene.us, scene.them
@@ -257,6 +261,7 @@ async def test_hostile_values_are_clear_problems_and_change_nothing(database):
             headers = {"Content-Type": "application/json"}
             answers[name] = await us.send("POST", "/report", content=body, headers=headers)
         path = f"/tasks/{task['task_id']}"
+        held = {name: task[name] for name in ("job_id", "node_id", "attempt")}
         for name, (method, where, options) in {
             "too many reports": ("POST", "/report", {"json": a_batch(*[a_report(task)] * (MOST_REPORTS + 1))}),
             "too large a body": ("POST", "/report", {"content": b"x" * 1_100_000}),
@@ -267,6 +272,8 @@ async def test_hostile_values_are_clear_problems_and_change_nothing(database):
             ),
             "a lease of a year": ("POST", "/renew", {"json": {"held": [], "lease_seconds": 3.2e7}}),
             "a lease that is no number": ("POST", "/renew", {"content": b'{"held": [], "lease_seconds": NaN}'}),
+            "a start in the future": a_renewal(held | {"run_seconds": -1000}),
+            "a start before all times": a_renewal(held | {"run_seconds": 1e300}),
             "a wait of an hour": ("POST", "/wait", {"json": {"queues": [OURS], "handlers": [], "seconds": 3600}}),
             "no task id": ("GET", "/tasks/x/params", {}),
             "a traversal": ("GET", "/tasks/..%2F..%2Fetc/params", {}),

@@ -1261,6 +1261,7 @@ async def test_a_lease_is_renewed_by_its_holder_only(bench):
     assert (row["lease_until"], row["progress"]) == (START + timedelta(seconds=100), {"fraction": 0.5})
 
 
+@every_worker_ledger
 @pytest.mark.requirement("E7")
 async def test_a_task_that_waited_for_a_slot_has_started_when_its_handler_did(bench):
     """Otherwise it would be taken for one that has run for too long."""

@@ -14,12 +14,12 @@ import pytest
 from httpx2 import Response
 from tests.engine.harness import Engine, engine, fast_settings, open_gate, until, workflow
 from tests.traces import Collector, facts
-from tests.worker.over_http import a_key, connection_with, platform
+from tests.worker.over_http import a_key, connection_with, platform, worker_api
 
 from dagmaster.access.worker_ids import is_worker_of, new_worker_id
 from dagmaster.api.task_watch import MOST_WAITING, WOKEN_AT_ONCE, TaskWatch
 from dagmaster.client.models.worker import StartedWorker
-from dagmaster.database.ledger.protocol import Demand, Report
+from dagmaster.database.ledger.protocol import Demand, Report, Running
 from dagmaster.database.reads.remote_workers import ClaimableHandler
 from dagmaster.errors import Conflict, Fenced, InvalidRequest, NotAllowed, NotFound, Unavailable, UnfitData
 from dagmaster.handlers.registry import Registry, installed
@@ -117,21 +117,22 @@ async def test_the_trace_of_a_job_reaches_a_worker_over_http(database):
 
 
 class OlderApi:
-    """The API of a release that does not know `rooms`: the real one refuses the field, under another name."""
+    """The API of a release that does not know a field: the real one refuses the field, under another name."""
 
-    def __init__(self, app: Any) -> None:
+    def __init__(self, app: Any, field: str) -> None:
         self._app = app
+        self._field = field.encode()
         self.refused = 0
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         async def receive_renamed() -> Any:
             message = await receive()
             body = message.get("body", b"")
-            self.refused += b'"rooms"' in body
-            return message | {"body": body.replace(b'"rooms"', b'"older"')}
+            self.refused += b'"%s"' % self._field in body
+            return message | {"body": body.replace(b'"%s"' % self._field, b'"older"')}
 
         async def send_renamed(message: Any) -> None:
-            await send(message | {"body": message.get("body", b"").replace(b"'older'", b"'rooms'")})
+            await send(message | {"body": message.get("body", b"").replace(b"'older'", b"'%s'" % self._field)})
 
         await self._app(scope, receive_renamed, send_renamed)
 
@@ -167,7 +168,7 @@ async def test_a_worker_over_http_limits_its_queues(database, is_older):
 
 @asynccontextmanager
 async def _as_older(app: Any) -> AsyncIterator[OlderApi]:
-    yield OlderApi(app)
+    yield OlderApi(app, "rooms")
 
 
 async def _holds(worker: Worker, count: int) -> bool:
@@ -522,6 +523,50 @@ async def test_an_older_platform_that_was_upgraded_is_asked_for_all_queues_again
 
     ((_, _, content),) = connection.requests
     assert json.loads(content)["demand"]["rooms"] == {"q": 3, "z": 1}
+
+
+NO_RUN_SECONDS = InvalidRequest("body.held.1.run_seconds: unknown field 'run_seconds'", code="request.invalid")
+HELD = [Running(JOB, "runs", 1, {"fraction": 0.5}), Running(JOB, "waits", 1, run_seconds=0.0)]
+
+
+async def test_an_older_platform_renews_leases_without_the_time_that_a_handler_has_run(monkeypatch):
+    connection = Scripted(NO_RUN_SECONDS, {"task_ids": ["lost"]})
+    ledger = HttpLedger(WorkerRequests(connection))
+
+    lost = [await ledger.renew(uuid4(), HELD, lease_seconds=60) for _ in range(2)]
+    monkeypatch.setattr(ledger, "_unknown_until", {"run_seconds": 0.0})  # it may have been upgraded since
+    lost.append(await ledger.renew(uuid4(), HELD, lease_seconds=60))
+
+    sent = [json.loads(content)["held"] for _, _, content in connection.requests]
+    assert [[each.get("run_seconds") for each in held] for held in sent] == [
+        [None, 0.0],  # refused, and sent again
+        [None, None],
+        [None, None],
+        [None, 0.0],
+    ]
+    assert all(held[0]["progress"] == {"fraction": 0.5} for held in sent)
+    assert lost == [{"lost"}] * 3
+
+
+async def test_an_older_api_renews_leases_of_a_worker_that_waits_for_slots(database):
+    key = await a_key(database, "partner")
+    async with worker_api(database) as app:
+        older = OlderApi(app, "run_seconds")
+        ledger = HttpLedger(WorkerRequests(connection_with(older, key)))
+
+        lost = [await ledger.renew(new_worker_id("partner"), HELD, lease_seconds=60) for _ in range(2)]
+
+    assert lost == [{task_id(JOB, "runs", 1), task_id(JOB, "waits", 1)}] * 2  # an answer, and no refusal
+    assert older.refused == 1
+
+
+async def test_a_renewal_that_is_refused_for_another_reason_is_not_sent_again():
+    connection = Scripted(InvalidRequest("body.held.0.attempt: must be greater than 0", code="request.invalid"))
+
+    with pytest.raises(InvalidRequest):
+        await HttpLedger(WorkerRequests(connection)).renew(uuid4(), HELD, lease_seconds=60)
+
+    assert len(connection.requests) == 1
 
 
 async def test_params_that_are_not_what_their_reference_says_are_refused():

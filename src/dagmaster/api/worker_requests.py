@@ -162,7 +162,7 @@ def running_of(sent: HeldAttempt) -> Running:
         counts = {name: value for name, value in sent.progress.items() if name not in ("fraction", "message")}
         progress = reported.progress(sent.progress.get("fraction"), sent.progress.get("message"), counts)
     lines = None if sent.log is None else lines_of(sent.log)
-    return Running(sent.job_id, _text(sent.node_id, "the node"), sent.attempt, progress, lines)
+    return Running(sent.job_id, _text(sent.node_id, "the node"), sent.attempt, progress, lines, sent.run_seconds)
 
 
 def info_of(worker_id: UUID, sent: WorkerHeartbeat) -> WorkerInfo:

@@ -31,6 +31,7 @@ Count = Annotated[int, Field(ge=0, le=MOST_CLAIMED)]
 LeaseSeconds = Annotated[
     float, Field(gt=0, le=86_400, description="A longer lease than that of the platform is shortened to it")
 ]
+RunSeconds = Annotated[float, Field(ge=0, le=1e8, allow_inf_nan=False)]
 Number = Annotated[int, Field(ge=-(2**53), le=2**53)]
 FiniteNumber = Annotated[float, Field(ge=-1e15, le=1e15, allow_inf_nan=False)]
 Hash = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
@@ -173,6 +174,11 @@ class HeldAttempt(AttemptKey):
 
     progress: dict[Annotated[str, Field(max_length=200)], JsonValue] | None = None
     log: Annotated[list[SentLogLine], Field(max_length=100)] | None = None
+    run_seconds: RunSeconds | None = Field(
+        None,
+        description="How long the handler has run, if it had to wait for a slot after the claim, or 0 while it waits: "
+        "the wait does not count towards the timeout of the task",
+    )
 
 
 class RenewRequest(RequestModel):

@@ -47,7 +47,7 @@ _ROOM_BYTES = 200_000  # of a request, for everything that is not a report
 _HELD_BYTES = MAX_BODY_BYTES // 2  # of one renewal
 _MOST_INCOMPLETE = 5  # downloads that end early, before a payload counts as damaged
 _PAUSE_SECONDS = (0.1, 2.0)
-_OLDER_SECONDS = 60.0  # then a platform that did not know `rooms` may have been upgraded
+_OLDER_SECONDS = 60.0  # then a platform that did not know a field may have been upgraded
 _log = log.get("worker")
 
 
@@ -57,7 +57,7 @@ class HttpLedger:
     def __init__(self, requests: WorkerRequests, on_exchange: OnExchange | None = None) -> None:
         self._requests = requests
         self._on_exchange = on_exchange
-        self._is_older_until = 0.0  # a platform of an older release, which does not know `rooms`
+        self._unknown_until: dict[str, float] = {}  # fields that a platform of an older release does not know
         self._turn = 0
 
     async def beat_worker(self, worker: WorkerInfo) -> None:
@@ -104,19 +104,29 @@ class HttpLedger:
         """A platform of an older release refuses `rooms`. It is asked for each limited queue apart then."""
         if not demand.rooms or not demand.total:
             return await self._send(path, worker_id, reports, replace(demand, rooms={}), lease_seconds)
-        if time.monotonic() >= self._is_older_until:
+        if self._may_know("rooms"):
             try:
                 return await self._send(path, worker_id, reports, demand, lease_seconds)
             except InvalidRequest as error:
-                if error.code != "request.invalid" or "'rooms'" not in error.message:
-                    raise
-                if not self._is_older_until:
-                    _log.warning(
-                        "the platform is of an older release; this worker claims from each limited queue apart",
-                        hint="upgrade the platform, so that one request claims from all queues",
-                    )
-                self._is_older_until = time.monotonic() + _OLDER_SECONDS
+                self._note_unknown(
+                    "rooms",
+                    error,
+                    "the platform is of an older release; this worker claims from each limited queue apart",
+                    hint="upgrade the platform, so that one request claims from all queues",
+                )
         return await self._claim_apart(path, worker_id, reports, demand, lease_seconds)
+
+    def _may_know(self, field: str) -> bool:
+        """False for a while after the platform has refused the field."""
+        return time.monotonic() >= self._unknown_until.get(field, 0.0)
+
+    def _note_unknown(self, field: str, error: InvalidRequest, warning: str, *, hint: str) -> None:
+        """Remember that the platform does not know the field, or raise the error if it has another reason."""
+        if error.code != "request.invalid" or f"'{field}'" not in error.message:
+            raise error
+        if field not in self._unknown_until:
+            _log.warning(warning, hint=hint)
+        self._unknown_until[field] = time.monotonic() + _OLDER_SECONDS
 
     async def _claim_apart(
         self, path: str, worker_id: UUID, reports: Sequence[bytes], demand: Demand, lease_seconds: float
@@ -165,6 +175,22 @@ class HttpLedger:
         return await self._requests.send("POST", worker_id, path, ExchangeAnswer, content=content)
 
     async def renew(self, worker_id: UUID, held: Sequence[Running], *, lease_seconds: float) -> frozenset[str]:
+        """A platform of an older release refuses `run_seconds`: the renewal is then sent without it."""
+        if any(each.run_seconds is not None for each in held):
+            if self._may_know("run_seconds"):
+                try:
+                    return await self._renew(worker_id, held, lease_seconds)
+                except InvalidRequest as error:
+                    self._note_unknown(
+                        "run_seconds",
+                        error,
+                        "the platform is of an older release; waiting for a slot counts towards the timeout of a task",
+                        hint="upgrade the platform",
+                    )
+            held = [replace(each, run_seconds=None) for each in held]
+        return await self._renew(worker_id, held, lease_seconds)
+
+    async def _renew(self, worker_id: UUID, held: Sequence[Running], lease_seconds: float) -> frozenset[str]:
         lost: set[str] = set()
         for batch in _batches(map(_running, held), _HELD_BYTES, most=5000):
             body = {"held": list(map(orjson.Fragment, batch)), "lease_seconds": lease_seconds}
@@ -277,7 +303,7 @@ def _report(report: Report) -> bytes:
 
 def _running(held: Running) -> bytes:
     body: dict[str, Any] = {"job_id": held.job_id, "node_id": held.node_id, "attempt": held.attempt}
-    optional = {"progress": held.progress, "log": held.log}
+    optional = {"progress": held.progress, "log": held.log, "run_seconds": held.run_seconds}
     return orjson.dumps(body | {name: value for name, value in optional.items() if value is not None})
 
 
