@@ -166,12 +166,36 @@ def health(version: str, *checks: dict[str, Any]) -> dict[str, Any]:
     return {"version": version, "is_ready": not checks, "checks": list(checks), **numbers}
 
 
+def refusal(code: str) -> dict[str, Any]:
+    return {"type": f"urn:dagmaster:problem:{code}", "code": code, "detail": "why", "hint": "what to do"}
+
+
 @pytest.mark.parametrize(
     ("body", "expected"),
-    [(health("1.2"), [OK]), (health("1.1"), [WARNING]), ({"message": "I am another server"}, [PROBLEM])],
+    [
+        (health("1.2"), [OK]),
+        (health("1.1"), [WARNING]),
+        ({"message": "I am another server"}, [PROBLEM]),
+        (refusal("auth.required"), [OK]),
+        (refusal("auth.not-allowed"), [OK]),
+        (refusal("auth.invalid-key"), [PROBLEM]),
+    ],
 )
 def test_the_api_is_judged(monkeypatch, body, expected):
     assert levels(answer_of_the_api(monkeypatch, **body)) == expected
+
+
+def test_the_api_is_asked_with_the_key_of_the_caller(monkeypatch):
+    sent = []
+    answer = SimpleNamespace(json=lambda: health(machine.__version__))
+    monkeypatch.setattr(machine.httpx2, "get", lambda url, **options: sent.append((url, options)) or answer)
+
+    list(machine.check_api(machine.Target(Settings(), {}, "https://x.example/", "dgm_key")))
+    list(machine.check_api(machine.Target(Settings(), {}, "http://127.0.0.1:8000")))
+
+    assert [url for url, _ in sent] == ["https://x.example/api/v1/health", "http://127.0.0.1:8000/api/v1/health"]
+    assert [options["headers"] for _, options in sent] == [{"Authorization": "Bearer dgm_key"}, {}]
+    assert [options["trust_env"] for _, options in sent] == [True, False]  # proxies, and certificate authorities
 
 
 def test_an_api_that_refuses_connections_is_a_problem(monkeypatch):

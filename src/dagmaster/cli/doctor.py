@@ -18,7 +18,8 @@ def doctor(state: State) -> int:
     from dagmaster.doctor import diagnose
     from dagmaster.doctor.machine import target
 
-    findings = [(check, each) for check, group in diagnose(target(state.data, state.server)).items() for each in group]
+    checked = diagnose(target(state.data, state.server, state.key))
+    findings = [(check, each) for check, group in checked.items() for each in group]
     problems, warnings, fine = (
         sum(each.level == level for _, each in findings) for level in ("problem", "warning", "ok")
     )

@@ -44,6 +44,7 @@ _LARGEST_EVENT_BYTES = 64 * 1024 * 1024
 _LARGEST_RESPONSE_BYTES = 256 * 1024 * 1024
 _FIRST_BACKOFF_SECONDS = 0.2
 _LONGEST_BACKOFF_SECONDS = 10.0
+LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 # The request may have had its effect: only the response is missing.
 UNANSWERED = frozenset({"server.lost", "server.slow"})
 _NO_RESPONSE = {"server.unreachable", *UNANSWERED}
@@ -303,7 +304,7 @@ def checked_url(text: str) -> str:
 def _http(url: str, headers: Mapping[str, str]) -> httpx2.AsyncClient:
     parsed = httpx2.URL(url)
     # Requests to this machine use no proxy of the environment. Certificates are loaded only for https, as that is slow.
-    is_local = parsed.host in {"localhost", "127.0.0.1", "::1"}
+    is_local = parsed.host in LOCAL_HOSTS
     return httpx2.AsyncClient(
         headers={"User-Agent": f"dagmaster/{__version__}", "Accept": "application/json", **headers},
         trust_env=not is_local,

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,9 +17,11 @@ import httpx2
 
 from dagmaster import __version__
 from dagmaster import settings as environment
+from dagmaster.client.connection import LOCAL_HOSTS, authorization
+from dagmaster.client.credentials import key_for
 from dagmaster.client.limits import PREFIX
 from dagmaster.client.models.operations import Health
-from dagmaster.doctor.findings import SHOWN, Judgements, judge, ok, problem, skipped, warning
+from dagmaster.doctor.findings import SHOWN, Judgement, Judgements, judge, ok, problem, skipped, warning
 from dagmaster.errors import Conflict, DagmasterError, InvalidRequest
 from dagmaster.handlers.registry import installed
 from dagmaster.library.workflows import load_library
@@ -45,6 +47,7 @@ class Target:
     settings: Settings
     chosen: Mapping[str, Any]
     server: str | None
+    key: str | None = field(default=None, repr=False)
 
     @property
     def folder(self) -> Path:
@@ -76,9 +79,9 @@ class Target:
             enable(self.settings)
 
 
-def target(data: Path | None, server: str | None) -> Target:
+def target(data: Path | None, server: str | None, key: str | None = None) -> Target:
     chosen = {"DAGMASTER_DATA": data} if data else {}
-    return Target(environment.repaired(**chosen), chosen, server)
+    return Target(environment.repaired(**chosen), chosen, server, key)
 
 
 def check_python(_target: Target) -> Judgements:
@@ -209,9 +212,14 @@ def check_api(target: Target) -> Judgements:
         yield skipped("no platform runs on this machine, or it serves no API")
         return
     fix = "start the platform with `dagmaster up` or an orchestrator, or correct --server (DAGMASTER_URL)"
+    if url == target.worker_url:
+        fix = "check DAG_CALLBACK_URL, the network between, and whether the platform runs"
     try:
-        response = httpx2.get(f"{url.rstrip('/')}{PREFIX}/health", timeout=_ANSWER_SECONDS, trust_env=False)
-        health = Health.model_validate(response.json())
+        answer = _health_answer(url, key_for(target.settings, server=chosen, chosen=target.key))
+        if _is_problem_of_dagmaster(answer):
+            yield _judged_refusal(url, answer)
+            return
+        health = Health.model_validate(answer)
     except (httpx2.HTTPError, httpx2.InvalidURL, ValueError) as error:
         is_answer = isinstance(error, ValueError)
         reason = "the server there is not the API of a dagmaster" if is_answer else str(error) or type(error).__name__
@@ -225,6 +233,24 @@ def check_api(target: Target) -> Judgements:
         yield warning(f"{url} is version {health.version}, this is {__version__}", fix)
     elif all(check.is_ok for check in health.checks):
         yield ok(f"{url} answers, version {health.version}")
+
+
+def _health_answer(url: str, key: str | None) -> Any:
+    # As the client does: other machines may be reached through a proxy, and have certificates of an own authority.
+    is_local = httpx2.URL(url).host in LOCAL_HOSTS
+    address, headers = f"{url.rstrip('/')}{PREFIX}/health", authorization(key)
+    return httpx2.get(address, headers=headers, timeout=_ANSWER_SECONDS, trust_env=not is_local).json()
+
+
+def _is_problem_of_dagmaster(answer: Any) -> bool:
+    return isinstance(answer, dict) and str(answer.get("type")).startswith("urn:dagmaster:problem:")
+
+
+def _judged_refusal(url: str, answer: Mapping[str, Any]) -> Judgement:
+    """Not every caller may read the health: a worker over HTTP, for example, may not."""
+    if answer.get("code") in ("auth.required", "auth.not-allowed"):
+        return ok(f"{url} answers; it shows its version and health only to keys that may read metrics")
+    return problem(f"{url}: {answer.get('detail')}", answer.get("hint"))
 
 
 def check_worker(target: Target) -> Judgements:
