@@ -86,6 +86,30 @@ async def test_the_time_in_which_a_task_waits_for_a_slot_is_not_reported_as_runn
     assert not context.has_updates
 
 
+class GrowingConnection:
+    """The cluster gets and loses Dask workers until the connection is lost."""
+
+    usable: dict[str, int] = {}
+    refuses_all = False
+    threads = 0
+
+    async def watch(self, on_update: Callable[[], None]) -> None:
+        for threads in (0, 2, 2, 1, 4):
+            self.threads = threads
+            on_update()
+
+
+async def test_the_worker_claims_when_the_cluster_has_more_slots_and_after_a_reconnection() -> None:
+    slots: list[int] = []
+    executor = DaskExecutor(ClusterAddress("tcp://nowhere:1"), memory_mb=1, cancel_grace_seconds=1)
+    executor._on_more_slots = lambda: slots.append(executor.slots)
+
+    for _ in range(2):
+        await executor._use(GrowingConnection())  # type: ignore[arg-type]
+
+    assert slots == [2, 4] * 2
+
+
 class OneEnd:
     """One end of a connection inside this process. Like that of Dask, it takes any number of messages at once."""
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -218,6 +219,26 @@ class ElsewherePool(Pool):
     """As if its machines were elsewhere."""
 
     shares_fate = False
+
+
+class GrowingPool(ElsewherePool):
+    """Without slots at first, as a cluster that is not connected yet."""
+
+    slots: int | None = 0
+
+    async def start(self, on_more_slots: Callable[[], None] | None = None, /) -> None:
+        self.on_more_slots = on_more_slots
+
+
+async def test_a_worker_claims_as_soon_as_its_executor_has_slots() -> None:
+    plain, pool = a_task("pid", "plain"), GrowingPool(memory_mb=2048)
+    async with working(plain, executor=pool, worker_poll_interval=600) as bench:
+        await until(lambda: bench.ledger.demands)
+        pool.slots = 1
+        assert pool.on_more_slots is not None
+        pool.on_more_slots()
+
+        await bench.report_of(plain)
 
 
 @pytest.mark.requirement("E11")

@@ -271,7 +271,7 @@ class Worker:
         keeper = asyncio.create_task(self._keeper.run(), name="lease keeper")
         _log.info("worker started", worker_id=str(self.worker_id), queues=self._settings.worker_queue)
         try:
-            await self._executor.start()
+            await self._executor.start(self._request_poll)
             while not self._stop.is_set():
                 await self._turn()
             await self._drain()

@@ -14,6 +14,7 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -218,8 +219,8 @@ class Pool:
     def idle_pids(self) -> list[int]:
         return [child.pid for child in self._idle]
 
-    async def start(self) -> None:
-        """Children are started when tasks need them."""
+    async def start(self, _on_more_slots: Callable[[], None] | None = None, /) -> None:
+        """Children are started when tasks need them. The number of slots does not change."""
 
     def about(self) -> dict[str, Any]:
         return {"executor": "processes"}

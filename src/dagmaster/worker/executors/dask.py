@@ -19,7 +19,7 @@ import logging
 import os
 import random
 import socket
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -144,6 +144,8 @@ class DaskExecutor:
         self._problem: str | None = "not connected yet"
         self._keeper: asyncio.Task[None] | None = None
         self._running: dict[RemoteChild, str] = {}
+        self._on_more_slots: Callable[[], None] | None = None
+        self._known_slots = 0
 
     @property
     def slots(self) -> int:
@@ -172,7 +174,8 @@ class DaskExecutor:
             },
         }
 
-    async def start(self) -> None:
+    async def start(self, on_more_slots: Callable[[], None] | None = None, /) -> None:
+        self._on_more_slots = on_more_slots
         if self._keeper is None:
             self._keeper = asyncio.create_task(self._keep_connected(), name="connection to the Dask cluster")
 
@@ -209,11 +212,19 @@ class DaskExecutor:
             dask_workers=len(connection.usable),
             slots=self.slots,
         )
+        self._note_slots()
         try:
-            await connection.watch()
+            await connection.watch(self._note_slots)
         finally:
             self._connection, self._problem = None, "the connection to the scheduler was lost"
             self._is_connected.clear()
+            self._note_slots()
+
+    def _note_slots(self) -> None:
+        """A worker that had no slots has asked for no tasks, and its next poll may be minutes away."""
+        before, self._known_slots = self._known_slots, self.slots
+        if self._known_slots > before and self._on_more_slots is not None:
+            self._on_more_slots()
 
     def _lose(self, error: Exception, *, is_first: bool) -> None:
         self._problem = f"{type(error).__name__}: {error}"
@@ -341,12 +352,13 @@ class SchedulerConnection:
     def threads(self) -> int:
         return sum(self.usable.values())
 
-    async def watch(self) -> None:
+    async def watch(self, on_update: Callable[[], None]) -> None:
         """Follow which Dask workers there are. Raises an error when the connection is lost."""
         try:
             while True:
                 await asyncio.sleep(CHECK_SECONDS)
                 await self._update_workers()
+                on_update()
         finally:
             self._is_lost = True
             for offer in self._offers.values():

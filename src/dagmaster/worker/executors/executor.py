@@ -4,6 +4,7 @@ Whatever the executor, each task runs in a child process of ours, because that i
 leases are the worker's: an executor that loses a task reports it as a failure of the environment.
 """
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from dagmaster.handlers.registry import Registration
@@ -34,7 +35,9 @@ class Executor(Protocol):
         """State for people. Safe from other threads."""
         ...
 
-    async def start(self) -> None: ...
+    async def start(self, on_more_slots: Callable[[], None] | None = None, /) -> None:
+        """`on_more_slots` is called when there are more slots than before, so that the worker claims tasks for them."""
+        ...
 
     async def run(
         self, registration: Registration, task: TaskMessage, timeout_seconds: float, context: TaskContext
