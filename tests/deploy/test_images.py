@@ -276,7 +276,7 @@ def test_a_raster_becomes_a_map(platform, raster, tmp_path):
     assert tile.status_code == 200
     assert tile.headers["content-type"].startswith("image/")
     workers = httpx2.get(f"{platform.url}/api/v1/workers", headers=headers, timeout=30).json()
-    assert len(workers["workers"]) == 2
+    assert len(workers["items"]) == 2
 
 
 @pytest.mark.parametrize("name", ["orchestrator", "worker", "second worker", "serving", "gateway"])
