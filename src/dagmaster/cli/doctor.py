@@ -1,10 +1,13 @@
 """`dagmaster doctor`: check this machine, the database and the platform, and say how to fix what is wrong."""
 
+from threading import Timer
+
 import click
 
 from dagmaster.cli.command import Command, State, pass_state
 from dagmaster.quantities import counted
 
+_SLOW_SECONDS = 1.5
 _MARKS = {"ok": "ok", "warning": "WARNING", "problem": "PROBLEM"}
 
 
@@ -18,7 +21,12 @@ def doctor(state: State) -> int:
     from dagmaster.doctor import diagnose
     from dagmaster.doctor.machine import target
 
-    checked = diagnose(target(state.data, state.server, state.key))
+    slow = Timer(_SLOW_SECONDS, state.show_progress, ["still checking"])
+    slow.start()
+    try:
+        checked = diagnose(target(state.data, state.server, state.key))
+    finally:
+        slow.cancel()
     findings = [(check, each) for check, group in checked.items() for each in group]
     problems, warnings, fine = (
         sum(each.level == level for _, each in findings) for level in ("problem", "warning", "ok")

@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeVar
 from dagmaster.errors import DagmasterError, Unavailable
 from dagmaster.observe.redaction import redact
 
-PATIENCE_SECONDS = 3.0
+PATIENCE_SECONDS = 15.0  # a busy machine is slow, and the doctor is asked then
 SHOWN = 5
 
 T = TypeVar("T")

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from dagmaster.client.models.worker import StartedWorker
 
 OLDEST_PYTHON = (3, 11)
-_ANSWER_SECONDS = 2.0
+_ANSWER_SECONDS = 10.0
 _SHARED_MEMORY = Path("/dev", "shm")
 _WHEELS = ("GDAL", "geopandas", "pyogrio", "pyproj", "rasterio", "rio-tiler")
 
