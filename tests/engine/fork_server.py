@@ -3,7 +3,8 @@
 A server process imports what orchestrators and workers import. For each start it forks: the child gets an environment,
 a working folder, a log and a session of its own, and runs the module as its main program. It is a real process, which
 can be killed and frozen, with children of its own. Like every process of a fleet, it is killed with its parent, the
-server, and the server is killed with the test run.
+server. The server ends when the test run has closed its channel: the kernel would kill it too early, with the thread
+that started it.
 
     tests ── server (python -m tests.engine.fork_server FD)
                ├── orchestrator
@@ -106,7 +107,6 @@ class _Server:
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
-                preexec_fn=die_with(os.getpid()),  # noqa: PLW1509  only a system call, and no import, in the child
             )
 
     def start(self, module: Sequence[str], environment: Mapping[str, str], folder: Path, log: int) -> ForkedProcess:
