@@ -68,9 +68,11 @@ class ForkedProcess:
         self.pid = pid
         self.returncode: int | None = None
         self._exit_code = exit_code  # the server sends the code and closes its end
+        self._ended = select.poll()  # unlike select.select, for any number of open files
+        self._ended.register(exit_code, select.POLLIN)
 
     def poll(self) -> int | None:
-        if self.returncode is None and select.select([self._exit_code], [], [], 0)[0]:
+        if self.returncode is None and self._ended.poll(0):
             sent = self._exit_code.recv(16)
             self.returncode = int(sent) if sent else -signal.SIGKILL  # with the server
             self._exit_code.close()
