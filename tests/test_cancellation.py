@@ -18,7 +18,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Losing:
-    """A call that loses as many cancellations as it is told to, as `asyncio.wait_for` of Python 3.11 may."""
+    """A call that loses this number of cancellations, as `asyncio.wait_for` of Python 3.11 may."""
 
     def __init__(self, losses: int) -> None:
         self.losses = losses

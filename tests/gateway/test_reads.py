@@ -10,7 +10,7 @@ pytestmark = pytest.mark.requirement("G3")
 
 # In place of the read of a key, which uses the connection of the polls before it.
 _PLANS = """
-SELECT %(key_id)s::text AS key_id, generic_plans || ' planned once, ' || custom_plans || ' planned anew' AS name,
+SELECT %(key_id)s::text AS key_id, generic_plans || ' planned once, ' || custom_plans || ' planned again' AS name,
        '{}'::text[] AS scopes, NULL AS platform_id, '' AS secret_hash, NULL AS previous_hash, false AS is_expired,
        false AS is_revoked
   FROM pg_prepared_statements
@@ -19,7 +19,7 @@ SELECT %(key_id)s::text AS key_id, generic_plans || ' planned once, ' || custom_
 """
 
 
-async def test_a_poll_does_not_plan_its_statement_anew(database: str, monkeypatch: pytest.MonkeyPatch):
+async def test_a_poll_does_not_plan_its_statement_again(database: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(queries.all_queries(), "gateway_key", _PLANS)
     async with GatewayReads(await gateway_dsn(database)) as reads:
         polled = [await reads.request(f"order-{number}", "ddh") for number in range(12)]
@@ -27,4 +27,4 @@ async def test_a_poll_does_not_plan_its_statement_anew(database: str, monkeypatc
 
     assert polled == [None] * 12
     assert plans is not None
-    assert plans.name == "12 planned once, 0 planned anew"
+    assert plans.name == "12 planned once, 0 planned again"

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -12,7 +11,6 @@ from uuid import UUID
 import httpx2
 import pytest
 from tests.database.tcp_server import free_port
-from tests.engine.fork_server import die_with
 from tests.engine.harness import until
 from tests.engine.processes import ROOT, Fleet, Process, fleet
 from tests.worker.over_http import a_key
@@ -53,16 +51,7 @@ def environment_of_partner(running: Fleet, url: str, key: str) -> dict[str, str]
 def start_worker(running: Fleet, environment: dict[str, str]) -> Process:
     process = running.processes[-1]
     with process.log.open("ab") as log:
-        process._process = subprocess.Popen(
-            process.command,
-            env=environment,
-            cwd=ROOT,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            preexec_fn=die_with(os.getpid()),  # noqa: PLW1509  only a system call in the child
-        )
+        process._process = process._start(environment, log.fileno())
     return process
 
 
@@ -112,7 +101,8 @@ async def test_a_worker_over_http_survives_restarts_of_its_orchestrator(database
     assert set(states) == {"completed"}
     assert {row["count"] for row in rows} == {1}
     assert len(rows) == len(jobs) * 5  # nothing lost: four children and one node
-    assert {task["attempt"] for task in tasks} == {1}  # nothing was started again
+    # A claim whose response was lost with the orchestrator is made again; its first attempt has not run.
+    assert {task["attempt"] for task in tasks} <= {1, 2}
     assert len(running.executed()) == len(rows)  # nothing done twice
     assert started_once == 1
     assert connected == []
