@@ -2,7 +2,7 @@
 PY := .venv/bin/python
 PYTEST_ARGS ?=
 
-.PHONY: demo test check ui pictures bench chaos soak mutants images docs setup lock format clean
+.PHONY: demo test check check-types check-rules ui pictures bench chaos soak mutants images docs setup lock format clean
 
 demo: setup          ## turn a generated scene of 105 megapixels into a map; see demo-output
 	@$(PY) -m dagmaster.cli.main demo
@@ -11,9 +11,14 @@ test: setup          ## run every test, on a real PostgreSQL
 	@scripts/test $(PYTEST_ARGS)
 
 check: setup         ## check lint, types and import rules
+	@$(MAKE) --no-print-directory -j 2 --output-sync=target check-types check-rules
+
+check-types:
+	@.venv/bin/mypy
+
+check-rules:
 	@.venv/bin/ruff check .
 	@.venv/bin/ruff format --check .
-	@.venv/bin/mypy
 	@.venv/bin/lint-imports --no-cache
 	@scripts/ui check
 
