@@ -16,7 +16,13 @@ from urllib.parse import quote, unquote, urlsplit
 from annotated_types import Ge, Gt, Le
 from pydantic import Field, PositiveInt, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic.fields import FieldInfo
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
 
 from dagmaster.errors import InvalidRequest
 from dagmaster.listen import is_loopback
@@ -66,10 +72,27 @@ _CONFLICTING = (
 )
 
 
+class _Environment(EnvSettingsSource):
+    """The environment variables. No value is JSON: the validators of `Settings` split lists."""
+
+    def prepare_field_value(self, field_name: str, field: FieldInfo, value: Any, value_is_complex: bool) -> Any:
+        return value
+
+
 class Settings(BaseSettings):
     """The name of a setting is the name of its environment variable in lower case. Secrets are left out of `repr`."""
 
     model_config = SettingsConfigDict(extra="ignore", frozen=True, case_sensitive=False, env_ignore_empty=True)
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        **_others: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Values given here, then the environment; files are not read."""
+        return init_settings, _Environment(settings_cls)
 
     run_mode: Literal["up", "orchestrator", "worker", "serving", "gateway"] = Field(
         "up", description="Role of a container that is started without a subcommand"

@@ -468,6 +468,11 @@ def naive(value: Any, steps: list[str | int]) -> Any:
     return value
 
 
+def is_same(value: Any, expected: Any) -> bool:
+    """The object itself. Python makes a new text for each character that is taken out of another one."""
+    return value is expected or (isinstance(expected, str) and value == expected)
+
+
 @pytest.mark.requirement("W5")
 @given(item=JSON, steps=STEPS)
 def test_a_path_finds_what_plain_python_finds(item, steps):
@@ -480,8 +485,8 @@ def test_a_path_finds_what_plain_python_finds(item, steps):
         with pytest.raises(TemplateFailed):
             compile_expression(text).render(context)
     else:
-        assert compile_expression(text).render(context) is expected
-        assert rendered(f"{{{{ [{text}][0] }}}}", context) is expected
+        assert is_same(compile_expression(text).render(context), expected)
+        assert is_same(rendered(f"{{{{ [{text}][0] }}}}", context), expected)
 
 
 @pytest.mark.requirement("W5")

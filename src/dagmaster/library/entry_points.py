@@ -1,6 +1,8 @@
 """The entry points of other packages. Each is loaded by itself: a broken one does not affect the others."""
 
-from importlib.metadata import EntryPoint, entry_points
+import sys
+from functools import lru_cache
+from importlib.metadata import EntryPoint, EntryPoints, entry_points
 
 HANDLERS = "dagmaster.handlers"
 WORKFLOWS = "dagmaster.workflows"
@@ -8,7 +10,15 @@ WORKFLOWS = "dagmaster.workflows"
 
 def added(group: str) -> list[EntryPoint]:
     """The entry points of a group, sorted: if two have the same name, every process uses the same one."""
-    return sorted(entry_points(group=group), key=lambda point: (_package(point), point.name))
+    points = _installed(tuple(sys.path)).select(group=group)
+    return sorted(points, key=lambda point: (_package(point), point.name))
+
+
+@lru_cache(maxsize=1)
+def _installed(_path: tuple[str, ...]) -> EntryPoints:
+    """Cached, because it reads a file of every installed package. A package that is installed later needs a new process
+    anyway."""
+    return entry_points()
 
 
 def named(point: EntryPoint) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
+from functools import cache
 from typing import Any, Final
 from urllib.parse import quote, urlsplit
 
@@ -178,14 +179,20 @@ class AzureAccount:
     def _http(self) -> httpx2.Client:
         if self._client is None:
             # Proxies of the environment are not used: tokens of the identity must not pass them.
-            context = ssl.create_default_context()
-            if self.trusted:
-                context.load_verify_locations(cadata=self.trusted)
-            self._client = httpx2.Client(timeout=_TIMEOUT, verify=context, trust_env=False)
+            self._client = httpx2.Client(timeout=_TIMEOUT, verify=_tls(self.trusted), trust_env=False)
         return self._client
 
     def __reduce__(self) -> Any:
         raise TypeError("the credentials of a storage account stay in their process")
+
+
+@cache
+def _tls(trusted: str | None) -> ssl.SSLContext:
+    """One for all accounts: to load the certificates of the system takes longer than most requests."""
+    context = ssl.create_default_context()
+    if trusted:
+        context.load_verify_locations(cadata=trusted)
+    return context
 
 
 def _code_in(content: bytes) -> str:

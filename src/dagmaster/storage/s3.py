@@ -14,7 +14,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 from urllib.parse import urlsplit
@@ -250,7 +250,9 @@ class S3Backend:
     def _session(self) -> Any:
         from botocore.session import Session
 
-        return Session()
+        session = Session()
+        session.register_component("data_loader", _loader(session.get_config_variable("data_path")))
+        return session
 
     @cached_property
     def _client(self) -> Any:
@@ -276,6 +278,14 @@ class S3Backend:
             ),
             **given,
         )
+
+
+@cache
+def _loader(data_path: str | None) -> Any:
+    """One for all sessions: each would parse the same megabytes of JSON again, the descriptions of services."""
+    from botocore.loaders import create_loader
+
+    return create_loader(data_path)
 
 
 def is_leftover(initiated: datetime, now: datetime) -> bool:

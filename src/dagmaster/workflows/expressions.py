@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import lru_cache, reduce
 from typing import Any
 
 from jinja2 import StrictUndefined, TemplateError, Undefined, nodes
@@ -255,7 +255,9 @@ def _container(original: Any, parts: Mapping[Any, _TemplatePart]) -> _TemplatePa
     return _TemplatePart(evaluate, _paths(parts.values()), is_cheap=all(part.is_cheap for part in parts.values()))
 
 
+@lru_cache(maxsize=1024)
 def _string(text: str) -> _TemplatePart:
+    """Cached: a workflow is read again and again, by submissions, reviews of files and each command."""
     with _compiling(text):
         pieces = _pieces(text.strip())
         if len(pieces) == 1 and not isinstance(pieces[0], str):
