@@ -343,8 +343,8 @@ class Settings(BaseSettings):
     )
     worker_poll_interval: Seconds = Field(
         2.0,
-        description="Seconds between polls if no notification arrives; "
-        "the actual time is between half of it and all of it",
+        description="Seconds between polls if no notification arrives; the actual time is between half of it and all "
+        "of it. With TRANSPORT=servicebus the default is 10",
     )
     task_lease_sec: Seconds = Field(60.0, description="A running task whose lease is not renewed for this long is lost")
     lease_renew_sec: Seconds = Field(
@@ -385,7 +385,7 @@ class Settings(BaseSettings):
     auth_enabled: bool = Field(
         False,
         description="Callers need an API key or an OIDC token. If false, every caller of the API is an administrator, "
-        "and servers listen on loopback only, unless API_INSECURE or SERVING_INSECURE is true",
+        "and servers listen on loopback only, unless API_INSECURE, GATEWAY_INSECURE or SERVING_INSECURE is true",
     )
     oidc_issuer: str | None = Field(
         None,
@@ -401,7 +401,7 @@ class Settings(BaseSettings):
         description="https://… of the issuer's public keys (JWKS); by default that of its discovery document",
     )
     oidc_roles_claim: Name = Field(
-        "roles", description="Claim of a token with its roles; a dot leads into an object, as in `realm_access.roles`"
+        "roles", description="Claim of a token with its roles; a dot separates nested names, as in `realm_access.roles`"
     )
     oidc_roles: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
@@ -478,7 +478,7 @@ class Settings(BaseSettings):
     gateway_database_url: str | None = Field(
         None,
         repr=False,
-        description="postgresql://… of the gateway's own database role, which `dagmaster db gateway-role` prints",
+        description="Connection string of the gateway's own database role, which `dagmaster db gateway-role` prints",
     )
     gateway_key: str | None = Field(
         None,
@@ -547,7 +547,7 @@ class Settings(BaseSettings):
     trusted_proxies: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
         description="IP addresses or networks, separated by commas, of proxies in front of the API or the map server: "
-        "a request from one of them has the client and the scheme that X-Forwarded-For and X-Forwarded-Proto name",
+        "for their requests, X-Forwarded-For and X-Forwarded-Proto name the client and its scheme",
     )
     stac_href_prefixes: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
@@ -623,7 +623,7 @@ class Settings(BaseSettings):
         None, repr=False, max_length=512, description="The secret of S3_ACCESS_KEY_ID; never logged"
     )
     s3_path_style: bool | None = Field(
-        None, description="Name the bucket in the path of a URL, not in its host; by default if S3_ENDPOINT is set"
+        None, description="Name the bucket in the path of a URL, not in its host; by default true if S3_ENDPOINT is set"
     )
     storage_ca_file: Path | None = Field(
         None, description="PEM file with the certificate authorities of object stores, if they are private ones"

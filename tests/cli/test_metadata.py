@@ -46,7 +46,7 @@ def test_metadata_is_edited_published_and_withdrawn(cli: Dagmaster, running: Run
 
 def test_mistakes_are_named_before_anything_is_sent(cli: Dagmaster):  # noqa: F811
     mistakes = [
-        (("metadata", "set", "dem"), "nothing is changed"),
+        (("metadata", "set", "dem"), "no change is given"),
         (("metadata", "set", "dem", "--title", "x", "--remove", "title"), "cannot be set and removed"),
         (("metadata", "set", "dem", "--style", "{"), "--style is not JSON"),
         (("metadata", "set", "dem", "--style", "[]"), "must be a JSON object"),

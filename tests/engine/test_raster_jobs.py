@@ -556,7 +556,7 @@ IMPOSSIBLE: dict[str, tuple[dict[str, Any], str]] = {
         {"output_tier": "visualization"},
         "output_tier=visualization is not possible: the visualization tier is JPEG",
     ),
-    "no tier": ({"output_tier": "best"}, "output_tier=best is not possible: no tier 'best'"),
+    "no tier": ({"output_tier": "best"}, "output_tier=best is not possible: there is no tier 'best'"),
     "crs": ({"target_crs": "EPSG:99999"}, "target_crs=EPSG:99999 is not possible: 'EPSG:99999' is not a known CRS"),
     "size": (
         {"tile_size": 1000},
@@ -567,7 +567,7 @@ IMPOSSIBLE: dict[str, tuple[dict[str, Any], str]] = {
     "type": ({"raster_type": "picture"}, "'picture' is not a raster type"),
     "bands": ({"band_names": ["a", "b"]}, "the file has 1 band"),
     "licence": ({"license": "proprietary"}, "'proprietary' is not an SPDX identifier"),
-    "ref": ({"platform_refs": {"Data Set": "x"}}, "'Data Set' cannot be a ref's name"),
+    "ref": ({"platform_refs": {"Data Set": "x"}}, "'Data Set' is not a valid name of a reference"),
     "name": ({"dataset_id": "No Name"}, "is not a valid dataset id"),
     "names": ({"dataset_id": "one", "collection_id": "two"}, "collection_id and dataset_id differ"),
     "two": ({"output_tier": "best", "tile_size": 7}, "tile_size=7 is not possible"),

@@ -170,7 +170,7 @@ def test_a_start_depends_on_nothing_and_an_end_leads_nowhere():
 
     nodes = START + "  a: {handler: echo, next: end}\n  end: {type: end, next: start}\n"
     problems = problems_in(nodes)
-    assert the_problem(problems, "an end leads nowhere").line == 5
+    assert the_problem(problems, "an end node cannot have a `next`").line == 5
     assert the_problem(problems, "a start node has no dependencies, but 'end' leads to it").node == "start"
 
 
@@ -178,7 +178,7 @@ def test_a_start_depends_on_nothing_and_an_end_leads_nowhere():
 def test_an_empty_depends_on_is_refused():
     nodes = START + "  a: {handler: echo, next: end, depends_on: {}}\n" + END
 
-    the_problem(problems_in(nodes), "`depends_on` names nothing")
+    the_problem(problems_in(nodes), "`depends_on` is empty")
 
 
 @pytest.mark.requirement("W7")

@@ -216,7 +216,7 @@ def _described(length: str | None, metadata: str | None) -> UploadRequest:
 def _check_type(request: Request) -> None:
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != CHUNK_TYPE:
         raise InvalidRequest(
-            "the bytes of an upload have another content type",
+            "the content type of the request is not that of an upload",
             code="upload.media-type",
             hint=f"send them with the header `Content-Type: {CHUNK_TYPE}`",
         )

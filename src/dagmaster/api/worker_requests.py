@@ -267,5 +267,5 @@ def _texts(values: Iterable[str], what: str) -> list[str]:
 def _text(value: str, what: str) -> str:
     """A text that PostgreSQL can store."""
     if "\x00" in value or not value.isprintable():
-        raise InvalidRequest(f"{what} has characters that no name has", code="value.not-text")
+        raise InvalidRequest(f"{what} has characters that are not allowed in a name", code="value.not-text")
     return value

@@ -139,7 +139,7 @@ def reject(asset: AssetState, ordinal: int, *, reason: str) -> ActionResult:
     """Refuse the newest revision. An older approved revision stays served."""
     version = _present_version(asset, ordinal)
     if not reason.strip():
-        raise InvalidRequest("a rejection needs a reason", code="rejection.no-reason", hint="say why")
+        raise InvalidRequest("a rejection needs a reason", code="rejection.no-reason", hint="give a reason")
     if version.processing in IN_PROGRESS:
         raise _still_processing(version)
     if version.approval == ApprovalState.APPROVED:

@@ -231,7 +231,7 @@ def delete(state: State, *, asset: str, version: int | None, reason: str | None,
 @assets.command("link")
 @_asset
 @_version
-@click.option("--revision", type=click.IntRange(1), metavar="N", help="Preview of a revision that is not served")
+@click.option("--revision", type=click.IntRange(1), metavar="N", help="Show this revision, even if it is not served")
 @click.option(
     "--hours",
     type=click.FloatRange(0, 24 * 90, min_open=True),

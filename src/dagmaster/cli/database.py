@@ -131,7 +131,7 @@ def _print_deployed(state: State, answer: "Json") -> None:
 @db.command("gateway-role")
 @pass_state
 def gateway_role(state: State) -> None:
-    """Give the gateway's database role a new password, and print its URL for GATEWAY_DATABASE_URL.
+    """Give the gateway's database role a new password, and print its connection string for GATEWAY_DATABASE_URL.
 
     The role may select from views, and nothing else. A gateway that uses the previous password must get the new one.
     """

@@ -288,7 +288,9 @@ def _say_all(state: State, lines: Iterable[str]) -> None:
 @click.argument("job", shell_complete=complete_jobs)
 @click.option("--node", metavar="NODE", help="Only events of this node (a child is NODE__INDEX)")
 @limit_option(10_000, default=100)
-@click.option("--after", type=click.IntRange(0, 2**53), default=0, metavar="SEQ", help="Continue after this number")
+@click.option(
+    "--after", type=click.IntRange(0, 2**53), default=0, metavar="SEQ", help="Continue after the event with this number"
+)
 @_follow
 @pass_state
 def events(state: State, *, job: str, node: str | None, limit: int, after: int, follow: bool) -> int:

@@ -47,7 +47,13 @@ def show_metadata(state: State, asset: str, layer: str) -> None:
 @_layer
 @click.option("--title", metavar="TEXT", help="Title of the layer, up to 200 characters")
 @click.option("--description", metavar="TEXT", help="Description, up to 10,000 characters; @FILE reads a file")
-@click.option("--keyword", "keywords", multiple=True, metavar="WORD", help="A keyword; may be repeated; replaces all")
+@click.option(
+    "--keyword",
+    "keywords",
+    multiple=True,
+    metavar="WORD",
+    help="A keyword; may be repeated; the given keywords replace all others",
+)
 @click.option("--attribution", metavar="TEXT", help="Source of the data, as maps show it")
 @click.option("--style", metavar="JSON", help='How it is drawn, for example \'{"colormap_name": "terrain"}\'')
 @click.option("--remove", multiple=True, type=click.Choice(_FIELDS), help="Remove a field; may be repeated")
@@ -84,7 +90,7 @@ def set_metadata(
         raise InvalidRequest(f"{', '.join(both)} cannot be set and removed", code="usage")
     changes |= dict.fromkeys(remove)
     if not changes:
-        raise InvalidRequest("nothing is changed", code="usage", hint="for example --title TEXT")
+        raise InvalidRequest("no change is given", code="usage", hint="for example --title TEXT")
     answer = state.client.change_layer_metadata(asset, layer, changes, etag=etag)
     _print(state, answer)
     if not answer.get("is_published") or answer.get("is_changed"):

@@ -103,8 +103,8 @@ def process(
 ) -> int:
     """Turn rasters into COGs, a STAC dataset and map tiles.
 
-    Each SOURCE is a file, a folder, a pattern such as 'tiles/*.tif', or an https URL. Several files become one
-    collection, with one mosaic.
+    Each SOURCE is a file, a folder, a pattern such as 'tiles/*.tif', an https URL, or an object (s3://BUCKET/KEY or
+    az://CONTAINER/BLOB). Several files become one collection, with one mosaic.
 
     The dataset is an asset of the platform `local`. The same command again shows the existing results; other data or
     other options make a new revision, which replaces the previous one on the map. The result is approved with the

@@ -25,14 +25,14 @@ _MOST_SHOWN = 200
     default=24.0,
     show_default=True,
     metavar="HOURS",
-    help="Ignore unnamed objects that are younger",
+    help="Do not report objects that nothing names if they are younger than this",
 )
 @click.option(
     "--limit",
     type=click.IntRange(1, 1_000_000),
     default=1000,
     show_default=True,
-    help="List at most so many findings of a kind; all are counted",
+    help="List at most this many findings of each kind; all are counted",
 )
 @pass_state
 def verify_storage(state: State, checksums: bool, min_age_hours: float, limit: int) -> int:

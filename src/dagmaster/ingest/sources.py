@@ -80,7 +80,9 @@ def _web_source(url: str, settings: "Settings") -> Source:
 
     if "allow_https_sources" in settings.model_fields_set and not settings.allow_https_sources:
         raise NotAllowed(
-            "URLs are not allowed as sources", code="source.not-allowed", hint="ALLOW_HTTPS_SOURCES=false forbids it"
+            "URLs are not allowed as sources",
+            code="source.not-allowed",
+            hint="unset ALLOW_HTTPS_SOURCES=false to allow them",
         )
     try:
         web_host(url)
@@ -95,7 +97,7 @@ def _object_source(url: str, settings: "Settings") -> Source:
         raise NotAllowed(
             "URLs of objects are not allowed as sources",
             code="source.not-allowed",
-            hint="ALLOW_OBJECT_SOURCES=false forbids it",
+            hint="unset ALLOW_OBJECT_SOURCES=false to allow them",
         )
     location_of(url)
     return Source(url)

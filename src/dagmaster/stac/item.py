@@ -166,7 +166,9 @@ def _source(name: str | None, sha256: str | None) -> Json:
 def platform_fields(refs: Mapping[str, str]) -> Json:
     if wrong := [name for name in refs if not _REF.fullmatch(name)]:
         raise InvalidRequest(
-            f"'{wrong[0]}' cannot be a ref's name", code="stac.platform-ref", hint="lower case, digits and underscores"
+            f"'{wrong[0]}' is not a valid name of a reference",
+            code="stac.platform-ref",
+            hint="lower case, digits and underscores",
         )
     return {f"platform:{name}": str(value) for name, value in sorted(refs.items())}
 

@@ -100,7 +100,7 @@ def _refusal(response: httpx2.Response) -> NotFound | NotAllowed | Unavailable:
             return NotFound("the server has no such file", code="source.not-found")
         case HTTPStatus.UNAUTHORIZED | HTTPStatus.FORBIDDEN:
             hint = "download the file yourself, and pass its path"
-            return NotAllowed("the server requires a permission", code="source.forbidden", hint=hint)
+            return NotAllowed("the server denies access to the file", code="source.forbidden", hint=hint)
         case status:
             return Unavailable(f"the server answered {status}", code="source.refused", status=status)
 

@@ -188,7 +188,7 @@ def _starts(case: Case) -> Iterator[WorkflowProblem]:
     if not starts and case.edges_known:
         yield case.problem("there is no node of type start; add one", "nodes", key=True)
     for extra in starts[1:]:
-        yield case.problem(f"a second start; '{starts[0]}' is one already, keep one of them", "nodes", extra, key=True)
+        yield case.problem(f"a second start node; '{starts[0]}' is the first; keep one", "nodes", extra, key=True)
     for start in starts:
         if case.edges[start] or case.workflow.nodes[start].depends_on:
             before = ", ".join(f"'{node_id}'" for node_id in case.edges[start])
@@ -205,14 +205,14 @@ def _ends(case: Case) -> Iterator[WorkflowProblem]:
         yield case.problem("there is no node of type end; add one", "nodes", key=True)
     for node_id in ends:
         if case.workflow.nodes[node_id].next:
-            yield case.problem("an end leads nowhere; remove its `next`", "nodes", node_id, "next", key=True)
+            yield case.problem("an end node cannot have a `next`; remove it", "nodes", node_id, "next", key=True)
 
 
 def _empty_dependencies(case: Case) -> Iterator[WorkflowProblem]:
     for node_id, node in case.workflow.nodes.items():
         if node.depends_on and not (node.depends_on.all_of or node.depends_on.any_of) and node_id not in case.broken:
             yield case.problem(
-                "`depends_on` names nothing; fill it or remove it", "nodes", node_id, "depends_on", key=True
+                "`depends_on` is empty; name nodes in it, or remove it", "nodes", node_id, "depends_on", key=True
             )
 
 

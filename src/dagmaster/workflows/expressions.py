@@ -209,7 +209,7 @@ def compile_condition(text: str) -> Compiled:
 def compile_branch(text: str) -> Compiled:
     """A comparison without its left side (`< 100`, `== 'dem'`, `in ['a', 'b']`), which is the name `value`."""
     if not text.strip().startswith(_COMPARISONS):
-        raise TemplateInvalid(f"`{text}` is not a comparison", hint="begin with <, <=, >, >=, ==, !=, in or not in")
+        raise TemplateInvalid(f"`{text}` is not a comparison", hint="begin with <, <=, >, >=, ==, !=, in, not in or is")
     with _compiling(text):
         part = _expression(_spliced(f"value {text}"), text)
         return Compiled(text, part.paths, _truth(part.evaluate, text))

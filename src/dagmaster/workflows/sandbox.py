@@ -289,7 +289,9 @@ def _extreme(choose: Callable[..., Any]) -> Filter:
     def extreme(value: Any, *, attribute: str | int | None = None) -> Any:
         items = _items(value)
         _charge_for_order(items, attribute, times=1)
-        return choose(items, key=_key(attribute)) if items else StrictUndefined(hint="an empty array has no extreme")
+        if not items:
+            return StrictUndefined(hint="an empty array has no minimum and no maximum")
+        return choose(items, key=_key(attribute))
 
     return extreme
 

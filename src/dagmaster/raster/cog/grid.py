@@ -214,7 +214,7 @@ def require_aligned(grid: OutputGrid, window: Window) -> None:
             ):
                 return
     raise InvalidRequest(
-        f"window {window.col}, {window.row}, {window.width} × {window.height} is not one of the grid's",
+        f"window {window.col}, {window.row}, {window.width} × {window.height} is not a window of the grid",
         code="raster.bad-window",
         hint=f"windows are inside the grid and start at multiples of {BLOCK} pixels: use those of tiles_of",
     )
@@ -262,7 +262,7 @@ def _tile_from(grid: OutputGrid, properties: dict[str, Any]) -> Tile:
 def _require_whole_blocks(tile_size: int, overlap: int) -> None:
     if tile_size <= 0 or tile_size % BLOCK or overlap < 0 or overlap % BLOCK or overlap >= tile_size:
         raise InvalidRequest(
-            f"tiles of {tile_size} pixels that overlap by {overlap}",
+            f"tiles of {tile_size} pixels cannot overlap by {overlap}",
             code="raster.bad-tile-size",
             hint=f"pass multiples of {BLOCK}, and an overlap that is smaller than the tile",
         )
@@ -496,6 +496,6 @@ def _pair(resolution: float | tuple[float, float]) -> tuple[float, float]:
     pair = resolution if isinstance(resolution, tuple) else (resolution, resolution)
     if min(pair) <= 0 or not all(math.isfinite(value) for value in pair):
         raise InvalidRequest(
-            f"the resolution is {resolution}", code="raster.bad-resolution", hint="pass a positive number"
+            f"the resolution {resolution} is not possible", code="raster.bad-resolution", hint="pass a positive number"
         )
     return float(pair[0]), float(pair[1])

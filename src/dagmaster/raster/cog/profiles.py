@@ -30,7 +30,9 @@ class CogProfile:
     def __post_init__(self) -> None:
         if not 1 <= self.jpeg_quality <= 100:
             raise InvalidRequest(
-                f"JPEG quality is {self.jpeg_quality}", code="raster.bad-quality", hint="pass 1 to 100; 85 is usual"
+                f"the JPEG quality {self.jpeg_quality} is not possible",
+                code="raster.bad-quality",
+                hint="pass 1 to 100; 85 is usual",
             )
 
     @property
@@ -74,7 +76,7 @@ def profile_of(tier: str | Tier, jpeg_quality: int = 85) -> CogProfile:
         valid_tier = Tier(tier)
     except ValueError:
         raise InvalidRequest(
-            f"no tier '{tier}'", code="raster.unknown-tier", hint=f"one of {', '.join(Tier)}"
+            f"there is no tier '{tier}'", code="raster.unknown-tier", hint=f"one of {', '.join(Tier)}"
         ) from None
     return CogProfile(valid_tier, jpeg_quality, "cool" if valid_tier is Tier.ARCHIVE else "hot")
 
