@@ -176,6 +176,19 @@ def test_an_older_schema_is_to_be_migrated(dagmaster, free_ports, monkeypatch, d
     assert "dagmaster db migrate" in finding.fix
 
 
+def test_it_checks_the_database_where_the_data_folder_cannot_be_used(
+    dagmaster, free_ports, monkeypatch, database, tmp_path
+):
+    monkeypatch.setenv("DATABASE_URL", database)
+    (tmp_path / "platform.lock").symlink_to(tmp_path / "elsewhere")
+
+    checks = by_check(dagmaster("doctor", "--json", "--data", str(tmp_path)))
+
+    assert levels(checks["platform"]) == [PROBLEM]
+    assert "platform.lock is a symbolic link" in checks["platform"][0].observation
+    assert levels(checks["postgres"]) == levels(checks["schema"]) == [OK]
+
+
 def test_a_read_only_database_is_reported_as_read_only(dagmaster, free_ports, monkeypatch, database):
     monkeypatch.setenv("DATABASE_URL", database)
     with psycopg.connect(database, autocommit=True) as connection:

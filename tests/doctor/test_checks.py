@@ -1,20 +1,22 @@
 """Checks judge facts: each warning and each problem says how to fix it."""
 
+import socket
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx2
 import pytest
 
 from dagmaster import __version__
-from dagmaster.database.maintenance.server import Clock
-from dagmaster.database.schema.deploy import Status
+from dagmaster.client import connection
+from dagmaster.database.maintenance.server import Answer, Clock
 from dagmaster.doctor import database, findings, machine
 from dagmaster.doctor.findings import FindingLevel, Judgement
-from dagmaster.errors import InvalidRequest, InvalidWorkflow, NotAllowed, Unavailable, WorkflowProblem
+from dagmaster.errors import Conflict, InvalidRequest, InvalidWorkflow, NotAllowed, Unavailable, WorkflowProblem
 from dagmaster.library.workflows import WorkflowLibrary
 from dagmaster.listen import API
 from dagmaster.settings import Settings
@@ -37,6 +39,11 @@ def levels(findings: Iterable[Judgement]) -> list[FindingLevel]:
     assert all(finding.fix for finding in findings if finding.level in {WARNING, PROBLEM})
     assert not any(finding.fix for finding in findings if finding.level in {OK, SKIPPED})
     return [finding.level for finding in findings]
+
+
+def judgements_of(check: Callable[[Any], Iterable[Judgement]], subject: Any) -> list[Judgement]:
+    """As the doctor shows them: an error that a check raises is a finding."""
+    return findings.run({"check": check}, subject)["check"]
 
 
 def settings_with(**values: Any) -> Settings:
@@ -110,7 +117,13 @@ def test_private_files_are_judged(mode, owner, expected):
     ],
 )
 def test_ports_are_judged(monkeypatch, port, holder, is_needed, expected):
-    monkeypatch.setattr(machine, "_holder", lambda *_: holder)
+    def bind(*_: Any, **__: Any) -> socket.socket:
+        if holder is None:
+            return socket.socket()
+        raise Conflict("in use", code="api.port-taken")
+
+    monkeypatch.setattr(machine, "bind", bind)
+    monkeypatch.setattr(machine, "_is_dagmaster", lambda *_: holder == "dagmaster")
     settings = settings_with(api_port=port)
     if not is_needed:
         settings.model_fields_set.discard("api_port")
@@ -130,7 +143,7 @@ def test_programs_of_postgres_are_judged(monkeypatch, is_installed, is_needed, e
     monkeypatch.setattr(machine, "find_binaries", find_binaries)
     settings = settings_with(database_url=None if is_needed else "postgresql://host/db")
 
-    assert levels(machine.check_programs(machine.Target(settings, {}, None))) == [expected]
+    assert levels(judgements_of(machine.check_programs, machine.Target(settings, {}, None))) == [expected]
 
 
 @pytest.mark.parametrize(("size", "expected"), [(GB, OK), (64 << 20, WARNING), (None, WARNING)])
@@ -155,10 +168,34 @@ def test_versions_of_gdal_are_listed(target, monkeypatch):
     assert present.observation == "GDAL 3.9.1, rasterio 1.4"
 
 
-def answer_of_the_api(monkeypatch, **body: Any) -> list[Judgement]:
+@pytest.fixture
+def api(monkeypatch) -> Callable[..., list[dict[str, Any]]]:
+    """Let every request to an API get this response. Returns how clients were made, with the requests they sent."""
     monkeypatch.setattr(machine, "__version__", "1.2")
-    monkeypatch.setattr(machine.httpx2, "get", lambda *_, **__: SimpleNamespace(json=lambda: body))
-    return list(machine.check_api(machine.Target(Settings(), {}, "http://x")))
+    make_client = connection.httpx2.AsyncClient
+
+    def respond_with(body: dict[str, Any]) -> list[dict[str, Any]]:
+        clients: list[dict[str, Any]] = []
+        is_problem = "type" in body
+
+        def respond(request: httpx2.Request) -> httpx2.Response:
+            clients[-1]["request"] = request
+            media_type = "application/problem+json" if is_problem else "application/json"
+            status = 401 if is_problem else 200
+            return httpx2.Response(status, json=body, headers={"Content-Type": media_type})
+
+        def client(**options: Any) -> httpx2.AsyncClient:
+            clients.append(options)
+            return make_client(**options, transport=httpx2.MockTransport(respond))
+
+        monkeypatch.setattr(connection.httpx2, "AsyncClient", client)
+        return clients
+
+    return respond_with
+
+
+def api_at(url: str, key: str | None = None) -> list[Judgement]:
+    return judgements_of(machine.check_api, machine.Target(Settings(), {}, url, key))
 
 
 def health(version: str, *checks: dict[str, Any]) -> dict[str, Any]:
@@ -181,37 +218,68 @@ def refusal(code: str) -> dict[str, Any]:
         (refusal("auth.invalid-key"), [PROBLEM]),
     ],
 )
-def test_the_api_is_judged(monkeypatch, body, expected):
-    assert levels(answer_of_the_api(monkeypatch, **body)) == expected
+def test_the_api_is_judged(api, body, expected):
+    api(body)
+
+    assert levels(api_at("http://x")) == expected
 
 
-def test_the_api_is_asked_with_the_key_of_the_caller(monkeypatch):
-    sent = []
-    answer = SimpleNamespace(json=lambda: health(machine.__version__))
-    monkeypatch.setattr(machine.httpx2, "get", lambda url, **options: sent.append((url, options)) or answer)
+def test_a_refused_key_is_reported_as_the_api_says(api):
+    api(refusal("auth.invalid-key"))
 
-    list(machine.check_api(machine.Target(Settings(), {}, "https://x.example/", "dgm_key")))
-    list(machine.check_api(machine.Target(Settings(), {}, "http://127.0.0.1:8000")))
-
-    assert [url for url, _ in sent] == ["https://x.example/api/v1/health", "http://127.0.0.1:8000/api/v1/health"]
-    assert [options["headers"] for _, options in sent] == [{"Authorization": "Bearer dgm_key"}, {}]
-    assert [options["trust_env"] for _, options in sent] == [True, False]  # proxies, and certificate authorities
+    assert api_at("http://x") == [(PROBLEM, "why", "what to do")]
 
 
-def test_an_api_that_refuses_connections_is_a_problem(monkeypatch):
-    def refuse(*_: Any, **__: Any) -> None:
-        raise machine.httpx2.ConnectError("refused")
+def test_the_api_is_asked_with_the_key_of_the_caller(api):
+    clients = api(health("1.2"))
 
-    monkeypatch.setattr(machine.httpx2, "get", refuse)
+    api_at("https://x.example/", "dgm_key")
+    api_at("http://127.0.0.1:8000")
 
-    assert levels(machine.check_api(machine.Target(Settings(), {}, "http://x"))) == [PROBLEM]
+    assert [str(each["request"].url) for each in clients] == [
+        "https://x.example/api/v1/health",
+        "http://127.0.0.1:8000/api/v1/health",
+    ]
+    assert [each["request"].headers.get("Authorization") for each in clients] == ["Bearer dgm_key", None]
+    assert [each["trust_env"] for each in clients] == [True, False]  # proxies, and certificate authorities
 
 
-def test_an_unhealthy_api_is_reported(monkeypatch):
-    database_check = {"name": "database", "detail": "unreachable", "is_ok": False, "hint": "start it"}
-    (finding,) = answer_of_the_api(monkeypatch, **health("1.2", database_check))
+def test_an_api_that_refuses_connections_is_a_problem():
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}"
 
-    assert finding == (PROBLEM, "http://x is not healthy: database: unreachable", "start it")
+    (finding,) = api_at(url)
+
+    assert finding.level is PROBLEM
+    assert url in finding.observation
+    assert "--server" in finding.fix
+
+
+def test_an_api_of_workers_over_http_that_refuses_connections_names_their_setting():
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}"
+    settings = settings_with(dag_callback_url=url, database_url=None)
+
+    (finding,) = judgements_of(machine.check_api, machine.Target(settings, {}, None))
+
+    assert finding.level is PROBLEM
+    assert "DAG_CALLBACK_URL" in finding.fix
+
+
+def test_an_unhealthy_api_is_reported(api):
+    api(health("1.2", {"name": "database", "detail": "unreachable", "is_ok": False, "hint": "start it"}))
+
+    assert api_at("http://x") == [(PROBLEM, "http://x is not healthy: database: unreachable", "start it")]
+
+
+def test_a_missing_extra_is_a_finding_that_names_it():
+    def import_dask(_subject: Any) -> list[Judgement]:
+        raise ModuleNotFoundError("No module named 'distributed'", name="distributed")
+
+    ((level, text, fix),) = judgements_of(import_dask, None)
+
+    assert (level, fix) == (PROBLEM, "pip install 'dagmaster[dask]'")
+    assert "distributed" in text
 
 
 def test_workflow_files_are_judged(target, monkeypatch):
@@ -242,6 +310,10 @@ class FakeServer:
         return lambda _dsn: self.answers[name]
 
 
+def database_with(answer: Answer | None = None, **settings: Any) -> database.Database:
+    return database.Database("", settings_with(**settings), 60, answer or Answer(None, 0.01, False))
+
+
 @pytest.fixture
 def judged(monkeypatch):
     """The levels that a check finds on a server with these answers, if the workflows need these handlers."""
@@ -249,7 +321,7 @@ def judged(monkeypatch):
     def judge(check, needed_handlers=None, **answers: Any) -> list[FindingLevel]:
         monkeypatch.setattr(database, "_needed_handlers", lambda _: needed_handlers)
         monkeypatch.setattr(database, "server", FakeServer(answers))
-        return levels(check(database.Database("", settings_with(worker_processes=2), alive_seconds=60)))
+        return levels(judgements_of(check, database_with(worker_processes=2)))
 
     return judge
 
@@ -268,9 +340,10 @@ def judged(monkeypatch):
 )
 def test_servers_are_judged(facts, expected):
     facts = {"version_number": 150004, "is_standby": False, "is_read_only": False, **facts}
-    answer_seconds, is_pooled = facts.pop("answer_seconds", 0.01), facts.pop("is_pooled", False)
+    seconds, is_pooled = facts.pop("answer_seconds", 0.01), facts.pop("is_pooled", False)
+    answer = Answer(row(version="15.4", **facts), seconds, is_pooled)
 
-    assert levels(database.judge_server(row(version="15.4", **facts), answer_seconds, is_pooled)) == expected
+    assert levels(database.check_server(database_with(answer))) == expected
 
 
 SETTINGS = {
@@ -309,8 +382,15 @@ def test_settings_of_the_server_are_judged(judged, changed, expected):
 
 
 @pytest.mark.parametrize(("used", "expected"), [(10, OK), (80, WARNING), (96, PROBLEM)])
-def test_the_number_of_connections_is_judged(judged, used, expected):
-    assert judged(database.check_connections, settings=SETTINGS, doctor_connections=[row(used=used)]) == [expected]
+def test_the_number_of_connections_is_judged(monkeypatch, used, expected):
+    answers = {"settings": SETTINGS, "doctor_connections": [row(used=used)]}
+    monkeypatch.setattr(database, "server", FakeServer(answers))
+
+    judgements = list(database.check_connections(database_with(worker_processes=2)))
+
+    assert levels(judgements) == [expected]
+    assert f"{used} of 97 in use" in judgements[0].observation
+    assert ("not enough for one more of each" in judgements[0].observation) is (expected is not OK)
 
 
 @pytest.mark.parametrize(
@@ -322,36 +402,35 @@ def test_postgis_is_judged(judged, extension, expected):
 
 
 @pytest.mark.parametrize(
-    ("deployed", "stored", "pending", "expected"),
-    [(True, "a", [], None), (False, None, ["deploy"], "deploy"), (True, "b", ["add a column"], "migrate")],
+    ("deployed", "pending", "expected"),
+    [
+        ([row(fingerprint="a")], [], None),
+        ([], ["deploy the schema"], "deploy"),
+        ([row(fingerprint="b")], ["add a column"], "migrate"),
+        ([row(fingerprint="a")], ["add a column"], "migrate"),  # changed by hand
+    ],
 )
-def test_schemas_are_judged(monkeypatch, deployed, stored, pending, expected):
-    status = Status(deployed, "a", stored, pending, {}, "15", {})
-    monkeypatch.setattr(database.deploy, "status", lambda _: status)
+def test_schemas_are_judged(monkeypatch, deployed, pending, expected):
+    monkeypatch.setattr(database, "server", FakeServer({"deployed_schema": deployed}))
+    monkeypatch.setattr(database.deploy, "pending", lambda _: pending)
 
-    (finding,) = database.check_schema(database.Database("", Settings(), alive_seconds=60))
+    (finding,) = judgements_of(database.check_schema, database_with())
 
     assert finding.level is (PROBLEM if expected else OK)
     assert expected is None or f"dagmaster db {expected}" in finding.fix
 
 
 @pytest.mark.parametrize(
-    ("deployed", "expected"),
-    [
-        ([row(fingerprint="a")], OK),
-        ([row(fingerprint="b")], PROBLEM),
-        ([row(fingerprint=None)], PROBLEM),
-        ([], PROBLEM),
-    ],
+    ("deployed", "expected"), [([row(fingerprint="a")], OK), ([row(fingerprint="b")], PROBLEM), ([], PROBLEM)]
 )
 def test_fingerprints_of_schemas_are_judged(judged, monkeypatch, deployed, expected):
     def refuse(_dsn: str) -> None:
         raise NotAllowed("no right to compare", code="database.not-allowed")
 
-    monkeypatch.setattr(database.deploy, "status", refuse)
+    monkeypatch.setattr(database.deploy, "pending", refuse)
     monkeypatch.setattr(database.deploy, "fingerprint", lambda: "a")
 
-    assert judged(database.check_schema, doctor_fingerprint=deployed) == [expected]
+    assert judged(database.check_schema, deployed_schema=deployed) == [expected]
 
 
 @pytest.mark.parametrize(("seconds", "expected"), [(0.002, OK), (0.9, WARNING), (None, PROBLEM)])
@@ -402,12 +481,12 @@ def test_open_transactions_are_judged(judged, seconds, expected):
 def test_ids_that_are_not_sent_for_long_are_shown(monkeypatch, waiting, expected):
     rows = [SimpleNamespace(queue=q, messages=n, oldest_seconds=age, error=error) for q, n, age, error in waiting]
     monkeypatch.setattr(database, "server", FakeServer({"outbox_facts": rows}))
-    settings = settings_with(transport="servicebus", service_bus_namespace="example-bus")
+    on = database_with(transport="servicebus", service_bus_namespace="example-bus")
 
-    found = list(database.check_outbox(database.Database("", settings, alive_seconds=60)))
+    judgements = list(database.check_outbox(on))
 
-    assert levels(found) == expected
-    assert all("does not exist" in (judgement.fix or "") for judgement in found if judgement.level is WARNING)
+    assert levels(judgements) == expected
+    assert all("does not exist" in (judgement.fix or "") for judgement in judgements if judgement.level is WARNING)
 
 
 def test_without_a_broker_the_outbox_is_not_judged(judged):

@@ -18,7 +18,7 @@ from test_process_pool import is_alive, note
 from tests.dask_cluster import DaskCluster
 from worker_fakes import Bench, a_task, until
 
-from dagmaster.doctor import machine
+from dagmaster.doctor import findings, machine
 from dagmaster.jobs.states import TaskStatus
 from dagmaster.settings import Settings
 from dagmaster.worker import frames
@@ -418,7 +418,7 @@ def test_settings_that_cannot_work_are_refused(values: dict[str, Any], problem: 
 
 def doctor_on(address: str) -> list[tuple[str, str]]:
     settings = Settings(worker_executor="dask", dask_scheduler_address=address)
-    judgements = list(machine.check_dask(machine.Target(settings, {}, None)))
+    judgements = findings.run({"dask": machine.check_dask}, machine.Target(settings, {}, None))["dask"]
     return [(judgement.level.value, judgement.observation) for judgement in judgements]
 
 

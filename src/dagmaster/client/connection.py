@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Self
 
 import httpx2
 import orjson
@@ -109,6 +109,12 @@ class Connection:
         self._is_url_known = False
         self._retired: list[httpx2.AsyncClient] = []
         self.now = datetime.now(UTC)  # by the clock of the platform, at the last response
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
 
     async def close(self) -> None:
         connected, self._connected = self._connected, None

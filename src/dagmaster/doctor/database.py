@@ -2,32 +2,19 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from dagmaster import __version__
-from dagmaster.database import OLDEST_MAJOR, budget
+from dagmaster.database import OLDEST_MAJOR, budget, token_login
+from dagmaster.database.connect import not_deployed
 from dagmaster.database.maintenance import server
 from dagmaster.database.schema import deploy, platform_role
-from dagmaster.doctor.findings import (
-    SHOWN,
-    FindingLevel,
-    Findings,
-    Judgement,
-    Judgements,
-    call_all,
-    judge,
-    ok,
-    problem,
-    run,
-    skip,
-    skipped,
-    some,
-    warning,
-    without_secrets,
-)
+from dagmaster.doctor import findings
+from dagmaster.doctor.findings import FindingLevel, Judgement, Judgements, judge, ok, problem, skipped, some, warning
 from dagmaster.doctor.machine import Target
-from dagmaster.errors import NotAllowed
+from dagmaster.errors import DagmasterError, NotAllowed
 from dagmaster.handlers.registry import installed
 from dagmaster.library.workflows import load_library
 from dagmaster.local.platform import fast_profile
@@ -49,35 +36,44 @@ class Database:
     dsn: str
     settings: Settings
     alive_seconds: float
+    answer: server.Answer
 
 
-def diagnose(target: Target) -> Findings:
+def diagnose(target: Target) -> findings.Findings:
     """Checks that cannot work are skipped, with the reason."""
-    dsn = call_all({"dsn": target.dsn})["dsn"]
-    if not isinstance(dsn, str):
+    names = (*SERVER_CHECKS, *SCHEMA_CHECKS)
+    database = findings.call_all({"database": lambda: _reach(target)})["database"]
+    if database is None:
         reason = "a worker over HTTP has no database" if target.worker_url else "there is no database to check"
-        return skip(("postgres", *SERVER_CHECKS, *SCHEMA_CHECKS), reason)
-    answer = call_all({"postgres": lambda: server.server(dsn)})["postgres"]
-    if isinstance(answer, Exception):
-        results = {"postgres": without_secrets(answer)}
-        return results | skip((*SERVER_CHECKS, *SCHEMA_CHECKS), "the database cannot be reached")
-    database = Database(dsn, target.settings, _alive_seconds(target))
-    results = {"postgres": without_secrets(judge_server(*answer)), **run(SERVER_CHECKS, database)}
+        return findings.skip(names, reason)
+    if isinstance(database, Exception):
+        return findings.skip(names, "the database cannot be reached") | {"postgres": findings.without_secrets(database)}
+    results = findings.run(SERVER_CHECKS, database)
     if any(judgement.level is FindingLevel.PROBLEM for judgement in results["schema"]):
-        return results | skip(SCHEMA_CHECKS, "the schema is missing or of another version")
-    return results | run(SCHEMA_CHECKS, database)
+        return results | findings.skip(SCHEMA_CHECKS, "the schema is missing or of another version")
+    return results | findings.run(SCHEMA_CHECKS, database)
 
 
-def _alive_seconds(target: Target) -> float:
-    """Shorter on a local platform."""
-    usual = target.settings.orphan_threshold_sec
-    return fast_profile(target.settings).get("orphan_threshold_sec", usual) if target.running() else usual
+def _reach(target: Target) -> Database | None:
+    """On a local platform, an instance counts as dead sooner."""
+    settings, dsn, running = target.settings, target.settings.dsn(), None
+    with suppress(DagmasterError):  # that the data folder cannot be used is a finding of `platform`
+        running = target.running()
+    if running and not (dsn or target.url or target.worker_url):
+        dsn = running.database_url
+    if dsn is None:
+        return None
+    token_login.enable(settings)
+    fast = fast_profile(settings) if running else {}
+    alive_seconds = fast.get("orphan_threshold_sec", settings.orphan_threshold_sec)
+    return Database(dsn, settings, alive_seconds, server.server(dsn))
 
 
-def judge_server(facts: Any, answer_seconds: float, is_pooled: bool) -> Judgements:
-    observation = f"PostgreSQL {facts.version}, answers in {answer_seconds * 1000:.0f} ms"
+def check_server(on: Database) -> Judgements:
+    facts, seconds, is_pooled = on.answer
+    observation = f"PostgreSQL {facts.version}, answers in {seconds * 1000:.0f} ms"
     overload = "run orchestrators and workers near the database, and check whether the server is overloaded"
-    judgements = [judge(answer_seconds, observation, overload, warning=1)]
+    judgements = [judge(seconds, observation, overload, warning=1)]
     if facts.version_number < OLDEST_MAJOR * 10_000:
         judgements.append(problem(observation, f"upgrade the server to PostgreSQL {OLDEST_MAJOR} or newer"))
     if facts.is_standby or facts.is_read_only:
@@ -128,32 +124,30 @@ def check_connections(on: Database) -> Judgements:
     total = int(settings["max_connections"]) - reserved
     orchestrator = budget.total(budget.orchestrator(has_api=on.settings.api_enabled))
     worker = budget.total(budget.worker(on.settings.worker_processes))
-    observation = f"{used} of {total} in use; an orchestrator takes up to {orchestrator}, a worker {worker}"
     needed = orchestrator + worker
-    observation += "" if total - used >= needed else "; not enough for one more of each"
+    shortage = "; not enough for one more of each" if total - used < needed else ""
+    observation = f"{used} of {total} in use; an orchestrator takes up to {orchestrator}, a worker {worker}{shortage}"
     fix = "ALTER SYSTEM SET max_connections to more, then restart the server; or run fewer processes"
-    yield judge(total - used, observation, fix, warning=needed, problem=3, is_least=True)
+    return [judge(total - used, observation, fix, warning=needed, problem=3, is_least=True)]
 
 
 def check_postgis(on: Database) -> Judgements:
     extension = server.row(on.dsn, "doctor_extension", name="postgis")
     if extension is None:
         fix = "install it on the server, for example with apt-get install postgresql-15-postgis-3"
-        yield warning("PostGIS is not available on the server; the STAC catalogue needs it", fix)
-    elif extension.installed is None:
-        yield ok(f"PostGIS {extension.available} is available; `dagmaster db deploy` installs it with the catalogue")
-    else:
-        yield ok(f"PostGIS {extension.installed}")
+        return [warning("PostGIS is not available on the server; the STAC catalogue needs it", fix)]
+    if extension.installed:
+        return [ok(f"PostGIS {extension.installed}")]
+    return [ok(f"PostGIS {extension.available} is available; `dagmaster db deploy` installs it with the catalogue")]
 
 
 def check_notifications(on: Database) -> Judgements:
     seconds = server.notify_seconds(on.dsn)
     if seconds is None:
         fix = "use the server itself in DATABASE_URL, or let the pooler keep sessions (pool_mode=session)"
-        yield problem("a NOTIFY did not arrive: a pooler in transaction mode? Polling still finds work, later", fix)
-    else:
-        fix = "check whether the server or the network is overloaded"
-        yield judge(seconds, f"a NOTIFY arrives after {seconds * 1000:.0f} ms", fix, warning=0.5)
+        return [problem("a NOTIFY did not arrive: a pooler in transaction mode? Polling still finds work, later", fix)]
+    fix = "check whether the server or the network is overloaded"
+    return [judge(seconds, f"a NOTIFY arrives after {seconds * 1000:.0f} ms", fix, warning=0.5)]
 
 
 def check_clock(on: Database) -> Judgements:
@@ -168,12 +162,11 @@ def check_clock(on: Database) -> Judgements:
 def check_transactions(on: Database) -> Judgements:
     oldest = server.row(on.dsn, "doctor_oldest_transaction")
     if oldest is None:
-        yield ok("none is open")
-        return
-    age, state = duration(oldest.seconds), oldest.state or "state unknown"
+        return [ok("none is open")]
     fix = "end it (SELECT pg_terminate_backend(PID), or ROLLBACK PREPARED): it keeps VACUUM from removing dead rows"
-    observation = f"the oldest has been open for {age}: {oldest.who}, {state}"
-    yield judge(oldest.seconds, observation, fix, warning=300, problem=HOUR_SECONDS)
+    state = oldest.state or "state unknown"
+    observation = f"the oldest has been open for {duration(oldest.seconds)}: {oldest.who}, {state}"
+    return [judge(oldest.seconds, observation, fix, warning=300, problem=HOUR_SECONDS)]
 
 
 def check_rights(on: Database) -> Judgements:
@@ -193,22 +186,19 @@ def check_rights(on: Database) -> Judgements:
 
 
 def check_schema(on: Database) -> Judgements:
-    ours, limit = deploy.fingerprint(), ""
+    ours, deployed = deploy.fingerprint(), server.row(on.dsn, "deployed_schema")
+    if deployed is None:
+        raise not_deployed()
+    limit = ""
     try:
-        status = deploy.status(on.dsn)
-        stored, is_current, difference = status.stored, status.is_current, some(status.pending)
+        difference = some(deploy.pending(on.dsn))
     except NotAllowed:
-        deployment = server.row(on.dsn, "doctor_fingerprint")
-        stored = deployment and deployment.fingerprint
-        is_current, difference = stored == ours, f"{stored}, and this software has {ours}"
-        limit = "; this role has no right to compare tables"
-    if stored is None:
-        yield problem("the schema of dagmaster is not deployed, or not completely", "run `dagmaster db deploy`")
-    elif not is_current:
-        fix = "run `dagmaster db migrate` as the owner of the schema; the platform may keep running"
-        yield problem(f"it has another version: {difference}", fix)
-    else:
-        yield ok(f"{ours}, the version of this software{limit}")
+        stored, limit = deployed.fingerprint, "; this role has no right to compare tables"
+        difference = f"{stored}, and this software has {ours}" if stored != ours else ""
+    fix = "run `dagmaster db migrate` as the owner of the schema; the platform may keep running"
+    if difference:
+        return [problem(f"it has another version: {difference}", fix)]
+    return [ok(f"{ours}, the version of this software{limit}")]
 
 
 def check_instances(on: Database) -> Judgements:
@@ -253,7 +243,7 @@ def check_handlers(on: Database) -> Judgements:
         if (queue, handler) not in served:
             observation = f"no running worker offers {handler} on {queue}; {some(sorted(workflows))} would wait"
             judgements.append(warning(observation, fix.format(queue)))
-    return judgements[: 2 * SHOWN] or [ok("the running workers offer all handlers that the workflows need")]
+    return judgements[: 2 * findings.SHOWN] or [ok("the running workers offer all handlers that the workflows need")]
 
 
 def _needed_handlers(settings: Settings) -> dict[tuple[str, str], set[str]]:
@@ -270,35 +260,33 @@ def _needed_handlers(settings: Settings) -> dict[tuple[str, str], set[str]]:
 def check_dead_rows(on: Database) -> Judgements:
     worst = server.row(on.dsn, "doctor_dead_rows", schema=SCHEMA)
     if worst is None:
-        yield ok("none")
-        return
+        return [ok("none")]
     when = "never" if worst.vacuumed_seconds_ago is None else f"{duration(worst.vacuumed_seconds_ago)} ago"
     observation = f"{worst.dead:,} in {worst.table} next to {worst.live:,} live ones, vacuumed {when}"
     fix = f"VACUUM ANALYZE dagapp.{worst.table}; check for a long transaction or an autovacuum that is too slow"
-    yield judge(worst.dead, observation, fix, warning=max(100_000, worst.live))
+    return [judge(worst.dead, observation, fix, warning=max(100_000, worst.live))]
 
 
 def check_outbox(on: Database) -> Judgements:
     """With the transport postgres there is no outbox to relay; what another transport has left there is harmless."""
-    queues = server.rows(on.dsn, "outbox_facts")
     if on.settings.transport == "postgres":
-        yield ok("not used: TRANSPORT is postgres")
-        return
-    for facts in queues:
-        waiting = (
-            f"{counted(facts.messages, 'id')} of tasks in {facts.queue} not sent for {duration(facts.oldest_seconds)}"
-        )
-        if facts.error:
-            fix = f"{facts.error}; workers find the tasks by polling meanwhile"
-            yield judge(facts.oldest_seconds, waiting, fix, warning=MINUTE_SECONDS)
-        else:  # ids also wait while all workers are busy
-            fix = "start more workers for this queue, or check that orchestrators run with TRANSPORT=servicebus"
-            yield judge(facts.oldest_seconds, waiting, fix, warning=HOUR_SECONDS)
-    if not queues:
-        yield ok("empty")
+        return [ok("not used: TRANSPORT is postgres")]
+    return [_judge_unsent(queue) for queue in server.rows(on.dsn, "outbox_facts")] or [ok("empty")]
+
+
+def _judge_unsent(queue: Any) -> Judgement:
+    messages, age = counted(queue.messages, "id"), duration(queue.oldest_seconds)
+    observation = f"{messages} of tasks in {queue.queue} not sent for {age}"
+    if queue.error:
+        fix = f"{queue.error}; workers find the tasks by polling meanwhile"
+        return judge(queue.oldest_seconds, observation, fix, warning=MINUTE_SECONDS)
+    # Ids also wait while all workers are busy.
+    fix = "start more workers for this queue, or check that orchestrators run with TRANSPORT=servicebus"
+    return judge(queue.oldest_seconds, observation, fix, warning=HOUR_SECONDS)
 
 
 SERVER_CHECKS: dict[str, Callable[[Database], Judgements]] = {
+    "postgres": check_server,
     "postgres-settings": check_server_settings,
     "connections": check_connections,
     "postgis": check_postgis,

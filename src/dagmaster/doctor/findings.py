@@ -5,13 +5,14 @@ thread of its own, which is abandoned when it takes too long; a check that fails
 """
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, wait
 from enum import StrEnum
 from functools import partial
 from typing import NamedTuple, TypeVar
 
 from dagmaster.errors import DagmasterError, Unavailable
+from dagmaster.extras import missing_extra
 from dagmaster.observe.redaction import redact
 
 PATIENCE_SECONDS = 15.0  # a busy machine is slow, and the doctor is asked then
@@ -73,6 +74,8 @@ def without_secrets(result: Judgements | Exception) -> list[Judgement]:
 
 
 def _failed(error: Exception) -> Judgement:
+    if isinstance(error, ModuleNotFoundError):
+        error = missing_extra(error) or error
     if isinstance(error, DagmasterError):
         return problem(error.message, error.hint)
     fix = "see whether another finding explains it; if not, report it as a bug of dagmaster"
@@ -82,26 +85,24 @@ def _failed(error: Exception) -> Judgement:
 def call_all(
     calls: Mapping[str, Callable[[], T]], patience_seconds: float = PATIENCE_SECONDS
 ) -> dict[str, T | Exception]:
-    """What each call returned or raised."""
-    futures = {name: _start(name, call) for name, call in calls.items()}
-    ended, _ = wait(futures.values(), timeout=patience_seconds)
+    """What each call returned or raised. Not in an executor: its threads are waited for when the process ends."""
+    results: dict[str, T | Exception] = {}
+
+    def call(name: str) -> None:
+        try:
+            results[name] = calls[name]()
+        except Exception as error:
+            results[name] = error
+
+    threads = [threading.Thread(target=call, args=[name], daemon=True) for name in calls]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + patience_seconds
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
     hint = "check whether the machine, its disks or the network hang"
     late = Unavailable(f"no answer within {patience_seconds:g} s", code="check.timeout", hint=hint)
-    return {name: future.result() if future in ended else late for name, future in futures.items()}
-
-
-def _start(name: str, call: Callable[[], T]) -> "Future[T | Exception]":
-    """Not in an executor: its threads are waited for when the process ends, and this one may hang."""
-    future: Future[T | Exception] = Future()
-
-    def answer() -> None:
-        try:
-            future.set_result(call())
-        except Exception as error:
-            future.set_result(error)
-
-    threading.Thread(target=answer, name=f"doctor-{name}", daemon=True).start()
-    return future
+    return {name: results.get(name, late) for name in calls}
 
 
 def some(texts: Sequence[str]) -> str:

@@ -11,18 +11,18 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx2
 
 from dagmaster import __version__
 from dagmaster import settings as environment
-from dagmaster.client.connection import LOCAL_HOSTS, authorization
+from dagmaster.client.connection import Connection
 from dagmaster.client.credentials import key_for
-from dagmaster.client.limits import PREFIX
+from dagmaster.client.models.base import parse
 from dagmaster.client.models.operations import Health
 from dagmaster.doctor.findings import SHOWN, Judgement, Judgements, judge, ok, problem, skipped, warning
-from dagmaster.errors import Conflict, DagmasterError, InvalidRequest
+from dagmaster.errors import Conflict, DagmasterError, InvalidRequest, NotAllowed, Unavailable
 from dagmaster.handlers.registry import installed
 from dagmaster.library.workflows import load_library
 from dagmaster.listen import API, HEALTH, Endpoint, bind
@@ -30,9 +30,6 @@ from dagmaster.local import discovery
 from dagmaster.local.embedded import Cluster, find_binaries
 from dagmaster.quantities import counted, size_text
 from dagmaster.settings import Settings
-
-if TYPE_CHECKING:
-    from dagmaster.client.models.worker import StartedWorker
 
 OLDEST_PYTHON = (3, 11)
 _ANSWER_SECONDS = 10.0
@@ -64,19 +61,6 @@ class Target:
 
     def running(self) -> discovery.RunningPlatform | None:
         return discovery.running_platform(self.folder)
-
-    def dsn(self) -> str | None:
-        if (configured := self.settings.dsn()) or self.url:
-            self._use_tokens()
-            return configured
-        running = None if self.worker_url else self.running()
-        return running.database_url if running else None
-
-    def _use_tokens(self) -> None:
-        if self.settings.use_managed_identity:
-            from dagmaster.database.token_login import enable  # imports a driver, which the client alone has not
-
-            enable(self.settings)
 
 
 def target(data: Path | None, server: str | None, key: str | None = None) -> Target:
@@ -142,25 +126,22 @@ def _user_name(uid: int) -> str:
 
 def check_shared_memory(_target: Target) -> Judgements:
     if not _SHARED_MEMORY.is_dir():
-        yield warning("there is no /dev/shm", "mount a tmpfs on /dev/shm")
-    else:
-        total_bytes = shutil.disk_usage(_SHARED_MEMORY).total
-        fix = "increase it, in a container with --shm-size=512m: larger queries of PostgreSQL may fail"
-        # Docker gives a container 64 MiB.
-        text = f"{size_text(total_bytes)} of shared memory"
-        yield judge(total_bytes, text, fix, warning=(64 << 20) + 1, is_least=True)
+        return [warning("there is no /dev/shm", "mount a tmpfs on /dev/shm")]
+    total_bytes = shutil.disk_usage(_SHARED_MEMORY).total
+    fix = "increase it, in a container with --shm-size=512m: larger queries of PostgreSQL may fail"
+    least = (64 << 20) + 1  # Docker gives a container 64 MiB
+    return [judge(total_bytes, f"{size_text(total_bytes)} of shared memory", fix, warning=least, is_least=True)]
 
 
 def check_programs(target: Target) -> Judgements:
     """The programs of PostgreSQL, for a private server."""
     try:
-        yield ok(f"{find_binaries()}")
+        return [ok(f"{find_binaries()}")]
     except DagmasterError as error:
-        if target.settings.dsn() or target.worker_url:
-            reason = "a worker over HTTP has no database" if target.worker_url else "another server is configured"
-            yield ok(f"{error.message}; not needed, because {reason}")
-        else:
-            yield problem(error.message, error.hint)
+        if not (target.settings.dsn() or target.worker_url):
+            raise
+        reason = "a worker over HTTP has no database" if target.worker_url else "another server is configured"
+        return [ok(f"{error.message}; not needed, because {reason}")]
 
 
 def check_gdal(_target: Target) -> Judgements:
@@ -187,21 +168,19 @@ def check_workflows(target: Target) -> Judgements:
 def check_platform(target: Target) -> Judgements:
     configured = target.settings.dsn()
     if target.url:
-        yield ok(f"the one at {target.url}")
-    elif target.worker_url:
-        yield ok(f"the one at {target.worker_url}, which workers of this machine reach over HTTP (DAG_CALLBACK_URL)")
-    elif running := target.running():
+        return [ok(f"the one at {target.url}")]
+    if target.worker_url:
+        return [ok(f"the one at {target.worker_url}, which workers of this machine reach over HTTP (DAG_CALLBACK_URL)")]
+    if running := target.running():
         text = f"runs on {target.folder} since {running.started_at} (process {running.pid})"
         if configured in (None, running.database_url):
-            yield ok(text)
-        else:
-            fix = "unset DATABASE_URL, or choose another folder with --data"
-            yield warning(f"one {text}, on another database than that of DATABASE_URL", fix)
-    elif configured:
-        yield ok(f"the one on the database {configured}")
-    else:
-        fix = "start one with `dagmaster up`, or choose one with DATABASE_URL or --server URL"
-        yield warning(f"none is running on {target.folder}", fix)
+            return [ok(text)]
+        fix = "unset DATABASE_URL, or choose another folder with --data"
+        return [warning(f"one {text}, on another database than that of DATABASE_URL", fix)]
+    if configured:
+        return [ok(f"the one on the database {configured}")]
+    fix = "start one with `dagmaster up`, or choose one with DATABASE_URL or --server URL"
+    return [warning(f"none is running on {target.folder}", fix)]
 
 
 def check_api(target: Target) -> Judgements:
@@ -209,68 +188,46 @@ def check_api(target: Target) -> Judgements:
     running = None if chosen else target.running()
     url = chosen or (running.api_url if running else None)
     if url is None:
-        yield skipped("no platform runs on this machine, or it serves no API")
-        return
-    fix = "start the platform with `dagmaster up` or an orchestrator, or correct --server (DAGMASTER_URL)"
-    if url == target.worker_url:
-        fix = "check DAG_CALLBACK_URL, the network between, and whether the platform runs"
+        return [skipped("no platform runs on this machine, or it serves no API")]
     try:
-        answer = _health_answer(url, key_for(target.settings, server=chosen, chosen=target.key))
-        if _is_problem_of_dagmaster(answer):
-            yield _judged_refusal(url, answer)
-            return
-        health = Health.model_validate(answer)
-    except (httpx2.HTTPError, httpx2.InvalidURL, ValueError) as error:
-        is_answer = isinstance(error, ValueError)
-        reason = "the server there is not the API of a dagmaster" if is_answer else str(error) or type(error).__name__
-        yield problem(f"{url}: {reason}", fix)
-        return
-    for check in health.checks:
-        if not check.is_ok:
-            yield problem(f"{url} is not healthy: {check.name}: {check.detail}", check.hint)
+        health = asyncio.run(_health(url, key_for(target.settings, server=chosen, chosen=target.key)))
+    except Unavailable as error:
+        fix = "start the platform with `dagmaster up` or an orchestrator, or correct --server (DAGMASTER_URL)"
+        if url == target.worker_url:
+            fix = "check DAG_CALLBACK_URL, the network between, and whether the platform runs"
+        return [problem(error.message, fix)]
+    except NotAllowed as error:
+        if error.code not in ("auth.required", "auth.not-allowed"):
+            raise
+        # Not every caller may read the health: a worker over HTTP, for example, may not.
+        return [ok(f"{url} answers; it shows its version and health only to keys that may read metrics")]
+    failed = [check for check in health.checks if not check.is_ok]
+    judgements = [problem(f"{url} is not healthy: {each.name}: {each.detail}", each.hint) for each in failed]
     if health.version != __version__:
         fix = f"use the same version on both sides: pip install dagmaster=={health.version}, or upgrade the platform"
-        yield warning(f"{url} is version {health.version}, this is {__version__}", fix)
-    elif all(check.is_ok for check in health.checks):
-        yield ok(f"{url} answers, version {health.version}")
+        judgements.append(warning(f"{url} is version {health.version}, this is {__version__}", fix))
+    return judgements or [ok(f"{url} answers, version {health.version}")]
 
 
-def _health_answer(url: str, key: str | None) -> Any:
-    # As the client does: other machines may be reached through a proxy, and have certificates of an own authority.
-    is_local = httpx2.URL(url).host in LOCAL_HOSTS
-    address, headers = f"{url.rstrip('/')}{PREFIX}/health", authorization(key)
-    return httpx2.get(address, headers=headers, timeout=_ANSWER_SECONDS, trust_env=not is_local).json()
-
-
-def _is_problem_of_dagmaster(answer: Any) -> bool:
-    return isinstance(answer, dict) and str(answer.get("type")).startswith("urn:dagmaster:problem:")
-
-
-def _judged_refusal(url: str, answer: Mapping[str, Any]) -> Judgement:
-    """Not every caller may read the health: a worker over HTTP, for example, may not."""
-    if answer.get("code") in ("auth.required", "auth.not-allowed"):
-        return ok(f"{url} answers; it shows its version and health only to keys that may read metrics")
-    return problem(f"{url}: {answer.get('detail')}", answer.get("hint"))
+async def _health(url: str, key: str | None) -> Health:
+    async with Connection(lambda: url, _ANSWER_SECONDS, find_key=lambda: key) as connection:
+        return parse(Health, await connection.object("GET", "/health"))
 
 
 def check_worker(target: Target) -> Judgements:
     """Whether the platform accepts a worker over HTTP. Nothing is stored there until the first heartbeat."""
-    url = target.settings.dag_callback_url
-    if url is None:
-        yield skipped("DAG_CALLBACK_URL is not set: workers of this machine use the database")
-        return
+    if target.settings.dag_callback_url is None:
+        return [skipped("DAG_CALLBACK_URL is not set: workers of this machine use the database")]
+    return [asyncio.run(_start_worker(target.settings))]
+
+
+async def _start_worker(settings: Settings) -> Judgement:
     from dagmaster.worker.http.start import connect, queues_of, start
 
-    async def ask() -> "StartedWorker":
-        connection = connect(target.settings)
-        try:
-            return await start(connection, patience_seconds=0)
-        finally:
-            await connection.close()
-
-    started = asyncio.run(ask())
-    queues = queues_of(target.settings, started)
-    yield ok(f"{url} accepts this worker as '{started.caller}', for {', '.join(queues)}")
+    async with connect(settings) as connection:
+        started = await start(connection, patience_seconds=0)
+    queues = ", ".join(queues_of(settings, started))
+    return ok(f"{settings.dag_callback_url} accepts this worker as '{started.caller}', for {queues}")
 
 
 def check_dask(target: Target) -> Judgements:
@@ -278,59 +235,49 @@ def check_dask(target: Target) -> Judgements:
     if target.settings.worker_executor != "dask":
         yield skipped("WORKER_EXECUTOR is processes: workers of this machine use no Dask cluster")
         return
-    address = target.settings.dask_scheduler_address
-    try:
-        from dagmaster.worker.executors import dask
+    from dagmaster.worker.executors import dask
 
-        facts = asyncio.run(dask.inspected(dask.cluster_of(target.settings)))
-    except ModuleNotFoundError as error:
-        yield problem(f"the package {error.name} is not installed", "pip install 'dagmaster[dask]'")
-        return
-    except DagmasterError as error:
-        yield problem(error.message, error.hint)
-        return
+    address = target.settings.dask_scheduler_address
+    facts = asyncio.run(dask.inspected(dask.cluster_of(target.settings)))
     for worker, text in facts.refused.items():
         yield problem(f"the Dask worker {worker} cannot run tasks: {text}", "install the same versions on both sides")
     for other in facts.other_versions:
         yield warning(f"{address}: {other}", "install the same version of distributed on worker, scheduler and cluster")
-    if not facts.threads:
-        yield problem(f"{address} has no Dask worker that can run tasks", "start Dask workers at this scheduler")
+    if facts.threads:
+        slots = counted(sum(facts.threads.values()), "slot")
+        yield ok(f"{address} answers, {counted(len(facts.threads), 'Dask worker')} with {slots}")
     else:
-        found = counted(len(facts.threads), "Dask worker")
-        yield ok(f"{address} answers, {found} with {counted(sum(facts.threads.values()), 'slot')}")
+        yield problem(f"{address} has no Dask worker that can run tasks", "start Dask workers at this scheduler")
 
 
 def check_port(settings: Settings, endpoint: Endpoint) -> Judgements:
     """If the user chose the port, no other one will do."""
     name, variable = endpoint.name, f"{endpoint.name.upper()}_PORT"
-    if not getattr(settings, f"{name}_enabled"):
-        yield skipped(f"{name.upper()}_ENABLED=false")
-        return
     host, port, is_insecure = (getattr(settings, f"{name}_{part}") for part in ("host", "port", "insecure"))
-    holder = _holder(host, port, endpoint, is_insecure)
-    fix = f"stop the program (`ss -ltnp 'sport = :{port}'` shows it), or choose another {variable}"
-    observation = f"port {port} is in use by another program, or by a dagmaster that hangs"
+    if not getattr(settings, f"{name}_enabled"):
+        return [skipped(f"{name.upper()}_ENABLED=false")]
     if port == 0:
-        yield ok(f"{variable}=0: any free port")
-    elif holder is None or holder == "dagmaster":
-        yield ok(f"port {port} is {'in use by dagmaster' if holder else 'free'}")
-    elif endpoint is API and "api_port" in settings.model_fields_set:
-        yield problem(observation, fix)
-    else:
-        yield warning(f"{observation}; a free one is taken instead", fix)
-
-
-def _holder(host: str, port: int, endpoint: Endpoint, is_insecure: bool) -> str | None:
-    """Who listens on a port."""
+        return [ok(f"{variable}=0: any free port")]
     with suppress(Conflict):
         bind(host, port, is_insecure=is_insecure, endpoint=endpoint).close()
-        return None
+        return [ok(f"port {port} is free")]
+    if _is_dagmaster(host, port):
+        return [ok(f"port {port} is in use by dagmaster")]
+    fix = f"stop the program (`ss -ltnp 'sport = :{port}'` shows it), or choose another {variable}"
+    observation = f"port {port} is in use by another program, or by a dagmaster that hangs"
+    if endpoint is API and "api_port" in settings.model_fields_set:
+        return [problem(observation, fix)]
+    return [warning(f"{observation}; a free one is taken instead", fix)]
+
+
+def _is_dagmaster(host: str, port: int) -> bool:
+    """Whether a process of dagmaster listens on a port."""
     address = f"[{host}]" if ":" in host else {"0.0.0.0": "127.0.0.1"}.get(host, host)  # noqa: S104  compared only
     try:
         response = httpx2.get(f"http://{address}:{port}/readyz", timeout=_ANSWER_SECONDS, trust_env=False)
-        return "dagmaster" if {"is_ready", "checks"} <= set(response.json()) else "another program"
+        return {"is_ready", "checks"} <= set(response.json())
     except (httpx2.HTTPError, OSError, ValueError, TypeError):
-        return "another program"
+        return False
 
 
 CHECKS: dict[str, Callable[[Target], Judgements]] = {

@@ -31,6 +31,15 @@ class Clock(NamedTuple):
     uncertainty_seconds: float
 
 
+class Answer(NamedTuple):
+    """Facts about the server, how long it took to answer, and whether a pooler is in between: then the process that
+    answers is not the one that was announced when the connection was made."""
+
+    facts: Any
+    seconds: float
+    is_pooled: bool
+
+
 def rows(dsn: str, query_name: str, **values: Any) -> list[Any]:
     with _connected(dsn) as connection:
         return connection.execute(query(query_name), values).fetchall()
@@ -41,14 +50,12 @@ def row(dsn: str, query_name: str, **values: Any) -> Any:
     return next(iter(rows(dsn, query_name, **values)), None)
 
 
-def server(dsn: str) -> tuple[Any, float, bool]:
-    """Facts about the server, how long it took to answer, and whether a pooler is in between: then the process that
-    answers is not the one that was announced when the connection was made."""
+def server(dsn: str) -> Answer:
     begun = time.monotonic()
     with _connected(dsn) as connection:
         (facts,) = connection.execute(query("doctor_server")).fetchall()
         announced_pid = connection.info.backend_pid
-    return facts, time.monotonic() - begun, facts.backend_pid != announced_pid
+    return Answer(facts, time.monotonic() - begun, facts.backend_pid != announced_pid)
 
 
 def settings(dsn: str) -> dict[str, str]:

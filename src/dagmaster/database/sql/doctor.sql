@@ -69,11 +69,6 @@ SELECT 'function', f.proname, 'EXECUTE'
  WHERE n.nspname = %(schema)s AND NOT has_function_privilege(f.oid, 'EXECUTE')
  ORDER BY 1, 2;
 
--- name: doctor_fingerprint
--- The fingerprint of the schema that was deployed last.
-SELECT fingerprint
-  FROM dagapp.schema_info;
-
 -- name: doctor_role
 -- This role, and whether it may create the schema.
 SELECT rolname AS name, rolsuper AS is_superuser, to_regnamespace(%(schema)s) IS NOT NULL AS has_schema,
