@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from dagmaster.cli.tables import Column, ago, at, print_table
+from dagmaster.cli.tables import Column, ago, at, print_records, print_table
 from dagmaster.client.models.assets import (
     AssetHistoryEntry,
     AssetInfo,
@@ -14,7 +14,7 @@ from dagmaster.client.models.assets import (
     PlatformInfo,
     VersionInfo,
 )
-from dagmaster.client.models.base import read, read_all
+from dagmaster.client.models.base import read
 from dagmaster.client.neutral import one_line
 
 if TYPE_CHECKING:
@@ -34,12 +34,11 @@ def print_assets(state: "State", page: "Sequence[Json]") -> None:
         Column("title", lambda asset: one_line(asset.title), drop=1, is_long=True),
         Column("asset", lambda asset: asset.asset_id, drop=3),
     ]
-    print_table(state.console, columns, read_all(AssetSummary, page))
+    print_records(state, columns, AssetSummary, page)
 
 
 def print_asset(state: "State", asset: AssetInfo) -> None:
-    for name, value in _facts(asset):
-        state.say(f"{name:<10} {value}")
+    state.say_facts(_facts(asset))
     if asset.versions:
         state.say("")
         print_table(state.console, _VERSION_COLUMNS, asset.versions)
@@ -47,28 +46,24 @@ def print_asset(state: "State", asset: AssetInfo) -> None:
         state.say(line)
 
 
-def _facts(asset: AssetInfo) -> list[tuple[str, str]]:
+def _facts(asset: AssetInfo) -> dict[str, str]:
     """Who and when follow what they decided."""
     clearance = _decided(asset.clearance_state, asset.cleared_by, asset.cleared_at)
     if asset.made_public_at:
         clearance = _decided(asset.clearance_state, asset.made_public_by, asset.made_public_at)
-    facts = [
-        ("asset", asset.asset_id),
-        ("dataset", asset.dataset_id),
-        ("title", one_line(asset.title)),
-        ("platform", f"{asset.platform_id}, {refs_text(asset.platform_refs)}"),
-        ("clearance", clearance),
-        ("exposure", asset.exposure),
-        ("latest", "" if asset.latest_approved_version_ordinal is None else _latest(asset)),
-        ("created", _decided(at(asset.created_at) + " UTC", asset.created_by, None)),
-        ("deleted", _decided("yes", asset.deleted_by, asset.deleted_at) if asset.deleted_at else ""),
-        ("etag", asset.etag),
-    ]
-    return [(name, value) for name, value in facts if value]
-
-
-def _latest(asset: AssetInfo) -> str:
-    return f"version {asset.latest_approved_version_ordinal}"
+    latest = asset.latest_approved_version_ordinal
+    return {
+        "asset": asset.asset_id,
+        "dataset": asset.dataset_id,
+        "title": one_line(asset.title),
+        "platform": f"{asset.platform_id}, {refs_text(asset.platform_refs)}",
+        "clearance": clearance,
+        "exposure": asset.exposure,
+        "latest": "" if latest is None else f"version {latest}",
+        "created": _decided(at(asset.created_at) + " UTC", asset.created_by, None),
+        "deleted": _decided("yes", asset.deleted_by, asset.deleted_at) if asset.deleted_at else "",
+        "etag": asset.etag,
+    }
 
 
 def _decided(what: str, who: str | None, when: datetime | None) -> str:
@@ -180,7 +175,7 @@ def print_history(state: "State", page: "Sequence[Json]") -> None:
         Column("revision", lambda event: _or_dash(event.revision), drop=2, is_number=True),
         *_ACTOR_COLUMNS,
     ]
-    print_table(state.console, columns, read_all(AssetHistoryEntry, page))
+    print_records(state, columns, AssetHistoryEntry, page)
 
 
 def _action(action: str) -> str:
@@ -190,7 +185,7 @@ def _action(action: str) -> str:
 
 def print_audit(state: "State", page: "Sequence[Json]") -> None:
     subject: Column[AuditEntry] = Column("of", lambda event: one_line(_subject(event)))
-    print_table(state.console, [*_EVENT_COLUMNS, subject, *_ACTOR_COLUMNS], read_all(AuditEntry, page))
+    print_records(state, [*_EVENT_COLUMNS, subject, *_ACTOR_COLUMNS], AuditEntry, page)
 
 
 def _subject(event: AuditEntry) -> str:
@@ -208,17 +203,18 @@ def print_platforms(state: "State", platforms: "Sequence[Json]") -> None:
         Column("version", lambda platform: platform.version_ref or "", drop=1),
         Column("name", lambda platform: one_line(platform.display_name), drop=3, is_long=True),
     ]
-    print_table(state.console, columns, read_all(PlatformInfo, platforms))
+    print_records(state, columns, PlatformInfo, platforms)
 
 
 def print_platform(state: "State", answer: "Json") -> None:
     platform = read(PlatformInfo, answer)
-    state.say(f"platform   {platform.platform_id}{'' if platform.is_active else ' (not active)'}")
-    state.say(f"name       {one_line(platform.display_name)}")
-    state.say(f"required   {', '.join(platform.required_refs)}")
-    if platform.optional_refs:
-        state.say(f"optional   {', '.join(platform.optional_refs)}")
-    identity = [name for name in platform.required_refs if name != platform.version_ref]
-    state.say(f"identity   {', '.join(identity)}")
-    state.say(f"version    {platform.version_ref or 'the label that is submitted'}")
-    state.say(f"approval   by {'its own keys and reviewers' if platform.b2b_may_approve else 'reviewers'}")
+    facts = {
+        "platform": f"{platform.platform_id}{'' if platform.is_active else ' (not active)'}",
+        "name": one_line(platform.display_name),
+        "required": ", ".join(platform.required_refs),
+        "optional": ", ".join(platform.optional_refs),
+        "identity": ", ".join(name for name in platform.required_refs if name != platform.version_ref),
+        "version": platform.version_ref or "the label that is submitted",
+        "approval": f"by {'its own keys and reviewers' if platform.b2b_may_approve else 'reviewers'}",
+    }
+    state.say_facts(facts)

@@ -251,8 +251,7 @@ def _print_result(state: State, answer: "Json", result: "AssetSubmissionResult")
             state.note(f"hint: {refusal['hint']}")
         return code
     state.say(_what_happened(result))
-    for line in _facts(result):
-        state.say(line)
+    state.say_facts(_facts(result))
     if not result.is_dry_run:
         if result.job_id:
             state.note(f"watch it with: dagmaster jobs watch {result.job_id}")
@@ -275,12 +274,12 @@ def _what_happened(result: "AssetSubmissionResult") -> str:
     return f"{'would be ' if result.is_dry_run else ''}{what}: {result.dataset_id}, {version}"
 
 
-def _facts(result: "AssetSubmissionResult") -> list[str]:
+def _facts(result: "AssetSubmissionResult") -> dict[str, str | None]:
     from dagmaster.quantities import counted, duration, size_text
 
-    lines = [("asset", result.asset_id), ("workflow", result.workflow_id), ("request", result.request_id or "")]
+    facts = {"asset": result.asset_id, "workflow": result.workflow_id, "request": result.request_id}
     if result.is_tiled is not None:
-        lines.append(("output", "several COGs and a mosaic" if result.is_tiled else "one COG"))
+        facts["output"] = "several COGs and a mosaic" if result.is_tiled else "one COG"
     if (estimate := result.estimate) is not None:
         parts = [
             counted(estimate.tile_count, "tile") if estimate.tile_count is not None else "",
@@ -289,7 +288,7 @@ def _facts(result: "AssetSubmissionResult") -> list[str]:
         ]
         known = ", ".join(filter(None, parts)) or "unknown"
         runs = counted(estimate.based_on_runs, "past run") if estimate.based_on_runs else "no past run"
-        lines.append(("estimate", f"{known} (from {runs})"))
+        facts["estimate"] = f"{known} (from {runs})"
     if result.same_content_as is not None:
-        lines.append(("note", f"version {result.same_content_as} has the same content"))
-    return [f"{name:<10} {value}" for name, value in lines if value]
+        facts["note"] = f"version {result.same_content_as} has the same content"
+    return facts

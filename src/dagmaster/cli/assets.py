@@ -61,10 +61,8 @@ def list_assets(
     from dagmaster.cli.asset_pages import print_assets
 
     filters |= {f"ref.{name}": value for name, value in refs_of(refs).items()}
-    page, following = state.client.assets(
-        limit, after, q=search, to_review=to_review or None, deleted=deleted or None, **filters
-    )
-    state.print_page("assets", page, following, lambda: print_assets(state, page))
+    filters |= {"q": search, "to_review": to_review or None, "deleted": deleted or None}
+    state.print_page("assets", state.client.assets(limit, after, **filters), print_assets)
 
 
 @assets.command("show")
@@ -96,8 +94,7 @@ def history(state: State, *, asset: str, version: int | None, limit: int, after:
     """Show who did what to an asset, when and why, newest first."""
     from dagmaster.cli.asset_pages import print_history
 
-    page, following = state.client.asset_history(asset, limit, after, version=version)
-    state.print_page("events", page, following, lambda: print_history(state, page))
+    state.print_page("events", state.client.asset_history(asset, limit, after, version=version), print_history)
 
 
 def _seen(state: State, asset: str, etag: str | None = None) -> "SeenAsset":
@@ -111,25 +108,19 @@ def _seen(state: State, asset: str, etag: str | None = None) -> "SeenAsset":
 @_version
 @_revision
 @click.option(
-    "--clearance", type=click.Choice(CLEARANCES[1:]), help="Who may see the asset; required for its first approval"
+    "--clearance",
+    "clearance_level",
+    type=click.Choice(CLEARANCES[1:]),
+    help="Who may see the asset; required for its first approval",
 )
 @_reason
 @_etag
 @pass_state
-def approve(
-    state: State,
-    *,
-    asset: str,
-    version: int | None,
-    revision: int | None,
-    clearance: str | None,
-    reason: str | None,
-    etag: str | None,
-) -> None:
+def approve(state: State, /, *, asset: str, version: int | None, etag: str | None, **request: Any) -> None:
     """Publish the newest revision of a version; by default, of the version that waits for review."""
     seen = _seen(state, asset, etag)
     ordinal = version if version is not None else seen.to_decide("approve")
-    answer = seen.change("approve", version=ordinal, clearance_level=clearance, revision=revision, reason=reason)
+    answer = seen.change("approve", version=ordinal, **request)
     state.answer(answer, f"{seen.part(ordinal)} is approved")
     if not state.json:
         _note_map(state, answer, ordinal)
@@ -142,13 +133,11 @@ def approve(
 @click.option("--reason", metavar="TEXT", required=True, help="The reason; the submitter sees it")
 @_etag
 @pass_state
-def reject(
-    state: State, *, asset: str, version: int | None, revision: int | None, reason: str, etag: str | None
-) -> None:
+def reject(state: State, /, *, asset: str, version: int | None, etag: str | None, **request: Any) -> None:
     """Refuse the newest revision of a version. An older revision that is approved stays served."""
     seen = _seen(state, asset, etag)
     ordinal = version if version is not None else seen.to_decide("reject")
-    answer = seen.change("reject", version=ordinal, reason=reason, revision=revision)
+    answer = seen.change("reject", version=ordinal, **request)
     state.answer(answer, f"{seen.part(ordinal)} is rejected")
 
 

@@ -17,11 +17,8 @@ def audit() -> None:
 @click.option("--action", metavar="ACTION", help="Only events of this kind, for example key_created")
 @page_options(1000, default=20, entry="event")
 @pass_state
-def list_events(
-    state: State, *, platform_id: str | None, actor: str | None, action: str | None, after: str | None, limit: int
-) -> None:
+def list_events(state: State, /, *, after: str | None, limit: int, **filters: str | None) -> None:
     """List changes with actor, time and reason, newest first. It needs the key of an administrator."""
     from dagmaster.cli.asset_pages import print_audit
 
-    page, following = state.client.audit(limit, after, platform_id=platform_id, actor=actor, action=action)
-    state.print_page("events", page, following, lambda: print_audit(state, page))
+    state.print_page("events", state.client.audit(limit, after, **filters), print_audit)

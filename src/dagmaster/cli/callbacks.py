@@ -6,7 +6,7 @@ import click
 
 from dagmaster.cli.command import Group, State, as_json, page_options, pass_state
 from dagmaster.cli.completion import platform_option
-from dagmaster.cli.tables import Column, ago, at, print_table
+from dagmaster.cli.tables import Column, ago, at, print_records, print_table
 from dagmaster.client.neutral import one_line
 
 if TYPE_CHECKING:
@@ -22,29 +22,15 @@ def callbacks() -> None:
 @callbacks.command("ls")
 @click.option("--request", "request_id", metavar="ID", help="Only those of this request")
 @platform_option("Only those of this platform")
-@click.option(
-    "--state", "callback_state", type=click.Choice(["pending", "delivered", "failed"]), help="Only those in this state"
-)
+@click.option("--state", type=click.Choice(["pending", "delivered", "failed"]), help="Only those in this state")
 @page_options(1000, default=50, entry="callback")
 @pass_state
-def list_callbacks(
-    state: State,
-    *,
-    request_id: str | None,
-    platform_id: str | None,
-    callback_state: str | None,
-    limit: int,
-    after: str | None,
-) -> None:
+def list_callbacks(state: State, /, *, limit: int, after: str | None, **filters: str | None) -> None:
     """List callbacks, newest first."""
-    page, following = state.client.callbacks(
-        limit, after, request_id=request_id, platform_id=platform_id, state=callback_state
-    )
-    state.print_page("callbacks", page, following, lambda: _print_callbacks(state, page), what="callbacks")
+    state.print_page("callbacks", state.client.callbacks(limit, after, **filters), _print_callbacks)
 
 
 def _print_callbacks(state: State, page: "list[Json]") -> None:
-    from dagmaster.client.models.base import read_all
     from dagmaster.client.models.callback_events import CallbackInfo
 
     columns: list[Column[CallbackInfo]] = [
@@ -57,7 +43,7 @@ def _print_callbacks(state: State, page: "list[Json]") -> None:
         Column("attempts", lambda callback: str(callback.attempts), is_number=True, drop=2),
         Column("last response", _last_response, drop=1, is_long=True),
     ]
-    print_table(state.console, columns, read_all(CallbackInfo, page))
+    print_records(state, columns, CallbackInfo, page)
 
 
 @callbacks.command("show")
@@ -78,11 +64,8 @@ def repeat_callback(state: State, callback: str) -> None:
     The id stays the same, so receivers can ignore a duplicate.
     """
     answer = state.client.repeat_callback(state.client.find_callback(callback))
-    if state.json:
-        state.emit(answer)
-        return
-    state.say(f"callback {answer.get('callback_id')} will be delivered again")
-    state.note(f"see the result with: dagmaster callbacks show {answer.get('callback_id')}")
+    state.answer(answer, f"callback {answer.get('callback_id')} will be delivered again")
+    state.comment(f"see the result with: dagmaster callbacks show {answer.get('callback_id')}")
 
 
 def _print_callback(state: State, answer: "Json") -> None:
@@ -90,12 +73,15 @@ def _print_callback(state: State, answer: "Json") -> None:
     from dagmaster.client.models.callback_events import CallbackDetail, DeliveryInfo
 
     callback = read(CallbackDetail, answer)
-    state.say(f"callback    {callback.callback_id}")
-    state.say(f"platform    {one_line(callback.platform_id)}")
-    state.say(f"url         {one_line(callback.url)}")
-    state.say(f"body        {as_json(callback.payload, indent=False)}")
-    state.say(f"created     {at(callback.created_at)} UTC, {ago(callback.created_at, state.client.now)} ago")
-    state.say(f"state       {_state(callback)}")
+    facts = {
+        "callback": callback.callback_id,
+        "platform": one_line(callback.platform_id),
+        "url": one_line(callback.url),
+        "body": as_json(callback.payload, indent=False),
+        "created": f"{at(callback.created_at)} UTC, {ago(callback.created_at, state.client.now)} ago",
+        "state": _state(callback),
+    }
+    state.say_facts(facts, width=11)
     if callback.deliveries:
         columns: list[Column[DeliveryInfo]] = [
             Column("attempt", lambda delivery: str(delivery.number), is_number=True),

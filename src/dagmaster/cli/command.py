@@ -6,7 +6,7 @@ escaped first, because most of it was written by others and could contain contro
 
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from dagmaster.client.json_client import JsonClient
+    from dagmaster.client.models.base import Json
     from dagmaster.settings import Settings
 
 Callback = TypeVar("Callback", bound=Callable[..., Any])
@@ -165,15 +166,28 @@ class State:
             self.say(line)
         return click.confirm(neutral(question), err=True)
 
+    def say_facts(self, facts: Mapping[str, object], width: int = 10) -> None:
+        """Print names and values in two columns. Facts without a value are left out."""
+        for name, value in facts.items():
+            if value not in (None, ""):
+                self.say(f"{name:<{width}} {value}")
+
     def print_page(
-        self, name: str, page: Sequence[Any], following: Any, show: Callable[[], None], *, what: str | None = None
+        self,
+        name: str,
+        page: "tuple[list[Json], Any]",
+        show: "Callable[[State, list[Json]], None]",
+        *,
+        what: str | None = None,
     ) -> None:
-        """Print a page of a list: `show` does it for people. Notes say that it is empty, or how to get the next one."""
+        """Print the entries of a page, for people with `show`. Notes say that it is empty, or how to get the next one,
+        whose cursor is the second part of `page`."""
+        entries, following = page
         if self.json:
-            self.emit({name: page, "next": following})
+            self.emit({name: entries, "next": following})
             return
-        if page:
-            show()
+        if entries:
+            show(self, entries)
         else:
             self.note(f"no {what or name}")
         if following is not None:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dagmaster.cli.command import Group, State, as_json, page_options, pass_state
-from dagmaster.cli.tables import Column, ago, at, print_table
+from dagmaster.cli.tables import Column, ago, at, print_records
 from dagmaster.client.neutral import one_line
 
 if TYPE_CHECKING:
@@ -23,12 +23,11 @@ def dead_letters() -> None:
 @pass_state
 def list_dead_letters(state: State, reason: str | None, limit: int, after: str | None) -> None:
     """List dead letters, newest first."""
-    page, following = state.client.dead_letters(limit, after, reason)
-    state.print_page("dead_letters", page, following, lambda: _print_letters(state, page), what="dead letters")
+    page = state.client.dead_letters(limit, after, reason)
+    state.print_page("dead_letters", page, _print_letters, what="dead letters")
 
 
 def _print_letters(state: State, page: "list[Json]") -> None:
-    from dagmaster.client.models.base import read_all
     from dagmaster.client.models.operations import DeadLetterSummary
 
     columns: list[Column[DeadLetterSummary]] = [
@@ -38,7 +37,7 @@ def _print_letters(state: State, page: "list[Json]") -> None:
         Column("reason", lambda letter: one_line(letter.reason)),
         Column("what", lambda letter: one_line(letter.description), drop=1, is_long=True),
     ]
-    print_table(state.console, columns, read_all(DeadLetterSummary, page))
+    print_records(state, columns, DeadLetterSummary, page)
 
 
 @dead_letters.command("show")
@@ -54,15 +53,16 @@ def show_dead_letter(state: State, dead_letter: str) -> None:
     from dagmaster.client.models.operations import DeadLetterSummary
 
     letter = read(DeadLetterSummary, answer)
-    state.say(f"dead letter {letter.dead_letter_id}")
-    state.say(f"queue       {one_line(letter.queue)}")
-    if letter.message_id:
-        state.say(f"message     {one_line(letter.message_id)}")
-    state.say(f"created     {at(letter.created_at)} UTC, {ago(letter.created_at, state.client.now)} ago")
-    state.say(f"reason      {one_line(letter.reason)}: {letter.description}")
-    state.say(f"body        {as_json(answer.get('body'))}")
-    if letter.job_id:
-        state.say(f"job         {letter.job_id}, node {letter.node_id}")
+    facts = {
+        "dead letter": letter.dead_letter_id,
+        "queue": one_line(letter.queue),
+        "message": letter.message_id and one_line(letter.message_id),
+        "created": f"{at(letter.created_at)} UTC, {ago(letter.created_at, state.client.now)} ago",
+        "reason": f"{one_line(letter.reason)}: {letter.description}",
+        "body": as_json(answer.get("body")),
+        "job": letter.job_id and f"{letter.job_id}, node {letter.node_id}",
+    }
+    state.say_facts(facts, width=11)
     what = "resume its job" if letter.job_id else "replay it"
     state.note(f"{what} with: dagmaster dead-letters replay {letter.dead_letter_id}")
 

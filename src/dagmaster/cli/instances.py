@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dagmaster.cli.command import Group, State, limit_option, pass_state
-from dagmaster.cli.tables import Column, at, print_table
+from dagmaster.cli.tables import Column, at, print_records
 from dagmaster.client.neutral import one_line
 from dagmaster.quantities import counted, duration
 
@@ -87,12 +87,10 @@ def _print(
     columns: Sequence[Column[Any]],
     kind: "type[BaseModel]",
 ) -> None:
-    from dagmaster.client.models.base import read_all
-
     if state.json:
         state.emit({f"{role}s": lines[:limit]})
     elif lines:
-        print_table(state.console, columns, read_all(kind, lines[:limit]))
+        print_records(state, columns, kind, lines[:limit])
         if len(lines) > limit:
             state.note(f"only the first {counted(limit, role)}; more with --limit")
     else:

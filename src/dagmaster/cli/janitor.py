@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dagmaster.cli.command import Group, State, page_options, pass_state
-from dagmaster.cli.tables import Column, at, print_table
+from dagmaster.cli.tables import Column, at, print_records
 from dagmaster.client.neutral import one_line
 from dagmaster.quantities import counted
 
@@ -20,13 +20,15 @@ def janitor() -> None:
 
 @janitor.command("actions")
 @click.option("--type", "action_type", metavar="ACTION", help="Only actions of this type, such as lease_lapsed")
-@click.option("--target", metavar="ID", help="Only actions on this job, task, queue or session; the whole id")
+@click.option(
+    "--target", "target_id", metavar="ID", help="Only actions on this job, task, queue or session; the whole id"
+)
 @page_options(1000, default=50, entry="action")
 @pass_state
-def list_actions(state: State, action_type: str | None, target: str | None, limit: int, after: str | None) -> None:
+def list_actions(state: State, /, *, limit: int, after: str | None, **filters: str | None) -> None:
     """List what the janitor did, newest first."""
-    page, following = state.client.janitor_actions(limit, after, action_type=action_type, target_id=target)
-    state.print_page("actions", page, following, lambda: _print_actions(state, page), what="janitor actions")
+    page = state.client.janitor_actions(limit, after, **filters)
+    state.print_page("actions", page, _print_actions, what="janitor actions")
 
 
 @janitor.command("run")
@@ -54,7 +56,6 @@ def run_janitor(state: State, dry_run: bool) -> None:
 
 
 def _print_actions(state: State, actions: "list[Json]") -> None:
-    from dagmaster.client.models.base import read_all
     from dagmaster.jobs.model import JanitorAction
 
     columns: list[Column[JanitorAction]] = [
@@ -64,4 +65,4 @@ def _print_actions(state: State, actions: "list[Json]") -> None:
         Column("target", lambda action: one_line(action.target_id)),
         Column("reason", lambda action: one_line(action.reason), is_below=True, is_long=True),
     ]
-    print_table(state.console, columns, read_all(JanitorAction, actions))
+    print_records(state, columns, JanitorAction, actions)

@@ -1,6 +1,7 @@
 """`dagmaster jobs`: list and show jobs, their nodes, events and log lines; cancel, resume and retry them."""
 
-from collections.abc import Iterable
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -70,8 +71,8 @@ def list_jobs(
 ) -> None:
     """List jobs, newest first. A time without a zone is in the local time zone; a day begins at midnight."""
     filters |= {"created_after": _moment(since, "--since"), "created_before": _moment(until, "--until")}
-    page, following = state.client.jobs(limit, _cursor(after), workflow_id=workflow, **filters)
-    state.print_page("jobs", page, following, lambda: _print_jobs(state, page))
+    page = state.client.jobs(limit, _cursor(after), workflow_id=workflow, **filters)
+    state.print_page("jobs", page, _print_jobs)
 
 
 def _print_jobs(state: State, page: "list[Json]") -> None:
@@ -274,14 +275,14 @@ def logs(
     job_id = state.client.find_job(job)
     if follow:
         return follow_logs(state, job_id, node, attempt)
-    page, following = state.client.logs(job_id, limit, after, node_id=node, attempt=attempt)
-    state.print_page("lines", page, following, lambda: _say_all(state, map(text_of, page)), what="log lines")
+    page = state.client.logs(job_id, limit, after, node_id=node, attempt=attempt)
+    state.print_page("lines", page, partial(_print_lines, text_of), what="log lines")
     return 0
 
 
-def _say_all(state: State, lines: Iterable[str]) -> None:
-    for line in lines:
-        state.say(line)
+def _print_lines(text_of: "Callable[[Json], str]", state: State, page: "list[Json]") -> None:
+    for answer in page:
+        state.say(text_of(answer))
 
 
 @jobs.command("events")
@@ -302,7 +303,7 @@ def events(state: State, *, job: str, node: str | None, limit: int, after: int, 
     page, following = state.client.events(job_id, limit, after, node)
     if not page:
         _require_node(state, job_id, node)
-    state.print_page("events", page, _number(following), lambda: _say_all(state, map(_event_text, page)))
+    state.print_page("events", (page, _number(following)), partial(_print_lines, _event_text))
     return 0
 
 
@@ -385,7 +386,7 @@ def nodes(
     """List a job's nodes, or with --parent the children of a fan_out, a page at a time."""
     client = state.client
     page, following = client.nodes(client.find_job(job), limit, after, parent=parent, status=status)
-    state.print_page("nodes", page, _number(following), lambda: _print_nodes(state, page))
+    state.print_page("nodes", (page, _number(following)), _print_nodes)
 
 
 def _print_nodes(state: State, page: "list[Json]") -> None:

@@ -91,8 +91,7 @@ def _create_in_database(state: State, name: str, expires_days: float | None) -> 
 @pass_state
 def list_keys(state: State, *, with_revoked: bool, after: str | None, limit: int) -> None:
     """List keys, newest first: their scopes, when they expire, and when they were last used."""
-    page, following = state.client.keys(limit, after, with_revoked=with_revoked)
-    state.print_page("keys", page, following, lambda: _print_keys(state, page))
+    state.print_page("keys", state.client.keys(limit, after, with_revoked=with_revoked), _print_keys)
 
 
 @keys.command("rotate")
@@ -115,8 +114,8 @@ def rotate_key(
     request = {"overlap_hours": overlap_hours, "expires_in_days": expires_days, "reason": reason}
     answer = state.client.rotate_key(key_id, request)
     _print_created(state, answer)
-    if not state.json and answer.get("previous_until"):
-        state.note(f"the previous secret is accepted until {answer['previous_until']}")
+    if answer.get("previous_until"):
+        state.comment(f"the previous secret is accepted until {answer['previous_until']}")
 
 
 @keys.command("revoke")
@@ -130,18 +129,14 @@ def revoke_key(state: State, *, key_id: str, reason: str | None) -> None:
 
 
 def _print_created(state: State, answer: dict[str, Any]) -> None:
-    if state.json:
-        state.emit(answer)
-        return
-    state.say(answer["key"])
+    state.answer(answer, answer["key"])
     scopes = ", ".join(answer["scopes"])
-    state.note(f"this is the key {answer['name']} (id {answer['key_id']}; scopes: {scopes}); it is not shown again")
+    state.comment(f"this is the key {answer['name']} (id {answer['key_id']}; scopes: {scopes}); it is not shown again")
 
 
 def _print_keys(state: State, page: list[dict[str, Any]]) -> None:
-    from dagmaster.cli.tables import Column, at, print_table
+    from dagmaster.cli.tables import Column, at, print_records
     from dagmaster.client.models.assets import KeyInfo
-    from dagmaster.client.models.base import read_all
     from dagmaster.client.neutral import one_line
 
     def scopes(key: KeyInfo) -> str:
@@ -161,4 +156,4 @@ def _print_keys(state: State, page: list[dict[str, Any]]) -> None:
         Column("last used (UTC)", lambda key: at(key.last_used_at) if key.last_used_at else "never", drop=2),
         Column("created by", lambda key: one_line(key.created_by), drop=3),
     ]
-    print_table(state.console, columns, read_all(KeyInfo, page))
+    print_records(state, columns, KeyInfo, page)

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dagmaster.cli.command import as_json
-from dagmaster.cli.tables import Column, print_table
-from dagmaster.client.models.base import Json, read, read_all
+from dagmaster.cli.tables import Column, print_records
+from dagmaster.client.models.base import Json, read
 from dagmaster.client.models.commands import CommandInfo
 from dagmaster.client.models.layers import LayerInfo, LayerMetadataInfo
 from dagmaster.client.neutral import one_line
@@ -23,12 +23,12 @@ def print_layers(state: "State", layers: Sequence[Json]) -> None:
         Column("keywords", lambda layer: one_line(", ".join(layer.keywords)), drop=1, is_long=True),
         Column("title", lambda layer: one_line(layer.title), is_long=True),
     ]
-    print_table(state.console, columns, read_all(LayerInfo, layers))
+    print_records(state, columns, LayerInfo, layers)
 
 
 def print_metadata(state: "State", answer: Json) -> None:
     layer = read(LayerMetadataInfo, answer)
-    lines = {
+    facts = {
         "dataset": layer.dataset_id,
         "layer": layer.layer,
         "title": layer.title,
@@ -41,9 +41,7 @@ def print_metadata(state: "State", answer: Json) -> None:
         "published": _published(layer),
         "external": layer.external,
     }
-    for name, value in lines.items():
-        if value:
-            state.say(f"{name:<13}{value}")
+    state.say_facts(facts, width=12)
 
 
 def _published(layer: LayerMetadataInfo) -> str:
@@ -59,7 +57,7 @@ def print_commands(state: "State", commands: Sequence[Json]) -> None:
         Column("permission", lambda command: command.permission, drop=1),
         Column("what it does", lambda command: one_line(command.summary), is_long=True),
     ]
-    print_table(state.console, columns, read_all(CommandInfo, commands))
+    print_records(state, columns, CommandInfo, commands)
 
 
 def print_command(state: "State", answer: Json) -> None:

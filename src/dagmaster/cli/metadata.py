@@ -25,12 +25,11 @@ def metadata() -> None:
 @platform_option("Only layers of this platform")
 @page_options(1000, default=20, entry="layer")
 @pass_state
-def list_layers(state: State, *, keyword: str | None, platform_id: str | None, after: str | None, limit: int) -> None:
+def list_layers(state: State, /, *, after: str | None, limit: int, **filters: str | None) -> None:
     """List published layers."""
     from dagmaster.cli.layer_pages import print_layers
 
-    page, following = state.client.layers(limit, after, keyword=keyword, platform_id=platform_id)
-    state.print_page("layers", page, following, lambda: print_layers(state, page))
+    state.print_page("layers", state.client.layers(limit, after, **filters), print_layers)
 
 
 @metadata.command("show")
@@ -61,16 +60,16 @@ def show_metadata(state: State, asset: str, layer: str) -> None:
 @pass_state
 def set_metadata(
     state: State,
+    /,
     *,
     asset: str,
     layer: str,
-    title: str | None,
     description: str | None,
     keywords: tuple[str, ...],
-    attribution: str | None,
     style: str | None,
     remove: tuple[str, ...],
     etag: str | None,
+    **texts: str | None,
 ) -> None:
     """Edit the metadata of a layer. Fields that are not given, and what is published, stay unchanged.
 
@@ -79,10 +78,9 @@ def set_metadata(
     dagmaster metadata publish dem
     """
     given = {
-        "title": title,
+        **texts,
         "description": _text(description),
         "keywords": list(keywords) or None,
-        "attribution": attribution,
         "style": json_object("--style", style) if style is not None else None,
     }
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}

@@ -1,5 +1,7 @@
 """`dagmaster platforms`: the external systems that submit data."""
 
+from typing import Any
+
 import click
 
 from dagmaster.cli.command import Group, State, pass_state, reason_option
@@ -52,14 +54,7 @@ def show_platform(state: State, platform: str) -> None:
 )
 @pass_state
 def add_platform(
-    state: State,
-    *,
-    platform: str,
-    display_name: str,
-    required: tuple[str, ...],
-    optional: tuple[str, ...],
-    version_ref: str | None,
-    b2b_may_approve: bool,
+    state: State, /, *, platform: str, required: tuple[str, ...], optional: tuple[str, ...], **request: Any
 ) -> None:
     """Add a platform. Its id and the references that identify an asset cannot be changed later.
 
@@ -68,20 +63,10 @@ def add_platform(
     from dagmaster.cli.asset_pages import print_platform
 
     required_refs = _names(required)
-    request = {
-        "platform_id": platform,
-        "display_name": display_name,
-        "required_refs": required_refs,
-        "optional_refs": _names(optional),
-        "version_ref": version_ref,
-        "b2b_may_approve": b2b_may_approve,
-    }
+    request |= {"platform_id": platform, "required_refs": required_refs, "optional_refs": _names(optional)}
     answer = state.client.add_platform(request)
-    if state.json:
-        state.emit(answer)
-        return
-    print_platform(state, answer)
-    state.note(
+    state.answer(answer, lambda: print_platform(state, answer))
+    state.comment(
         f"create a key for it with: dagmaster keys create NAME --scope b2b --platform {platform}\n"
         f"try a submission with: dagmaster assets submit --platform {platform} "
         f"{' '.join(f'--ref {name}=…' for name in required_refs)} --blob BLOB --dry-run"
@@ -99,24 +84,10 @@ def add_platform(
 )
 @reason_option("recorded in the audit log")
 @pass_state
-def set_platform(
-    state: State,
-    *,
-    platform: str,
-    display_name: str | None,
-    is_active: bool | None,
-    b2b_may_approve: bool | None,
-    reason: str | None,
-) -> None:
+def set_platform(state: State, /, *, platform: str, **given: Any) -> None:
     """Change a platform. Fields that are not given stay unchanged."""
     from dagmaster.cli.asset_pages import print_platform
 
-    given = {
-        "display_name": display_name,
-        "is_active": is_active,
-        "b2b_may_approve": b2b_may_approve,
-        "reason": reason,
-    }
     changes = {name: value for name, value in given.items() if value is not None}
     answer = state.client.change_platform(platform, changes)
     state.answer(answer, lambda: print_platform(state, answer))

@@ -7,7 +7,7 @@ import click
 
 from dagmaster.cli.command import Group, State, pass_state
 from dagmaster.cli.completion import complete_queues
-from dagmaster.cli.tables import Column, print_table
+from dagmaster.cli.tables import Column, print_records
 from dagmaster.client.neutral import one_line
 from dagmaster.quantities import duration
 
@@ -68,7 +68,6 @@ def _set_queue(state: State, name: str, **changed: "bool | int | None") -> None:
 
 
 def _print_queues(state: State, lines: "list[Json]") -> None:
-    from dagmaster.client.models.base import read_all
     from dagmaster.client.models.operations import QueueSummary
 
     columns: list[Column[QueueSummary]] = [
@@ -81,7 +80,7 @@ def _print_queues(state: State, lines: "list[Json]") -> None:
         Column("limit", lambda queue: _if_known(queue.max_running, str), is_number=True),
         Column("live workers", lambda queue: _of_workers(queue, queue.live_workers), is_number=True),
     ]
-    print_table(state.console, columns, read_all(QueueSummary, lines))
+    print_records(state, columns, QueueSummary, lines)
 
 
 def _if_known(value: T | None, text_of: Callable[[T], str]) -> str:

@@ -10,12 +10,17 @@ from dagmaster.cli.printable import is_unicode
 from dagmaster.quantities import duration
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
     from rich.console import Console
     from rich.text import Text
+
+    from dagmaster.cli.command import State
+    from dagmaster.client.models.base import Json
 
     Rows = Sequence[Sequence[Text]]
 
 T = TypeVar("T")
+M = TypeVar("M", bound="BaseModel")
 _LEAST_LONG = 16
 _LEAST_BEFORE_BELOW = 32
 _GAP = 2
@@ -83,6 +88,13 @@ def print_table(console: "Console", columns: Sequence[Column[T]], records: Itera
         table.add_row(*(row[index] for index in kept))
     with _as_wide_as(console, _width(kept, columns, cells)):
         console.print(table)
+
+
+def print_records(state: "State", columns: Sequence[Column[M]], kind: "type[M]", answers: "Sequence[Json]") -> None:
+    """Print responses of the API as a table."""
+    from dagmaster.client.models.base import read_all
+
+    print_table(state.console, columns, read_all(kind, answers))
 
 
 def _cell(console: "Console", column: Column[T], record: T) -> "Text":

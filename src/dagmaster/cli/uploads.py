@@ -1,6 +1,5 @@
 """`dagmaster uploads` and `dagmaster sources`: send files to the bronze zone, and list what is there."""
 
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -8,7 +7,7 @@ import click
 
 from dagmaster.cli.command import Group, State, page_options, pass_state
 from dagmaster.cli.completion import platform_option
-from dagmaster.cli.tables import Column, ago, print_table
+from dagmaster.cli.tables import Column, ago, print_records
 from dagmaster.client.neutral import one_line
 
 if TYPE_CHECKING:
@@ -52,21 +51,17 @@ def put_file(state: State, *, file: Path, name: str | None, platform_id: str | N
             on_progress=bar.show,
         )
         answer = state.client.upload_file(path, options)
-    if state.json:
-        state.emit(answer)
-        return
-    upload = read(UploadInfo, answer)
-    state.say(f"{upload.source.container}/{upload.source.blob}")
+    source = read(UploadInfo, answer).source
+    state.answer(answer, f"{source.container}/{source.blob}")
 
 
 @uploads.command("ls")
-@click.option("--state", "upload_state", type=click.Choice(["open", "finished"]), help="Only those in this state")
+@click.option("--state", type=click.Choice(["open", "finished"]), help="Only those in this state")
 @page_options(1000, default=50, entry="upload")
 @pass_state
-def list_uploads(state: State, *, upload_state: str | None, limit: int, after: str | None) -> None:
+def list_uploads(state: State, /, *, limit: int, after: str | None, **filters: str | None) -> None:
     """List uploads, newest first."""
-    page, following = state.client.uploads(limit, after, state=upload_state)
-    state.print_page("uploads", page, following, partial(_print_uploads, state, page), what="uploads")
+    state.print_page("uploads", state.client.uploads(limit, after, **filters), _print_uploads)
 
 
 @uploads.command("rm")
@@ -90,12 +85,11 @@ def sources() -> None:
 @pass_state
 def list_sources(state: State, *, prefix: str, container: str | None, limit: int, after: str | None) -> None:
     """List objects by name; with PREFIX, only those whose names begin with it."""
-    page, following = state.client.sources(limit, after, prefix=prefix or None, container=container)
-    state.print_page("sources", page, following, partial(_print_sources, state, page), what="objects")
+    page = state.client.sources(limit, after, prefix=prefix or None, container=container)
+    state.print_page("sources", page, _print_sources, what="objects")
 
 
 def _print_uploads(state: State, page: "list[Json]") -> None:
-    from dagmaster.client.models.base import read_all
     from dagmaster.client.models.uploads import UploadInfo
 
     columns: list[Column[UploadInfo]] = [
@@ -106,7 +100,7 @@ def _print_uploads(state: State, page: "list[Json]") -> None:
         Column("by", lambda upload: one_line(upload.created_by or ""), drop=3),
         Column("object", lambda upload: one_line(f"{upload.source.container}/{upload.source.blob}"), is_long=True),
     ]
-    print_table(state.console, columns, read_all(UploadInfo, page))
+    print_records(state, columns, UploadInfo, page)
 
 
 def _arrived(upload: "UploadInfo") -> str:
@@ -117,7 +111,6 @@ def _arrived(upload: "UploadInfo") -> str:
 
 
 def _print_sources(state: State, page: "list[Json]") -> None:
-    from dagmaster.client.models.base import read_all
     from dagmaster.client.models.uploads import SourceObject
     from dagmaster.quantities import size_text
 
@@ -126,4 +119,4 @@ def _print_sources(state: State, page: "list[Json]") -> None:
         Column("age", lambda source: ago(source.modified_at, state.client.now), is_number=True, drop=1),
         Column("object", lambda source: one_line(f"{source.container}/{source.blob}"), is_long=True),
     ]
-    print_table(state.console, columns, read_all(SourceObject, page))
+    print_records(state, columns, SourceObject, page)
