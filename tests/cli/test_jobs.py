@@ -262,6 +262,24 @@ def test_a_large_output_is_written_to_a_file(on_platform, tmp_path):
     assert sorted(file.name for file in tmp_path.iterdir() if "json" in file.name) == ["big.json", "small.json"]
 
 
+def test_a_job_is_exported_to_a_file_completely_or_not_at_all(on_platform, tmp_path, monkeypatch):
+    job_id = on_platform("submit", "hello_world", "--wait", "--json").json["job_id"]
+    monkeypatch.chdir(tmp_path)
+
+    saved = on_platform("jobs", "export", job_id, "--json")
+    printed = on_platform("jobs", "export", job_id, "-o", "-")
+    in_a_file = on_platform("jobs", "export", job_id, "-o", f"job-{job_id}.json/inner.json")
+    to_a_device = on_platform("jobs", "export", job_id, "-o", "/dev/null")
+
+    exported = tmp_path / f"job-{job_id}.json"
+    assert saved.json == {"job_id": job_id, "file": exported.name, "size_bytes": exported.stat().st_size}
+    assert json.loads(printed.out)["job"]["job_id"] == json.loads(exported.read_text())["job"]["job_id"] == job_id
+    assert (in_a_file.code, to_a_device.code) == (2, 2)
+    assert f"job-{job_id}.json/inner.json cannot be written: Not a directory" in in_a_file.err
+    assert "/dev/null is not a file" in to_a_device.err
+    assert [file.name for file in tmp_path.iterdir()] == [exported.name]
+
+
 @pytest.mark.requirement("M3")
 def test_history_is_verified_for_one_job_and_for_all(on_platform):
     job_id = on_platform("submit", "retry_test", "--wait", "--json").json["job_id"]

@@ -14,8 +14,6 @@ from dagmaster.workflows.raster import RASTER_COLLECTION, RASTER_INGEST, workflo
 if TYPE_CHECKING:
     from dagmaster.client.models.assets import AssetSubmissionResult
     from dagmaster.client.models.base import Json
-    from dagmaster.ingest.progress import OpenBar
-    from dagmaster.ingest.sources import LocalFile
 
 
 @click.command(cls=Command)
@@ -142,9 +140,11 @@ def _named_source(blobs: Sequence[str]) -> "Json":
     containers = {container for container, _ in named}
     if len(containers) > 1:
         raise InvalidRequest("all objects of a collection are in one container", code="usage")
-    (container,) = containers
-    names = [name for _, name in named]
-    source: Json = {"blob": names[0]} if len(names) == 1 else {"blobs": names}
+    return _source_of(containers.pop(), [name for _, name in named])
+
+
+def _source_of(container: str | None, blobs: Sequence[str]) -> "Json":
+    source: Json = {"blob": blobs[0]} if len(blobs) == 1 else {"blobs": list(blobs)}
     return source | ({"container": container} if container else {})
 
 
@@ -156,8 +156,8 @@ def _copied_source(
     from dagmaster.cli.progress import progress_bar
     from dagmaster.cli.validation import validate
     from dagmaster.handlers.raster.options import Options
-    from dagmaster.ingest.bronze import copy_missing, places_in_bronze
     from dagmaster.ingest.sources import downloaded, find_sources
+    from dagmaster.ingest.store import store_files
     from dagmaster.ingest.validation import FileRules
     from dagmaster.local.discovery import data_folder, find_api, running_platform
     from dagmaster.storage.zones import open_storage
@@ -171,38 +171,11 @@ def _copied_source(
     with downloaded(find_sources(arguments, state.settings), state.settings, storage, progress) as files:
         if validate(state, files, rules, is_dated=True) is None:
             return None
-        if is_other_platform(state, running):
-            return _uploaded_source(state, files, platform_id, progress, is_dry_run=is_dry_run)
-        copies = places_in_bronze(storage, files, progress)
-        missing = next((copy.file for copy in copies if not copy.is_there), None)
-        if missing and is_dry_run:
-            raise _not_in_bronze(missing.label)
-        copy_missing(storage, copies, progress, state.comment)
-    return _source_of(copies[0].location.container, [copy.location.blob for copy in copies])
-
-
-def _uploaded_source(
-    state: State, files: "Sequence[LocalFile]", platform_id: str, progress: "OpenBar", *, is_dry_run: bool
-) -> "Json":
-    from dagmaster.ingest.upload import upload_files
-
-    if is_dry_run:
-        raise _not_in_bronze(files[0].label)
-    sources = upload_files(state.client, files, platform_id, progress, state.comment)
-    return _source_of(sources[0].container, [source.blob for source in sources])
-
-
-def _source_of(container: str, blobs: Sequence[str]) -> "Json":
-    named = {"blob": blobs[0]} if len(blobs) == 1 else {"blobs": list(blobs)}
-    return {"container": container, **named}
-
-
-def _not_in_bronze(label: str) -> InvalidRequest:
-    return InvalidRequest(
-        f"a dry run copies nothing, and the bronze zone does not have {label} yet",
-        code="file.not-in-bronze",
-        hint="submit it, or put it into the bronze zone with `dagmaster uploads put` and name it with --blob",
-    )
+        here = None if is_other_platform(state, running) else storage
+        stored = store_files(
+            state.client, here, files, progress, state.comment, platform_id=platform_id, is_dry_run=is_dry_run
+        )
+    return _source_of(*stored)
 
 
 # The next step, by the code of the refusal.
@@ -231,11 +204,10 @@ def _submitted(state: State, request: "Json") -> "Json":
 def _follow(state: State, result: "AssetSubmissionResult", *, live: bool) -> int:
     from dagmaster.cli.follow import follow
 
-    if not state.json:
-        state.note(_what_happened(result))
+    state.comment(_what_happened(result))
     code = follow(state, str(result.job_id), live=live)
-    if code == 0 and not state.json:
-        state.note(f"see what has to be decided with: dagmaster assets show {result.dataset_id}")
+    if code == 0:
+        state.comment(f"see what has to be decided with: dagmaster assets show {result.dataset_id}")
     return code
 
 

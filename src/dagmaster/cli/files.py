@@ -1,9 +1,11 @@
-"""Files given as arguments: read up to a limit, and only if they are regular files."""
+"""Files given as arguments: regular files are read up to a limit, and written completely or not at all."""
 
 import os
 import stat
+import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from dagmaster.errors import InvalidRequest
 
@@ -30,6 +32,29 @@ def option_bytes(option: str, text: str, limit: int) -> bytes:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise InvalidRequest(f"{option} {text}: {reason}", code="inputs.invalid") from None
+
+
+def save(name: str, write: Callable[[BinaryIO], int]) -> int:
+    """Let `write` write a file; returns the number of bytes. The file appears when it is complete. `-` is standard
+    output."""
+    if name == "-":
+        size = write(sys.stdout.buffer)
+        sys.stdout.buffer.flush()
+        return size
+    target = Path(name).resolve()  # a link's target is written, not the link
+    if target.exists() and not target.is_file():
+        raise InvalidRequest(f"{name} is not a file; `--output -` writes to a pipe", code="file.not-writable")
+    unfinished = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        try:
+            with unfinished.open("xb") as file:
+                size = write(file)
+            unfinished.replace(target)
+        finally:
+            unfinished.unlink(missing_ok=True)
+    except OSError as error:
+        raise InvalidRequest(f"{name} cannot be written: {error.strerror}", code="file.not-writable") from None
+    return size
 
 
 def json_object(option: str, text: str | bytes) -> dict[str, Any]:

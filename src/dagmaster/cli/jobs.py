@@ -179,9 +179,13 @@ def export(state: State, job: str, output: str | None) -> None:
 
     Secrets are redacted. FILE may be `-` for the standard output.
     """
-    from dagmaster.cli.export import export_job
+    from dagmaster.cli.files import save
 
-    export_job(state, state.client.find_job(job), output)
+    job_id = state.client.find_job(job)
+    file = output or f"job-{job_id}.json"
+    size = save(file, partial(state.client.export_job, job_id))
+    if file != "-":
+        state.answer({"job_id": job_id, "file": file, "size_bytes": size}, f"{file} ({size:,} bytes)")
 
 
 @jobs.command("cancel")

@@ -1,15 +1,15 @@
 """`dagmaster jobs node`: a node with its attempts and their errors."""
 
-import os
 import sys
 from collections.abc import Iterator
 from datetime import datetime
-from pathlib import Path
+from functools import partial
 
 from rich.console import Console
 from rich.text import Text
 
 from dagmaster.cli.command import State, as_json
+from dagmaster.cli.files import save
 from dagmaster.cli.follow import fault_text
 from dagmaster.cli.tables import Column, at, print_table, state_text
 from dagmaster.client.models.base import Json, read
@@ -78,29 +78,11 @@ def _facts(answer: Json, detail: NodeDetail) -> Iterator[tuple[str, str]]:
 
 
 def save_output(state: State, job_id: str, node_id: str, name: str) -> None:
-    """Write the output to a file, completely or not at all."""
-    if name == "-":
-        if sys.stdout.isatty():
-            raise InvalidRequest(
-                "--output - does not write to a terminal; use a pipe",
-                code="usage",
-            )
-        state.client.download_output(job_id, node_id, sys.stdout.buffer)
-        sys.stdout.buffer.flush()
-        return
-    target = Path(name).resolve()  # a link's target is written, not the link
-    if target.exists() and not target.is_file():
-        raise InvalidRequest(f"{name} is not a file; `--output -` writes to a pipe", code="file.not-writable")
-    unfinished = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        with unfinished.open("xb") as file:
-            size = state.client.download_output(job_id, node_id, file)
-        unfinished.replace(target)
-    except OSError as error:
-        raise InvalidRequest(f"{name}: {error.strerror}", code="file.not-writable") from None
-    finally:
-        unfinished.unlink(missing_ok=True)
-    state.answer({"file": name, "bytes": size}, f"{size:,} bytes written to {name}")
+    if name == "-" and sys.stdout.isatty():
+        raise InvalidRequest("--output - does not write to a terminal; use a pipe", code="usage")
+    size = save(name, partial(state.client.download_output, job_id, node_id))
+    if name != "-":
+        state.answer({"file": name, "bytes": size}, f"{size:,} bytes written to {name}")
 
 
 def _short(value: object) -> str:

@@ -118,11 +118,10 @@ def process(
     from dagmaster.cli.ingestion import follow
     from dagmaster.cli.progress import progress_bar
     from dagmaster.cli.validation import validate
-    from dagmaster.ingest.bronze import copy_missing, places_in_bronze
     from dagmaster.ingest.options import checked, dataset_name, raster_options, workflow_for
     from dagmaster.ingest.sources import downloaded, find_sources
+    from dagmaster.ingest.store import store_files
     from dagmaster.ingest.submission import LOCAL, Ingestion
-    from dagmaster.ingest.upload import upload_files
     from dagmaster.ingest.validation import FileRules
     from dagmaster.local.discovery import awaited_platform, data_folder
     from dagmaster.storage.zones import open_storage
@@ -144,20 +143,15 @@ def process(
         checks = validate(state, files, rules, is_dated=is_dated)
         if checks is None:
             return 1
-        if is_elsewhere:
-            sources_there = upload_files(state.client, files, LOCAL, progress, state.comment)
-            stored = [(source.container, source.blob) for source in sources_there]
-        else:
-            copies = places_in_bronze(storage, files, progress)
-            copy_missing(storage, copies, progress, state.comment)
-            stored = [(copy.location.container, copy.location.blob) for copy in copies]
+        here = None if is_elsewhere else storage
+        container, blobs = store_files(state.client, here, files, progress, state.comment, platform_id=LOCAL)
     ingestion = Ingestion(
         dataset=dataset,
         workflow=workflow,
-        container=stored[0][0],
-        blobs=[blob for _, blob in stored],
+        container=container,
+        blobs=blobs,
         parameters={name: value for name, value in options.items() if value is not None},
-        storage=None if is_elsewhere else storage,
+        storage=here,
         previews=folder / "previews",
         preview=preview,
         version_label=version_label,
