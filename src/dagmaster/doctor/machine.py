@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import pwd
 import shutil
 import subprocess
 import sys
@@ -27,6 +26,7 @@ from dagmaster.handlers.registry import installed
 from dagmaster.library.workflows import load_library
 from dagmaster.listen import API, HEALTH, Endpoint, bind
 from dagmaster.local import discovery
+from dagmaster.local.data import user_name
 from dagmaster.local.embedded import Cluster, find_binaries
 from dagmaster.quantities import counted, size_text
 from dagmaster.settings import Settings
@@ -99,14 +99,14 @@ def check_data_folder(target: Target) -> Judgements:
         fix = "free some space, or choose a folder on another disk with --data"
         observation = f"{folder}{created}, {size_text(free_bytes)} free"
         yield judge(free_bytes, observation, fix, warning=2e9, problem=2e8, is_least=True)
-    private = {folder / "platform.json": _user_name(os.geteuid())}
+    private = {folder / "platform.json": user_name(os.geteuid())}
     if target.settings.dsn() is None:
         cluster = Cluster.at(target.settings.data_folder)
         private |= dict.fromkeys((cluster.folder, cluster.socket_folder), cluster.user.pw_name)
     for path, wanted_owner in private.items():
         with suppress(FileNotFoundError, NotADirectoryError):
             status = path.lstat()
-            yield from judge_private(path, status.st_mode & 0o7777, _user_name(status.st_uid), wanted_owner)
+            yield from judge_private(path, status.st_mode & 0o7777, user_name(status.st_uid), wanted_owner)
 
 
 def judge_private(path: Path, mode: int, owner: str, wanted_owner: str) -> Judgements:
@@ -115,13 +115,6 @@ def judge_private(path: Path, mode: int, owner: str, wanted_owner: str) -> Judge
         yield problem(f"{path} belongs to {owner}, not to {wanted_owner}", f"chown {wanted_owner} {path}")
     elif mode & 0o077:
         yield problem(f"{path} is open to others (mode {mode:04o})", f"chmod go= {path}")
-
-
-def _user_name(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
 
 
 def check_shared_memory(_target: Target) -> Judgements:

@@ -171,9 +171,17 @@ def _size(path: Path) -> int | None:
 
 def _owner(path: Path | None) -> str:
     try:
-        return pwd.getpwuid(path.stat().st_uid).pw_name if path else ""
-    except (OSError, KeyError):
+        return user_name(path.stat().st_uid) if path else ""
+    except OSError:
         return ""
+
+
+def user_name(uid: int) -> str:
+    """The number of a user that has no name."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
 
 
 def _delete(path: Path) -> None:
