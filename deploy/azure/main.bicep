@@ -214,7 +214,7 @@ resource database 'Microsoft.DBforPostgreSQL/flexibleServers/databases@2024-08-0
 resource extensions 'Microsoft.DBforPostgreSQL/flexibleServers/configurations@2024-08-01' = {
   parent: postgres
   name: 'azure.extensions'
-  properties: { value: 'POSTGIS,BTREE_GIST', source: 'user-override' }
+  properties: { value: 'POSTGIS,BTREE_GIST,UNACCENT', source: 'user-override' }
   dependsOn: [database]
 }
 

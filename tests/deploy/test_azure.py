@@ -1,6 +1,7 @@
 """The templates for Azure agree with the code. No compiler of Bicep can be installed here: this reads them as text."""
 
 import re
+from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from dagmaster import settings
 from dagmaster.addresses import SERVED_ZONES
 from dagmaster.api import health as api_health
 from dagmaster.cli.main import COMMANDS
+from dagmaster.database.catalog.pgstac import software_version
 from dagmaster.database.schema.gateway_role import role_of as gateway_role_of
 from dagmaster.settings import DEFAULT_QUEUES
 from tests.deploy.manifests import PORTS, ROLES, ROOT, megabytes
@@ -137,6 +139,15 @@ def test_the_templates_respect_what_azure_documents():
     for before, change in pairwise(server_changes):  # the server takes one change at a time
         assert f"  dependsOn: [{before}]\n" in MAIN.split(f" {change} '")[1].split("\n}\n")[0] + "\n"
     assert "-preview" not in MAIN + APP
+
+
+def test_the_server_allows_the_extensions_that_the_catalogue_creates():
+    migrations = Path(str(files("pypgstac"))) / "migrations" / f"pgstac.{software_version()}.sql"
+    created = re.findall(r"CREATE EXTENSION IF NOT EXISTS (\w+);", migrations.read_text())
+    (allowed,) = re.findall(r"name: 'azure.extensions'\n  properties: \{ value: '([^']+)'", MAIN)
+
+    assert created
+    assert sorted(allowed.lower().split(",")) == sorted(created)
 
 
 def test_workers_serve_every_queue_and_have_the_memory_for_their_child_processes():
