@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
@@ -10,9 +10,14 @@ from functools import partial
 from typing import Any
 
 import psycopg
+import psycopg_pool
 import pytest
+from psycopg.conninfo import make_conninfo
 from psycopg.types.json import Jsonb
+from pypgstac.db import PgstacDB
+from pypgstac.migrate import Migrate
 from tests.catalog import CatalogReader
+from tests.conftest import fresh_database
 
 from dagmaster.database.assets.transaction import AssetTransactions
 from dagmaster.database.catalog import pgstac as module
@@ -23,6 +28,8 @@ from dagmaster.database.connect import Database, pool
 from dagmaster.database.queries import all_queries, numbered
 from dagmaster.errors import Conflict, Unavailable, UnfitData
 from dagmaster.local import platform
+from dagmaster.local.embedded import Cluster
+from dagmaster.operations.schema import deploy_schema, grant_to_platform
 from dagmaster.serving.hydration import read_page
 
 SEARCH_UNHYDRATED = """SELECT pgstac.search('{"conf": {"nohydrate": true}}'::jsonb)::text"""
@@ -113,6 +120,63 @@ async def opened(dsn: str, size: int = 4, patience_seconds: float = 60, **option
         catalog = Catalog(connections, dsn)
         catalog.patience_seconds = patience_seconds
         yield catalog
+
+
+@pytest.fixture
+def of_a_cloud(cluster: Cluster) -> Iterator[dict[str, str]]:
+    """An empty database with the extensions that an administrator may create in clouds: the addresses of that
+    administrator, who is no superuser, and of the role with which processes run."""
+    with fresh_database(cluster, "template0") as dsn:
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            for extension in ("postgis", "btree_gist", "unaccent"):
+                connection.execute(f"CREATE EXTENSION {extension}")
+            connection.execute("CREATE ROLE cloud_admin LOGIN NOSUPERUSER CREATEROLE CREATEDB")
+            connection.execute("CREATE ROLE cloud_platform LOGIN")
+            connection.execute(f"ALTER DATABASE {connection.info.dbname} OWNER TO cloud_admin")
+        yield {name: make_conninfo(dsn, user=f"cloud_{name}") for name in ("admin", "platform")}
+    with psycopg.connect(cluster.dsn_of("postgres"), autocommit=True) as connection:
+        connection.execute("DROP ROLE cloud_admin, cloud_platform")
+
+
+@pytest.mark.requirement("S3", "D1")
+async def test_an_administrator_without_superuser_deploys_and_processes_of_another_role_publish(of_a_cloud):
+    await asyncio.to_thread(deploy_schema, of_a_cloud["admin"], has_catalog=True)
+    await asyncio.to_thread(grant_to_platform, of_a_cloud["admin"], "cloud_platform")
+
+    async with opened(of_a_cloud["platform"]) as catalog:
+        await catalog.write([an_item("a"), an_item("b")])
+        await catalog.publish((0, 1))
+
+    with psycopg.connect(of_a_cloud["platform"]) as connection:
+        items = connection.execute("SELECT id FROM pgstac.items ORDER BY id").fetchall()
+        connection.execute("CREATE TEMPORARY TABLE compared (name text)")  # as verify-storage does
+    assert items == [("a",), ("b",)]
+
+
+@pytest.mark.requirement("D4")
+@pytest.mark.parametrize("before", ["0.9.12"])
+def test_the_catalogue_of_an_earlier_release_is_migrated(empty_database: str, before: str):
+    """The role of the gateway was created there: only roles that are named may create temporary tables."""
+    deploy_schema(empty_database, has_catalog=False)
+    migrate_to(empty_database, before)
+    with psycopg.connect(empty_database, autocommit=True) as connection:
+        database = connection.info.dbname
+        connection.execute(f"REVOKE TEMPORARY ON DATABASE {database} FROM PUBLIC, pgstac_admin, pgstac_ingest")
+        connection.execute("SELECT pgstac.create_collection(%s)", [Jsonb(a_collection())])
+        connection.execute("SELECT pgstac.create_item(%s)", [Jsonb(an_item("kept"))])
+    assert catalog_status(empty_database).deployed == before
+
+    status = deploy_schema(empty_database, has_catalog=True)
+
+    with psycopg.connect(empty_database) as connection:
+        items = connection.execute("SELECT id FROM pgstac.items").fetchall()
+    assert status.catalog == software_version()
+    assert items == [("kept",)]
+
+
+def migrate_to(dsn: str, wanted: str) -> None:
+    with psycopg_pool.ConnectionPool(dsn, min_size=0, max_size=1, open=True) as connections:
+        Migrate(PgstacDB(pool=connections)).run_migration(toversion=wanted)
 
 
 @pytest.mark.requirement("D1")

@@ -19,6 +19,7 @@ from psycopg.rows import dict_row
 from psycopg_pool import ConnectionPool
 
 from dagmaster.bbox import BBox
+from dagmaster.database.catalog.roles import allow_temporary_tables, join_roles
 from dagmaster.database.connect import Connection, conninfo, require_version, translate_errors
 from dagmaster.database.queries import query
 from dagmaster.database.session import dicts
@@ -73,6 +74,9 @@ def deploy_catalog(dsn: str, wait_seconds: float = 60) -> CatalogStatus:
         if deployed != wanted:
             _require_extensions(connection)
             _require_older(deployed, wanted)
+            join_roles(connection)
+        allow_temporary_tables(connection)
+        if deployed != wanted:
             _migrate(dsn)
         return CatalogStatus(_deployed(connection), wanted)
 
@@ -232,7 +236,7 @@ def _connected(dsn: str) -> Iterator[psycopg.Connection[Any]]:
             yield connection
     except NotAllowed as error:
         hint = (
-            "let a superuser deploy it once (it creates extensions, roles and a schema), or set CATALOG_ENABLED=false"
+            "let an administrator deploy it (it creates extensions, roles and a schema), or set CATALOG_ENABLED=false"
         )
         raise NotAllowed(error.message, code=error.code, hint=hint) from error
 

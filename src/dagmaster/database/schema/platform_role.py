@@ -5,6 +5,7 @@ servers may read what they serve and the keys of callers, and record when a key 
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 import psycopg
 from psycopg import sql
@@ -56,6 +57,7 @@ def grant_to_platform(dsn: str, role: str) -> None:
                 "user in DATABASE_URL",
             )
         _grant(connection, role, (*_RIGHTS, *_FUTURE_RIGHTS), _CATALOG_ROLE)
+        _allow_temporary_tables(connection, role)
 
 
 def grant_to_maps(dsn: str, role: str | None = None) -> None:
@@ -74,6 +76,13 @@ def rights_text(role: str) -> str:
 def _composed(statements: Sequence[str], role: str) -> list[sql.Composed]:
     names = {"schema": sql.Identifier(SCHEMA), "role": sql.Identifier(role)}
     return [sql.SQL(statement).format(**names) for statement in statements]
+
+
+def _allow_temporary_tables(connection: psycopg.Connection[object], role: str) -> None:
+    """`dagmaster verify-storage` compares in temporary tables, and PUBLIC loses this right with the gateway's role."""
+    names = {"database": sql.Identifier(connection.info.dbname), "role": sql.Identifier(role)}
+    with suppress(psycopg.errors.InsufficientPrivilege):  # the owner of the database has granted it, or has to
+        connection.execute(sql.SQL("GRANT TEMPORARY ON DATABASE {database} TO {role}").format(**names))
 
 
 def _grant(connection: psycopg.Connection[object], role: str, statements: Sequence[str], catalog_role: str) -> None:

@@ -1,0 +1,44 @@
+"""The database roles of pgSTAC, which belong to the whole server: what its migrations need besides creating them."""
+
+from contextlib import suppress
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+_ROLES = ("pgstac_admin", "pgstac_read", "pgstac_ingest")
+_WRITERS = ("pgstac_admin", "pgstac_ingest")
+
+
+def join_roles(connection: psycopg.Connection[Any]) -> None:
+    """Create pgSTAC's roles and become a member of each.
+
+    Its migrations act as two of them, and join only one. That is enough for a superuser, which the administrator of a
+    cloud's server is not. Without the right to do this, the migration itself is refused, with the reason.
+    """
+    for role in _ROLES:
+        with suppress(psycopg.errors.InsufficientPrivilege):
+            if not _exists(connection, role):
+                _create(connection, role)
+            connection.execute(sql.SQL("GRANT {} TO CURRENT_USER").format(sql.Identifier(role)))
+
+
+def allow_temporary_tables(connection: psycopg.Connection[Any]) -> None:
+    """Let pgSTAC's migrations and writers create temporary tables. Other roles may not: that of the gateway writes
+    nothing, so `PUBLIC` has lost this right."""
+    database = sql.Identifier(connection.info.dbname)
+    for role in _WRITERS:
+        if _exists(connection, role):
+            grant = sql.SQL("GRANT TEMPORARY ON DATABASE {} TO {}").format(database, sql.Identifier(role))
+            with suppress(psycopg.errors.InsufficientPrivilege):  # the owner of the database has granted it, or has to
+                connection.execute(grant)
+
+
+def _exists(connection: psycopg.Connection[Any], role: str) -> bool:
+    return connection.execute("SELECT FROM pg_roles WHERE rolname = %s", [role]).rowcount == 1
+
+
+def _create(connection: psycopg.Connection[Any], role: str) -> None:
+    # Another database of this server may be deployed at the same time.
+    with suppress(psycopg.errors.DuplicateObject, psycopg.errors.UniqueViolation):
+        connection.execute(sql.SQL("CREATE ROLE {}").format(sql.Identifier(role)))
