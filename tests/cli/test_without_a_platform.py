@@ -9,6 +9,7 @@ import time
 import warnings
 from datetime import datetime
 
+import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
@@ -133,6 +134,27 @@ def test_the_schema_is_deployed_and_inspected(dagmaster, monkeypatch, empty_data
     assert f"catalogue pgSTAC {software_version()}" in text
     assert tables["tables"]["dag_jobs"] == 0
     assert "CREATE TABLE dagapp.dag_jobs" in ddl
+
+
+@pytest.mark.requirement("D4")
+def test_one_command_creates_what_is_missing_and_migrates_the_rest(dagmaster, monkeypatch, empty_database):
+    """A job of one container upgrades the schema with it."""
+    monkeypatch.setenv("DATABASE_URL", empty_database)
+    first = dagmaster("db", "deploy", "--migrate")
+    with psycopg.connect(empty_database, autocommit=True) as connection:  # as an earlier release has left it
+        connection.execute("DROP TABLE dagapp.dag_outbox")
+        connection.execute("ALTER TABLE dagapp.dag_jobs DROP COLUMN traceparent")
+        connection.execute("DROP SCHEMA pgstac CASCADE")
+    behind = dagmaster("db", "status", "--json").json
+
+    upgraded = dagmaster("db", "deploy", "--migrate", "--json")
+    after = dagmaster("db", "status", "--json").json
+
+    assert (first.code, first.out) == (0, "nothing to change\n")
+    assert upgraded.code == 0, upgraded.err
+    assert (behind["is_current"], behind["catalog"]) == (False, None)
+    assert any("traceparent" in change for change in upgraded.json["changes"])
+    assert (after["is_current"], after["pending"], after["catalog"]) == (True, [], software_version())
 
 
 @pytest.mark.requirement("D4")

@@ -110,10 +110,16 @@ def ddl(state: State) -> None:
 
 
 @db.command("deploy")
+@click.option("--migrate", "then_migrate", is_flag=True, help="Then migrate, as `dagmaster db migrate` does")
 @pass_state
-def deploy_schema(state: State) -> None:
-    """Create what is missing; existing tables stay as they are."""
-    _print_deployed(state, _schema(state).deploy())
+def deploy_schema(state: State, then_migrate: bool) -> None:
+    """Create what is missing; existing tables stay as they are unless --migrate is given."""
+    schema = _schema(state)
+    deployed = schema.deploy()
+    if then_migrate:
+        _print_migrated(state, schema.migrate())
+    else:
+        _print_deployed(state, deployed)
 
 
 def _print_deployed(state: State, answer: "Json") -> None:
@@ -145,7 +151,10 @@ def gateway_role(state: State) -> None:
 @pass_state
 def migrate(state: State) -> None:
     """Add missing columns, indexes, triggers and views; the platform may keep running."""
-    answer = _schema(state).migrate()
+    _print_migrated(state, _schema(state).migrate())
+
+
+def _print_migrated(state: State, answer: "Json") -> None:
     if state.json:
         state.emit(answer)
         return
