@@ -316,7 +316,8 @@ var platform = concat(common, oidc, zonesInAzure, transport, [
   { name: 'AZURE_CLIENT_ID', value: platformIdentity.properties.clientId }
 ])
 
-// Changes of the schema: a job that scripts/deploy.sh starts before it sets the images.
+// Changes of the schema: a job that scripts/deploy.sh starts with the new image before it sets the images of the roles. It
+// has one container, because `az containerapp job update --image` sets the image of one, and of no init container.
 resource schema 'Microsoft.App/jobs@2025-01-01' = {
   name: '${prefix}-schema'
   location: location
@@ -331,20 +332,11 @@ resource schema 'Microsoft.App/jobs@2025-01-01' = {
       registries: [{ server: registry.properties.loginServer, identity: adminIdentity.id }]
     }
     template: {
-      initContainers: [
-        {
-          name: 'deploy'
-          image: '${registry.properties.loginServer}/dagmaster-orchestrator:${imageVersion}'
-          args: ['db', 'deploy']
-          env: schemaSettings
-          resources: { cpu: json('0.5'), memory: '1Gi' }
-        }
-      ]
       containers: [
         {
-          name: 'migrate'
+          name: 'schema'
           image: '${registry.properties.loginServer}/dagmaster-orchestrator:${imageVersion}'
-          args: ['db', 'migrate']
+          args: ['db', 'deploy', '--migrate']
           env: schemaSettings
           resources: { cpu: json('0.5'), memory: '1Gi' }
         }

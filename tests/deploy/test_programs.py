@@ -209,6 +209,92 @@ def test_a_deployment_on_azure_sets_every_image_explicitly():
         assert update > position(lines, "job start")
 
 
+class Azure:
+    """A resource group after deploy/azure/main.bicep with version 1.0.0, reached with a stand-in of `az`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._state_file = folder / "azure.json"
+        self._programs = folder / "bin"
+        self._programs.mkdir()
+        az = self._programs / "az"
+        az.write_text(f'#!/bin/sh\nexec {sys.executable} -S {ROOT / "tests/deploy/azure_stand_in.py"} "$@"\n')
+        az.chmod(0o755)
+        self.set(job=job_of_template("r.azurecr.io", "1.0.0"), job_status="Succeeded", broken_app=None, done=[])
+
+    def set(self, **changes: object) -> None:
+        known = json.loads(self._state_file.read_text()) if self._state_file.exists() else {}
+        self._state_file.write_text(json.dumps({**known, **changes}))
+
+    def deploy(self, version: str) -> subprocess.CompletedProcess[str]:
+        arguments = ("--registry", "r", "--version", version, "--resource-group", "geo", "--no-build", "--timeout", "5")
+        path = f"{self._programs}:{os.environ['PATH']}"
+        return deploy("azure", *arguments, PATH=path, AZURE_STATE=str(self._state_file))
+
+    @property
+    def done(self) -> list[list[object]]:
+        """What ran and what was set, in this order."""
+        done: list[list[object]] = json.loads(self._state_file.read_text())["done"]
+        return done
+
+
+def job_of_template(registry: str, version: str) -> dict[str, list[dict[str, object]]]:
+    """The containers of the job that changes the schema."""
+    template = (ROOT / "deploy" / "azure" / "main.bicep").read_text()
+    job = template.split("resource schema 'Microsoft.App/jobs@")[1].split("\n}\n")[0]
+    containers: dict[str, list[dict[str, object]]] = {"initContainers": [], "containers": []}
+    for kind, text in re.findall(
+        r"^      (initContainers|containers): \[\n(.*?)^      \]", job, re.MULTILINE | re.DOTALL
+    ):
+        images = re.findall(r"image: '\$\{registry.properties.loginServer\}/([\w-]+):\$\{imageVersion\}'", text)
+        commands = re.findall(r"args: \[(.+)\]", text)
+        for image, command in zip(images, commands, strict=True):
+            arguments = re.findall(r"'([^']+)'", command)
+            containers[kind].append({"image": f"{registry}/{image}:{version}", "args": arguments})
+    return containers
+
+
+@pytest.fixture
+def azure(tmp_path: Path) -> Azure:
+    return Azure(tmp_path)
+
+
+def test_on_azure_the_new_version_migrates_the_schema_before_any_role_is_replaced(azure):
+    finished = azure.deploy("1.1.0")
+
+    assert finished.returncode == 0, finished.stderr
+    assert azure.done == [
+        ["ran", "r.azurecr.io/dagmaster-orchestrator:1.1.0", ["db", "deploy", "--migrate"]],
+        ["set", "dagmaster-orchestrator", "r.azurecr.io/dagmaster-orchestrator:1.1.0"],
+        ["set", "dagmaster-worker-light", "r.azurecr.io/dagmaster-worker:1.1.0"],
+        ["set", "dagmaster-worker-raster", "r.azurecr.io/dagmaster-worker:1.1.0"],
+        ["set", "dagmaster-serving", "r.azurecr.io/dagmaster-serving:1.1.0"],
+        ["set", "dagmaster-gateway", "r.azurecr.io/dagmaster-gateway:1.1.0"],
+    ]
+
+
+def test_on_azure_nothing_is_replaced_if_the_schema_was_not_migrated(azure):
+    azure.set(job_status="Failed")
+
+    finished = azure.deploy("1.1.0")
+
+    assert finished.returncode == 1
+    assert "the schema was not migrated (Failed), nothing else was changed" in finished.stderr
+    assert [what for what, *_ in azure.done] == ["ran"]
+
+
+def test_on_azure_a_deployment_stops_at_a_role_that_does_not_become_healthy(azure):
+    azure.set(broken_app="dagmaster-worker-light")
+
+    finished = azure.deploy("1.1.0")
+
+    assert finished.returncode == 1
+    assert "dagmaster-worker-light has failed; the old revision still has the traffic" in finished.stderr
+    assert [name for what, name, _ in azure.done if what == "set"] == [
+        "dagmaster-orchestrator",
+        "dagmaster-worker-light",
+    ]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
