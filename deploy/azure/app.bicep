@@ -22,12 +22,15 @@ param scaledQueues array = []
 param tasksPerReplica int = 1
 param busNamespace string = ''
 
+@description('Identity that reads the length of the queues. Containers cannot use it.')
+param scalerIdentityId string = ''
+
 var onQueues = [for queue in scaledQueues: {
   name: queue
   custom: {
     type: 'azure-servicebus'
     metadata: { queueName: queue, namespace: busNamespace, messageCount: string(tasksPerReplica) }
-    identity: identityId
+    identity: scalerIdentityId
   }
 }]
 var onRequests = [{ name: 'requests', http: { metadata: { concurrentRequests: '50' } } }]
@@ -37,12 +40,16 @@ var onProcessor = [{ name: 'cpu', custom: { type: 'cpu', metadata: { type: 'Util
 resource app 'Microsoft.App/containerApps@2025-01-01' = {
   name: name
   location: location
-  identity: { type: 'UserAssigned', userAssignedIdentities: { '${identityId}': {} } }
+  identity: {
+    type: 'UserAssigned'
+    userAssignedIdentities: union({ '${identityId}': {} }, empty(scalerIdentityId) ? {} : { '${scalerIdentityId}': {} })
+  }
   properties: {
     environmentId: environmentId
     configuration: {
       activeRevisionsMode: 'Single'
       registries: [{ server: registryServer, identity: identityId }]
+      identitySettings: empty(scalerIdentityId) ? [] : [{ identity: scalerIdentityId, lifecycle: 'None' }]
       ingress: hasIngress ? { external: isExternal, targetPort: port, transport: 'auto', allowInsecure: false } : null
     }
     template: {

@@ -65,6 +65,12 @@ resource adminIdentity 'Microsoft.ManagedIdentity/userAssignedIdentities@2023-01
   location: location
 }
 
+// It reads the length of queues for Container Apps, which is an operation of management. Containers cannot use it.
+resource scalerIdentity 'Microsoft.ManagedIdentity/userAssignedIdentities@2023-01-31' = if (usesServiceBus) {
+  name: '${databaseName}_scaler'
+  location: location
+}
+
 // Built-in roles, and nothing else: docs/guides/azure.md says who needs which, and why.
 
 var roles = {
@@ -74,6 +80,7 @@ var roles = {
   storageBlobDelegator: 'db58b8e5-c6ad-4a2a-8342-4190687cbf4a'
   serviceBusDataSender: '69a216fc-b8fb-44d8-bc22-1f3c2cd27a39'
   serviceBusDataReceiver: '4f6d3b9b-027b-4f4c-9142-0e5a2a2247e0'
+  serviceBusDataOwner: '090c5cfd-751d-490a-894a-3ce6f1109419'
 }
 
 resource registry 'Microsoft.ContainerRegistry/registries@2023-07-01' existing = {
@@ -224,7 +231,7 @@ module databaseAdmin 'administrator.bicep' = {
   dependsOn: [extensions]
 }
 
-// Service Bus: identities send and receive; nobody may change queues.
+// Service Bus: the platform sends and receives; it may not change queues.
 
 resource bus 'Microsoft.ServiceBus/namespaces@2024-01-01' = if (usesServiceBus) {
   name: '${prefix}-${uniqueString(resourceGroup().id)}'
@@ -260,6 +267,16 @@ resource platformReceives 'Microsoft.Authorization/roleAssignments@2022-04-01' =
   properties: {
     roleDefinitionId: subscriptionResourceId('Microsoft.Authorization/roleDefinitions', roles.serviceBusDataReceiver)
     principalId: platformIdentity.properties.principalId
+    principalType: 'ServicePrincipal'
+  }
+}
+
+resource scalerReadsLengths 'Microsoft.Authorization/roleAssignments@2022-04-01' = if (usesServiceBus) {
+  name: guid(resourceGroup().id, 'scaler', roles.serviceBusDataOwner)
+  scope: bus
+  properties: {
+    roleDefinitionId: subscriptionResourceId('Microsoft.Authorization/roleDefinitions', roles.serviceBusDataOwner)
+    principalId: scalerIdentity.properties.principalId
     principalType: 'ServicePrincipal'
   }
 }
@@ -397,6 +414,7 @@ module workerLight 'app.bicep' = {
     scaledQueues: usesServiceBus ? ['functionapp-tasks', 'dag-worker-tasks'] : []
     tasksPerReplica: 20
     busNamespace: usesServiceBus ? bus.name : ''
+    scalerIdentityId: usesServiceBus ? scalerIdentity.id : ''
   }
   dependsOn: [platformPulls]
 }
@@ -425,6 +443,7 @@ module workerRaster 'app.bicep' = {
     scaledQueues: usesServiceBus ? ['container-tasks'] : []
     tasksPerReplica: 2
     busNamespace: usesServiceBus ? bus.name : ''
+    scalerIdentityId: usesServiceBus ? scalerIdentity.id : ''
   }
   dependsOn: [platformPulls]
 }

@@ -138,7 +138,7 @@ def of_a_cloud(cluster: Cluster) -> Iterator[dict[str, str]]:
         connection.execute("DROP ROLE cloud_admin, cloud_platform")
 
 
-@pytest.mark.requirement("S3", "D1")
+@pytest.mark.requirement("M2", "D1")
 async def test_an_administrator_without_superuser_deploys_and_processes_of_another_role_publish(of_a_cloud):
     await asyncio.to_thread(deploy_schema, of_a_cloud["admin"], has_catalog=True)
     await asyncio.to_thread(grant_to_platform, of_a_cloud["admin"], "cloud_platform")

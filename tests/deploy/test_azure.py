@@ -30,6 +30,7 @@ BUILT_IN = {
     "storageBlobDelegator": "db58b8e5-c6ad-4a2a-8342-4190687cbf4a",
     "serviceBusDataSender": "69a216fc-b8fb-44d8-bc22-1f3c2cd27a39",
     "serviceBusDataReceiver": "4f6d3b9b-027b-4f4c-9142-0e5a2a2247e0",
+    "serviceBusDataOwner": "090c5cfd-751d-490a-894a-3ce6f1109419",
 }
 # Settings of the transport over Service Bus, which a release without it ignores.
 OF_SERVICE_BUS = {"TRANSPORT", "SERVICE_BUS_FQDN"}
@@ -181,6 +182,18 @@ def test_identities_have_exactly_the_roles_that_the_guide_lists():
     assert {(scopes[scope], _camel(role), identity) for identity, role, scope in documented} == set(assignments)
     assert ("storage", "storageBlobDataContributor", "serving") not in assignments
     assert {scope for scope, _, identity in assignments if identity == "gateway"} == {"registry"}
+
+
+def test_containers_cannot_use_the_identity_that_reads_the_length_of_queues():
+    """It may change and delete queues."""
+    workers = [module for name, module in modules().items() if name.startswith("worker")]
+    others = [module for name, module in modules().items() if not name.startswith("worker")]
+
+    assert "[{ identity: scalerIdentityId, lifecycle: 'None' }]" in APP
+    assert re.findall(r"^    identity: (\w+)$", APP, re.MULTILINE) == ["scalerIdentityId"]  # of the scale rules
+    assert all("scalerIdentityId: usesServiceBus ? scalerIdentity.id : ''" in module for module in workers)
+    assert not any("scalerIdentity" in module for module in others)
+    assert "scalerIdentity.properties.clientId" not in MAIN
 
 
 def test_map_servers_read_the_zones_that_they_serve_and_no_others():
