@@ -75,21 +75,22 @@ push() {  # the engine that has built the images pushes them
 }
 
 manifests() {  # the overlay, with the images of this deployment
-  local folder role
+  local folder role text
+  text=$(kubectl kustomize "$overlay") || fail "the overlay $overlay cannot be built"
   folder=$(mktemp -d "$(dirname "$overlay")/.deploy.XXXXXX")
   {
     echo "resources: [../$(basename "$overlay")]"
     echo "images:"
     for role in "${ROLES[@]}"; do
-      echo "  - {name: $(image_in_overlay "$role"), newName: $registry/dagmaster-$role, newTag: \"$version\"}"
+      echo "  - {name: $(image_in "$text" "$role"), newName: $registry/dagmaster-$role, newTag: \"$version\"}"
     done
   } > "$folder/kustomization.yaml"
   kubectl kustomize "$folder" || { rm -rf "$folder"; fail "the overlay $overlay cannot be built"; }
   rm -rf "$folder"
 }
 
-image_in_overlay() {  # the name that the overlay has given to the image of a role
-  kubectl kustomize "$overlay" | sed -n "s/^ *-\{0,1\} *image: \(.*dagmaster-$1\)\(:.*\)\{0,1\}$/\1/p" | head -1
+image_in() {  # the built overlay, a role: the name that the overlay has given to the image of the role
+  sed -n "s/^ *-\{0,1\} *image: \(.*dagmaster-$2\)\(:.*\)\{0,1\}$/\1/p" <<< "$1" | head -1
 }
 
 to_kubernetes() {

@@ -209,16 +209,81 @@ def test_a_deployment_on_azure_sets_every_image_explicitly():
         assert update > position(lines, "job start")
 
 
+class Kubernetes:
+    """A cluster that is reached with a stand-in of `kubectl`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._state_file = folder / "kubernetes.json"
+        self._programs = stand_in(folder, "kubectl", "kubernetes_stand_in.py")
+
+    def deploy(self, version: str, broken: str | None = None) -> subprocess.CompletedProcess[str]:
+        """Deploy a version; `broken` never becomes ready."""
+        self._state_file.write_text(json.dumps({"done": [], "broken": broken}))
+        overlay = str(ROOT / "deploy" / "kubernetes" / "example")
+        arguments = ("--registry", "r.example.org/geo", "--version", version, "--overlay", overlay, "--no-build")
+        path = f"{self._programs}:{os.environ['PATH']}"
+        return deploy("kubernetes", *arguments, PATH=path, KUBERNETES_STATE=str(self._state_file))
+
+    @property
+    def done(self) -> list[list[object]]:
+        """What was applied, deleted and waited for, in this order."""
+        done: list[list[object]] = json.loads(self._state_file.read_text())["done"]
+        return done
+
+
+def stand_in(folder: Path, program: str, module: str) -> Path:
+    """A folder with a program that is a stand-in."""
+    programs = folder / "bin"
+    programs.mkdir()
+    file = programs / program
+    file.write_text(f'#!/bin/sh\nexec {sys.executable} {ROOT / "tests" / "deploy" / module} "$@"\n')
+    file.chmod(0o755)
+    return programs
+
+
+@pytest.fixture
+def kubernetes(tmp_path: Path) -> Kubernetes:
+    return Kubernetes(tmp_path)
+
+
+def test_on_kubernetes_the_new_version_migrates_the_schema_before_any_role_is_replaced(kubernetes):
+    finished = kubernetes.deploy("1.1.0")
+
+    assert finished.returncode == 0, finished.stderr
+    images = [f"r.example.org/geo/dagmaster-{role}:1.1.0" for role in sorted(ROLES)]
+    assert kubernetes.done == [
+        ["delete", "job", "schema"],
+        ["apply", "dagmaster/first=true", images],
+        ["wait", "job/schema"],
+        ["apply", None, images],
+        *(["wait", f"deployment/{name}"] for name in ("orchestrator", "worker-light", "worker-raster")),
+        *(["wait", f"deployment/{name}"] for name in ("serving", "gateway")),
+    ]
+    assert not list((ROOT / "deploy" / "kubernetes").glob(".deploy*"))
+
+
+def test_on_kubernetes_nothing_is_replaced_if_the_schema_was_not_migrated(kubernetes):
+    finished = kubernetes.deploy("1.1.0", broken="job/schema")
+
+    assert finished.returncode == 1
+    assert "the schema was not migrated, nothing else was changed" in finished.stderr
+    assert [what for what, *_ in kubernetes.done] == ["delete", "apply", "wait"]
+
+
+def test_on_kubernetes_a_deployment_stops_at_a_role_that_does_not_become_healthy(kubernetes):
+    finished = kubernetes.deploy("1.1.0", broken="deployment/worker-light")
+
+    assert finished.returncode == 1
+    assert "worker-light is not healthy; its old pods still run" in finished.stderr
+    assert kubernetes.done[-1] == ["wait", "deployment/worker-light"]
+
+
 class Azure:
     """A resource group after deploy/azure/main.bicep with version 1.0.0, reached with a stand-in of `az`."""
 
     def __init__(self, folder: Path) -> None:
         self._state_file = folder / "azure.json"
-        self._programs = folder / "bin"
-        self._programs.mkdir()
-        az = self._programs / "az"
-        az.write_text(f'#!/bin/sh\nexec {sys.executable} -S {ROOT / "tests/deploy/azure_stand_in.py"} "$@"\n')
-        az.chmod(0o755)
+        self._programs = stand_in(folder, "az", "azure_stand_in.py")
         self.set(job=job_of_template("r.azurecr.io", "1.0.0"), job_status="Succeeded", broken_app=None, done=[])
 
     def set(self, **changes: object) -> None:

@@ -1,0 +1,57 @@
+"""A stand-in of `kubectl` for scripts/deploy.sh: it records what is applied and waited for, in a file.
+
+`kustomize` collects resources and sets the names and tags of images, and does nothing else that the real one does.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+
+def main(arguments: list[str]) -> int:
+    file = Path(os.environ["KUBERNETES_STATE"])
+    state = json.loads(file.read_text())
+    if "kustomize" in arguments:
+        print(yaml.safe_dump_all(list(built(Path(arguments[-1])))))
+    elif "apply" in arguments:
+        manifests = Path(arguments[arguments.index("--filename") + 1])
+        selector = arguments[arguments.index("--selector") + 1] if "--selector" in arguments else None
+        state["done"].append(["apply", selector, images_in(manifests)])
+    elif "delete" in arguments:
+        state["done"].append(["delete", *arguments[arguments.index("delete") + 1 :][:2]])
+    else:  # wait, rollout status
+        state["done"].append(["wait", next(word for word in arguments if word.startswith(("job/", "deployment/")))])
+    file.write_text(json.dumps(state))
+    return 1 if state["done"] and state["done"][-1] == ["wait", state["broken"]] else 0
+
+
+def built(folder: Path) -> Iterator[dict[str, Any]]:
+    kustomization = yaml.safe_load((folder / "kustomization.yaml").read_text())
+    images = {image["name"]: f"{image['newName']}:{image['newTag']}" for image in kustomization.get("images", ())}
+    for name in kustomization["resources"]:
+        path = folder / name
+        documents = built(path) if path.is_dir() else yaml.safe_load_all(path.read_text())
+        for document in documents:
+            for container in containers_of(document):
+                # As in the real one, an image is named without its tag.
+                container["image"] = images.get(container["image"].partition(":")[0], container["image"])
+            yield document
+
+
+def containers_of(document: dict[str, Any]) -> list[dict[str, Any]]:
+    pod = document.get("spec", {}).get("template", {}).get("spec", {})
+    return [*pod.get("initContainers", ()), *pod.get("containers", ())]
+
+
+def images_in(manifests: Path) -> list[str]:
+    documents = yaml.safe_load_all(manifests.read_text())
+    return sorted({container["image"] for document in documents for container in containers_of(document)})
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
