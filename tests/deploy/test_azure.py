@@ -1,4 +1,5 @@
-"""The templates for Azure agree with the code. No compiler of Bicep can be installed here: this reads them as text."""
+"""The templates for Azure agree with the code. No compiler of Bicep can be installed here: this reads them as text, and
+test_bicep.py with a grammar."""
 
 import re
 from importlib.resources import files
@@ -71,16 +72,7 @@ def test_apps_reach_each_other_with_tls():
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_a_template_says_that_it_is_untested_and_its_brackets_match(name):
-    stack = []
-    strings_removed = re.sub(r"'(?:[^'\\]|\\.)*'", "''", without_comments(TEXTS[name]))
-    for character in strings_removed:
-        if character in "([{":
-            stack.append(character)
-        elif character in ")]}":
-            assert stack, name
-            assert stack.pop() + character in ("()", "[]", "{}")
-    assert stack == []
+def test_a_template_says_that_it_is_untested(name):
     assert "UNTESTED" in TEXTS[name]
 
 
