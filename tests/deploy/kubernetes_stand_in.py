@@ -17,7 +17,7 @@ def main(arguments: list[str]) -> int:
     file = Path(os.environ["KUBERNETES_STATE"])
     state = json.loads(file.read_text())
     if "kustomize" in arguments:
-        print(yaml.safe_dump_all(list(built(Path(arguments[-1])))))
+        print(yaml.dump_all(list(built(Path(arguments[-1]))), Dumper=yaml.CSafeDumper))
     elif "apply" in arguments:
         manifests = Path(arguments[arguments.index("--filename") + 1])
         selector = arguments[arguments.index("--selector") + 1] if "--selector" in arguments else None
@@ -31,12 +31,11 @@ def main(arguments: list[str]) -> int:
 
 
 def built(folder: Path) -> Iterator[dict[str, Any]]:
-    kustomization = yaml.safe_load((folder / "kustomization.yaml").read_text())
+    (kustomization,) = documents_in(folder / "kustomization.yaml")
     images = {image["name"]: f"{image['newName']}:{image['newTag']}" for image in kustomization.get("images", ())}
     for name in kustomization["resources"]:
         path = folder / name
-        documents = built(path) if path.is_dir() else yaml.safe_load_all(path.read_text())
-        for document in documents:
+        for document in built(path) if path.is_dir() else documents_in(path):
             for container in containers_of(document):
                 # As in the real one, an image is named without its tag.
                 container["image"] = images.get(container["image"].partition(":")[0], container["image"])
@@ -49,8 +48,11 @@ def containers_of(document: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def images_in(manifests: Path) -> list[str]:
-    documents = yaml.safe_load_all(manifests.read_text())
-    return sorted({container["image"] for document in documents for container in containers_of(document)})
+    return sorted({each["image"] for document in documents_in(manifests) for each in containers_of(document)})
+
+
+def documents_in(file: Path) -> list[dict[str, Any]]:
+    return list(yaml.load_all(file.read_text(), Loader=yaml.CSafeLoader))
 
 
 if __name__ == "__main__":
