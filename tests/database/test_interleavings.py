@@ -150,7 +150,7 @@ def _decide(step: Step, views: dict[UUID, JobView]) -> list[Changes]:
     planner = Planner(ROUTER, Random(1))
     return [
         planner.decide(
-            views[job_id], job.news, epoch=job.epoch, sequence=job.sequence, checks_all_nodes=True, stop=job.stop
+            views[job_id], job.updates, epoch=job.epoch, sequence=job.sequence, checks_all_nodes=True, stop=job.stop
         ).changes
         for job_id, job in step.jobs.items()
     ]

@@ -312,11 +312,12 @@ class Driver:
     bench: Bench
     owner_id: UUID
     claim: Claim
-    news: list[Any]
+    updates: list[Any]
     planner: Planner = field(default_factory=a_planner)
 
     async def turn(self, also_read: str = "", wake: dict[tuple[UUID, str], int] | None = None) -> list[Any]:
-        """Advance with a view that is read again; `also_read` names what is read beside results. Returns the news."""
+        """Advance with a view that is read again; `also_read` names what is read beside results.
+        Returns the updates."""
         (job,) = await self.bench.ledger.load_jobs([self.claim.job_id])
         view = job.view()
         completed = [node_id for node_id, state in view.nodes.items() if state.status is NodeStatus.COMPLETED]
@@ -325,12 +326,17 @@ class Driver:
         scope = StepScope(**dict.fromkeys(also_read.split(), frozenset({job.job_id})), wake=wake or {})
         async with self.bench.ledger.open_jobs(self.owner_id, [self.claim], scope) as step:
             (opened,) = step.jobs.values()
-            self.news = opened.news
+            self.updates = opened.updates
             plan = self.planner.decide(
-                view, opened.news, epoch=opened.epoch, sequence=opened.sequence, checks_all_nodes=True, stop=opened.stop
+                view,
+                opened.updates,
+                epoch=opened.epoch,
+                sequence=opened.sequence,
+                checks_all_nodes=True,
+                stop=opened.stop,
             )
             await step.commit([plan.changes])
-        return self.news
+        return self.updates
 
 
 async def owned(bench: Bench, job: NewJob) -> Driver:
@@ -859,7 +865,7 @@ async def test_jobs_without_reports_are_left_alone_where_only_reports_count(benc
         await step.commit([])
 
     assert set(step.jobs) == {driver.claim.job_id}
-    assert [type(item).__name__ for item in step.jobs[driver.claim.job_id].news] == ["Succeeded"]
+    assert [type(item).__name__ for item in step.jobs[driver.claim.job_id].updates] == ["Succeeded"]
     assert not step.fenced  # the claims of jobs without reports are not checked
 
 
@@ -886,7 +892,7 @@ async def test_when_deciding_fails_nothing_has_happened(bench):
 
     async def decide() -> None:
         async with bench.ledger.open_jobs(driver.owner_id, [driver.claim], StepScope()) as step:
-            assert step.jobs[task.job_id].news
+            assert step.jobs[task.job_id].updates
             raise ValueError("a bug")
 
     with pytest.raises(ValueError, match="a bug"):
@@ -894,10 +900,10 @@ async def test_when_deciding_fails_nothing_has_happened(bench):
     if isinstance(bench, PostgresBench):
         await bench.set_clock(0)  # a fresh connection
     unchanged = await everything(bench)
-    news = await driver.turn()
+    updates = await driver.turn()
 
     assert unchanged == before
-    assert [type(item) for item in news] == [Succeeded]
+    assert [type(item) for item in updates] == [Succeeded]
 
 
 # --- results ---------------------------------------------------------------------------------------------------------
@@ -923,11 +929,11 @@ async def test_a_result_is_handled_exactly_once(bench):
     exchange = await hand_in(bench, report_of(task, output={"x": 1}, metrics={"bytes": 3}))
     reported = await bench.ledger.reported_jobs(driver.owner_id)
 
-    news = await driver.turn()
+    updates = await driver.turn()
 
     assert (exchange.accepted, exchange.late) == (1, ())
     assert reported == (task.job_id,)
-    (result,) = news
+    (result,) = updates
     assert isinstance(result, Succeeded)
     assert (result.node_id, result.attempt, result.status) == ("work", 1, NodeStatus.DISPATCHED)
     assert result.output == {"x": 1}
@@ -1009,13 +1015,13 @@ async def test_failed_and_returned_tasks_come_with_their_nodes_counters(bench, s
     (task,) = await take(bench)
     await hand_in(bench, report_of(task, status, error=error))
 
-    (news,) = await driver.turn()
+    (update,) = await driver.turn()
 
-    assert isinstance(news, kind)
-    assert (news.retry_count, news.loss_count, news.parent_node_id, news.fan_out_index) == (0, 0, None, None)
+    assert isinstance(update, kind)
+    assert (update.retry_count, update.loss_count, update.parent_node_id, update.fan_out_index) == (0, 0, None, None)
     assert (await only(bench, "dag_tasks", attempt=1))["status"] == status
-    if isinstance(news, Failed):
-        assert news.error == error
+    if isinstance(update, Failed):
+        assert update.error == error
 
 
 @every_worker_ledger
@@ -1043,10 +1049,10 @@ async def test_a_large_output_of_a_node_is_not_carried_along(bench):
     large = Random(1).randbytes(4 * SMALL_BYTES).hex()
     await hand_in(bench, report_of(task, output={"large": large}))
 
-    (news,) = await driver.turn()
+    (update,) = await driver.turn()
 
-    assert isinstance(news, Succeeded)
-    assert (news.has_output, news.output) == (False, None)
+    assert isinstance(update, Succeeded)
+    assert (update.has_output, update.output) == (False, None)
     assert await bench.ledger.load_outputs(task.job_id, ["work", "end"]) == {"work": {"large": large}, "end": None}
 
 
@@ -1325,12 +1331,12 @@ async def test_a_lapsed_lease_loses_the_task_and_its_report_comes_too_late(bench
     await bench.ledger.beat(OrchestratorInfo(driver.owner_id, "host", 1, "test"))
     after = await bench.ledger.sweep_jobs(driver.owner_id)
 
-    (news,) = await driver.turn("overdue")
+    (update,) = await driver.turn("overdue")
     late = await hand_in(bench, report_of(task, output="late"))
 
     assert (before.overdue, after.overdue) == ((), (task.job_id,))
-    assert isinstance(news, Lost)
-    assert (news.started_at, news.worker_id) == (START, str(WORKER))
+    assert isinstance(update, Lost)
+    assert (update.started_at, update.worker_id) == (START, str(WORKER))
     statuses = {row["attempt"]: row["status"] for row in await bench.rows("dag_tasks")}
     assert statuses == {1: "lost", 2: "queued"}
     assert late.late == (task.task_id,)
@@ -1366,11 +1372,11 @@ async def test_a_task_past_its_time_fails_even_if_its_lease_is_kept(bench):
     in_time = await driver.turn("overdue")  # the worker has some seconds to end it by itself
     await bench.set_clock(111)
 
-    (news,) = await driver.turn("overdue")
+    (update,) = await driver.turn("overdue")
 
     assert in_time == []
-    assert isinstance(news, Overran)
-    assert (news.seconds, news.worker_id, news.started_at) == (100, str(WORKER), START)
+    assert isinstance(update, Overran)
+    assert (update.seconds, update.worker_id, update.started_at) == (100, str(WORKER), START)
     assert (await only(bench, "dag_tasks"))["status"] == "failed"
 
 
@@ -1382,12 +1388,12 @@ async def test_waiting_in_a_queue_is_limited_apart(bench):
     await bench.set_clock(31)
     pending = await bench.ledger.sweep_jobs(driver.owner_id)
 
-    (news,) = await driver.turn("overdue")
+    (update,) = await driver.turn("overdue")
 
     assert early == []
     assert pending.overdue == (driver.claim.job_id,)
-    assert isinstance(news, Overran)
-    assert (news.started_at, news.worker_id, news.seconds) == (None, None, 30)
+    assert isinstance(update, Overran)
+    assert (update.started_at, update.worker_id, update.seconds) == (None, None, 30)
     assert (await only(bench, "dag_tasks"))["status"] == "cancelled"
     await bench.set_clock(40)
     await driver.turn("overdue")
@@ -1406,14 +1412,14 @@ async def test_a_node_whose_wait_has_ended_is_reported_as_pending_work(bench):
     await bench.set_clock(5)
     due = await bench.ledger.sweep_jobs(driver.owner_id)
 
-    (news,) = await driver.turn("overdue")
+    (update,) = await driver.turn("overdue")
 
     assert waiting.overdue == ()
     assert waiting.next_due_seconds == pytest.approx(5)
     assert early == []
     assert (due.overdue, due.next_due_seconds) == ((task.job_id,), None)
-    assert isinstance(news, Due)
-    assert (news.attempt, news.status, news.retry_count) == (1, NodeStatus.READY, 1)
+    assert isinstance(update, Due)
+    assert (update.attempt, update.status, update.retry_count) == (1, NodeStatus.READY, 1)
     assert (await only(bench, "dag_tasks", attempt=2))["retry_count"] == 1
     assert (await only(bench, "dag_node_states", node_id="work"))["not_before"] is None
 
@@ -1427,11 +1433,11 @@ async def test_a_task_that_has_run_for_a_while_is_shown_as_running(bench):
     await bench.set_clock(3)
     old = await bench.ledger.sweep_jobs(driver.owner_id, started_after_seconds=2)
 
-    (news,) = await driver.turn("started")
+    (update,) = await driver.turn("started")
     again = await driver.turn("started")
 
     assert (queued.started, fresh.started, old.started) == ((), (), (driver.claim.job_id,))
-    assert isinstance(news, Started)
+    assert isinstance(update, Started)
     assert again == []
     node = await only(bench, "dag_node_states", node_id="work")
     assert (node["status"], node["started_at"]) == ("running", START)
@@ -1444,9 +1450,9 @@ async def test_a_failing_job_takes_back_what_is_queued_and_what_waits(bench):
     await hand_in(bench, report_of(retried, TaskStatus.FAILED, error={"message": "no", "blame": "environment"}))
     await driver.turn()
 
-    news = await driver.turn("withdraw")
+    updates = await driver.turn("withdraw")
 
-    kinds = {item.node_id: type(item) for item in news}
+    kinds = {item.node_id: type(item) for item in updates}
     queued = {f"tiles__{n}" for n in range(4)} - {retried.node_id, running.node_id}
     assert kinds == {retried.node_id: Due} | dict.fromkeys(queued, Withdrawn)
     statuses = {row["node_id"]: row["status"] for row in await bench.rows("dag_tasks") if row["attempt"] == 1}
@@ -1459,11 +1465,11 @@ async def test_workers_are_asked_once_to_stop_what_runs(bench):
     driver = await owned(bench, tiles(2))
     (task,) = await take(bench, replace(SERVED, light=1))
 
-    news = await driver.turn("withdraw stop_running")
+    updates = await driver.turn("withdraw stop_running")
     stops, again = await bench.ledger.take_stops(WORKER), await bench.ledger.take_stops(WORKER)
     others = await bench.ledger.take_stops(OTHER_WORKER)
 
-    assert [(item.node_id, type(item)) for item in news] == [("tiles__1", Withdrawn)]
+    assert [(item.node_id, type(item)) for item in updates] == [("tiles__1", Withdrawn)]
     assert (stops, again, others) == ({task.task_id}, frozenset(), frozenset())
     running = next(row for row in await bench.rows("dag_tasks") if row["status"] == "running")
     assert running["stop_requested_at"] is not None
@@ -1478,10 +1484,10 @@ async def test_a_task_that_was_stopped_comes_back_as_given_back(bench):
     await driver.turn("stop_running")
 
     answer = await hand_in(bench, report_of(task, TaskStatus.CANCELLED))
-    news = await driver.turn()
+    updates = await driver.turn()
 
     assert not answer.late
-    assert [type(item) for item in news] == [Returned]
+    assert [type(item) for item in updates] == [Returned]
 
 
 @pytest.mark.requirement("E14")
@@ -1574,7 +1580,7 @@ async def test_a_job_that_has_ended_resumes_with_what_is_missing(bench):
     scope = StepScope(wake={(job_id, "tiles"): 1})
     async with bench.ledger.open_jobs(owner, [claim], scope) as step:
         pass  # without a commit nothing has happened
-    assert [(type(item), item.node_id, item.attempt) for item in step.jobs[job_id].news] == [(Idle, "tiles__0", 1)]
+    assert [(type(item), item.node_id, item.attempt) for item in step.jobs[job_id].updates] == [(Idle, "tiles__0", 1)]
 
     await again.turn(wake={(job_id, "tiles"): 2})
     tasks = await take(bench, replace(SERVED, light=9))
@@ -1951,10 +1957,10 @@ async def test_an_output_by_reference_is_the_nodes_and_in_use_from_then_on(bench
     content = large("x")
 
     answer = await hand_in(bench, await stored(bench, task, content))
-    (news,) = await driver.turn()
+    (update,) = await driver.turn()
 
     assert answer.late == ()
-    assert (news.output, news.has_output) == (None, False)
+    assert (update.output, update.has_output) == (None, False)
     node = await only(bench, "dag_node_states", node_id="work")
     assert (node["output"], node["output_ref"]) == (None, reference_to(content))
     assert [row["is_kept"] for row in await bench.rows("dag_payloads")] == [True]

@@ -738,8 +738,8 @@ def refusal_caught() -> Iterator[list[str]]:
 
 def allowed_moves(cycle) -> set[tuple[str, str, bool]]:
     staying = {(state, state, raised) for state in cycle.moves for raised in (False, True)}
-    moving = {(old, new, raised) for old, news in cycle.moves.items() for new in news for raised in (False, True)}
-    reviving = {(old, new, True) for old, news in cycle.reruns.items() for new in news}
+    moving = {(old, new, raised) for old, targets in cycle.moves.items() for new in targets for raised in (False, True)}
+    reviving = {(old, new, True) for old, targets in cycle.reruns.items() for new in targets}
     return staying | moving | reviving
 
 

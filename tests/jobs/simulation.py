@@ -13,7 +13,7 @@ from random import Random
 from uuid import UUID
 
 from dagmaster.database.ledger.protocol import (
-    NEWS_LIMIT,
+    UPDATES_LIMIT,
     Claim,
     Demand,
     NewJob,
@@ -199,7 +199,7 @@ class Simulation:
             plans = [
                 self.planner.decide(
                     owner.view,
-                    job.news,
+                    job.updates,
                     epoch=job.epoch,
                     sequence=job.sequence,
                     checks_all_nodes=owner.checks_all_nodes,
@@ -217,7 +217,7 @@ class Simulation:
         assert owner.view is not None
         failing = frozenset({self.job_id} if owner.is_failing else ())
         is_ending = owner.view.stopping or self.case.workflow.fail_fast
-        wake = rerunnable_children(owner.view, NEWS_LIMIT, unlimited=owner.is_failing)
+        wake = rerunnable_children(owner.view, UPDATES_LIMIT, unlimited=owner.is_failing)
         return StepScope(
             overdue,
             started,

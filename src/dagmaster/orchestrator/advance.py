@@ -110,7 +110,9 @@ class JobAdvancing(OrchestratorLiveness):
         for queue, count in Counter(task.queue for change in changes for task in change.tasks).items():
             self.enqueued.add(queue, count)
             self.counters.dispatched += count
-        self.counters.results += sum(1 for job in step.jobs.values() for item in job.news if isinstance(item, _REPORTS))
+        self.counters.results += sum(
+            1 for job in step.jobs.values() for item in job.updates if isinstance(item, _REPORTS)
+        )
         self._dirty.difference_update(job_ids)
         for job_id in step.fenced:
             self._drop_fenced(job_id)
@@ -145,7 +147,7 @@ class JobAdvancing(OrchestratorLiveness):
                 raise StaleViewError
             plans[job_id] = self.planner.decide(
                 owned.view,
-                job.news,
+                job.updates,
                 epoch=job.epoch,
                 sequence=job.sequence,
                 checks_all_nodes=owned.checks_all_nodes,
@@ -301,5 +303,5 @@ class JobAdvancing(OrchestratorLiveness):
 
 def _last_worker(step: Step) -> str | None:
     """The worker of the first report that names one."""
-    workers = (getattr(item, "worker_id", None) for job in step.jobs.values() for item in job.news)
+    workers = (getattr(item, "worker_id", None) for job in step.jobs.values() for item in job.updates)
     return next((worker for worker in workers if worker), None)

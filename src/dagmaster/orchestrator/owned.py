@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID
 
-from dagmaster.database.ledger.protocol import NEWS_LIMIT, Claim, LoadedJob, StepScope
+from dagmaster.database.ledger.protocol import UPDATES_LIMIT, Claim, LoadedJob, StepScope
 from dagmaster.errors import DagmasterError, Unavailable, place_of
 from dagmaster.jobs.rendering import Key
 from dagmaster.jobs.routing import DeferredWork
@@ -70,7 +70,7 @@ def scope_of(batch: Iterable[Owned], overdue: frozenset[UUID], started: frozense
             failing.add(job_id)
             if view.stopping or view.graph.workflow.fail_fast:
                 ending.add(job_id)
-        counts = rerunnable_children(view, NEWS_LIMIT, unlimited=owned.is_failing)
+        counts = rerunnable_children(view, UPDATES_LIMIT, unlimited=owned.is_failing)
         wake |= {(job_id, fan_out): count for fan_out, count in counts.items()}
     return StepScope(overdue, started, withdraw=frozenset(failing), stop_running=frozenset(ending), wake=wake)
 

@@ -491,8 +491,13 @@ class MemoryLedger:
         is_new = job.status in _ACTIVE and job.cancel_requested_at is None
         if is_new:
             now = self.db.clock()
-            asked = {"cancel_requested_at": now, "cancel_requested_by": by, "cancel_reason": reason, "updated_at": now}
-            self.db.jobs[job_id] = job.model_copy(update={**asked, "version": job.version + 1})
+            request = {
+                "cancel_requested_at": now,
+                "cancel_requested_by": by,
+                "cancel_reason": reason,
+                "updated_at": now,
+            }
+            self.db.jobs[job_id] = job.model_copy(update={**request, "version": job.version + 1})
         self._notify(RESULTS)
         return job.status, is_new
 
@@ -686,9 +691,9 @@ class MemoryLedger:
         try:
             sequences = {job_id: self.db.jobs[job_id].last_sequence for job_id in held}
             stops = {job_id: self._stop_of(job_id) for job_id in held}
-            news, has_more = self._take_news(held, scope)
+            updates, has_more = self._take_updates(held, scope)
             jobs = {
-                job_id: OpenJob(self.db.jobs[job_id].epoch, sequences[job_id], stops[job_id], news[job_id])
+                job_id: OpenJob(self.db.jobs[job_id].epoch, sequences[job_id], stops[job_id], updates[job_id])
                 for job_id in held
             }
             step = MemoryStep(self, jobs, fenced, has_more)
@@ -750,32 +755,32 @@ class MemoryLedger:
                 del db.outbox[key]
             db.jobs[job_id], db.nodes[job_id], db.events[job_id] = job, nodes, events
 
-    def _take_news(self, held: list[UUID], scope: StepScope) -> tuple[dict[UUID, list[TaskUpdate]], frozenset[UUID]]:
-        news: dict[UUID, list[TaskUpdate]] = {job_id: [] for job_id in held}
+    def _take_updates(self, held: list[UUID], scope: StepScope) -> tuple[dict[UUID, list[TaskUpdate]], frozenset[UUID]]:
+        updates: dict[UUID, list[TaskUpdate]] = {job_id: [] for job_id in held}
         has_more = set()
         per_job = max(50, scope.limit // max(1, len(held)))
         for job_id in held:
             waiting = [r for r in self.db.results.values() if r.job_id == job_id and not r.processed]
-            news[job_id].extend(self._take_result(result) for result in waiting[:per_job])
+            updates[job_id].extend(self._take_result(result) for result in waiting[:per_job])
             if len(waiting) >= per_job:
                 has_more.add(job_id)
             if job_id in scope.overdue:
-                news[job_id].extend(self._take_overdue(job_id))
+                updates[job_id].extend(self._take_overdue(job_id))
             if job_id in scope.overdue | scope.withdraw:
-                news[job_id].extend(self._take_waiting(job_id, everything=job_id in scope.withdraw))
+                updates[job_id].extend(self._take_waiting(job_id, everything=job_id in scope.withdraw))
             if job_id in scope.started:
-                news[job_id].extend(
+                updates[job_id].extend(
                     Started(*self._of_node(t), t.started_at, str(t.worker_id))
                     for t in self._to_show_running(job_id)
                     if t.started_at
                 )
             if job_id in scope.withdraw:
-                news[job_id].extend(self._withdraw(job_id))
+                updates[job_id].extend(self._withdraw(job_id))
             if job_id in scope.stop_running:
                 self._ask_to_stop(job_id)
             for fan_out, room in ((key[1], room) for key, room in scope.wake.items() if key[0] == job_id):
-                news[job_id].extend(self._take_idle(job_id, fan_out)[:room])
-        return news, frozenset(has_more)
+                updates[job_id].extend(self._take_idle(job_id, fan_out)[:room])
+        return updates, frozenset(has_more)
 
     def _of_node(self, row: Task | TaskResult) -> OfNode:
         node = self.db.nodes[row.job_id][row.node_id]
@@ -809,7 +814,7 @@ class MemoryLedger:
 
     def _take_overdue(self, job_id: UUID) -> list[TaskUpdate]:
         now = self.db.clock()
-        news: list[TaskUpdate] = []
+        updates: list[TaskUpdate] = []
         for task in self.db.tasks_of(job_id):
             if not self._is_late(task, now):
                 continue
@@ -818,14 +823,14 @@ class MemoryLedger:
             ended: dict[str, Any] = {"finished_at": now, "lease_until": None}
             if task.status is TaskStatus.QUEUED and task.expires_at:
                 self.db.move_task(key, TaskStatus.CANCELLED, **ended)
-                news.append(Overran(*of_node, None, None, (task.expires_at - task.available_at).total_seconds()))
+                updates.append(Overran(*of_node, None, None, (task.expires_at - task.available_at).total_seconds()))
             elif self._is_lapsed(task, now):
                 self.db.move_task(key, TaskStatus.LOST, **ended)
-                news.append(Lost(*of_node, task.started_at, str(task.worker_id)))
+                updates.append(Lost(*of_node, task.started_at, str(task.worker_id)))
             else:
                 self.db.move_task(key, TaskStatus.FAILED, **ended)
-                news.append(Overran(*of_node, task.started_at, str(task.worker_id), task.timeout_seconds))
-        return news
+                updates.append(Overran(*of_node, task.started_at, str(task.worker_id), task.timeout_seconds))
+        return updates
 
     def _take_waiting(self, job_id: UUID, *, everything: bool) -> list[TaskUpdate]:
         now = self.db.clock()
@@ -838,8 +843,8 @@ class MemoryLedger:
     def _ask_to_stop(self, job_id: UUID) -> None:
         for task in self.db.tasks_of(job_id):
             if task.status is TaskStatus.RUNNING and task.stop_requested_at is None:
-                asked = task.model_copy(update={"stop_requested_at": self.db.clock()})
-                self.db.tasks[job_id, task.node_id, task.attempt] = asked
+                stopping = task.model_copy(update={"stop_requested_at": self.db.clock()})
+                self.db.tasks[job_id, task.node_id, task.attempt] = stopping
 
     def _take_idle(self, job_id: UUID, fan_out: str) -> list[TaskUpdate]:
         idle = [n for n in self.db.nodes[job_id].values() if n.parent_node_id == fan_out and n.is_idle]
@@ -849,13 +854,13 @@ class MemoryLedger:
         ]
 
     def _withdraw(self, job_id: UUID) -> list[TaskUpdate]:
-        news: list[TaskUpdate] = []
+        updates: list[TaskUpdate] = []
         for task in self.db.tasks_of(job_id):
             if task.status is TaskStatus.QUEUED:
                 key = (job_id, task.node_id, task.attempt)
                 self.db.move_task(key, TaskStatus.CANCELLED, finished_at=self.db.clock(), lease_until=None)
-                news.append(Withdrawn(*self._of_node(task)))
-        return news
+                updates.append(Withdrawn(*self._of_node(task)))
+        return updates
 
     def apply(self, change: Changes) -> set[str]:
         """Write what a step decided. Returns the queues of repeated tasks."""

@@ -170,8 +170,8 @@ class PostgresOrchestration(JobLoading):
         async with self._connected() as connection:
             answers = await pipeline.execute(connection, [pipeline.BEGIN, pipeline.Call("open_jobs", values)])
             jobs = _opened(answers["open_jobs"])
-            has_more = {job_id for job_id, job in jobs.items() if len(job.news) >= per_job}
-            has_more |= await _take_further_news(connection, jobs, scope)
+            has_more = {job_id for job_id, job in jobs.items() if len(job.updates) >= per_job}
+            has_more |= await _take_further_updates(connection, jobs, scope)
             faults.reach("orchestrator.fenced")
             fenced = frozenset() if reported_only else frozenset(values["job_ids"]).difference(jobs)
             step = PostgresStep(connection, jobs, fenced, frozenset(has_more), writes_outbox=self.writes_outbox)
@@ -284,18 +284,18 @@ def _opened(rows: Sequence[Any]) -> dict[UUID, OpenJob]:
             jobs[row.job_id] = OpenJob(row.epoch, row.last_sequence, stop)
     for row in rows:
         if row.node_id is not None:
-            jobs[row.job_id].news.append(_reported(row))
+            jobs[row.job_id].updates.append(_reported(row))
     return jobs
 
 
-async def _take_further_news(connection: Connection, jobs: Mapping[UUID, OpenJob], scope: StepScope) -> set[UUID]:
+async def _take_further_updates(connection: Connection, jobs: Mapping[UUID, OpenJob], scope: StepScope) -> set[UUID]:
     """What the scope asks for in addition to reports. Returns the jobs that have more of it."""
     has_more: set[UUID] = set()
     for name, values in _further_statements(set(jobs), scope):
         rows = await fetch(connection, name, {**values, "limit": scope.limit})
         if name != "ask_to_stop":
             for row in rows:
-                jobs[row.job_id].news.append(_further(row))
+                jobs[row.job_id].updates.append(_further(row))
         if len(rows) >= scope.limit:
             has_more |= {row.job_id for row in rows}
     return has_more
@@ -350,7 +350,7 @@ def _further(row: Any) -> TaskUpdate:
         case "idle":
             return Idle(*node)
         case kind:
-            raise AssertionError(f"a statement returned news of the unknown kind {kind}")
+            raise AssertionError(f"a statement returned an update of the unknown kind {kind}")
 
 
 def _node_of(row: Any) -> tuple[str, int, str | None, int | None, NodeStatus, int, int]:

@@ -36,7 +36,7 @@ from dagmaster.workflows.model import StartNode, Workflow, work_of
 SMALL_BYTES = 16_384  # outputs up to this size travel along with other rows
 PAGE_BYTES = 16 * 1024 * 1024  # of children's results that are read at once; one is read in any case
 OVERRUN_GRACE_SECONDS = 10.0  # a worker ends its tasks by itself; this is for one that does not
-NEWS_LIMIT = 2000  # how much news of a kind one step takes
+UPDATES_LIMIT = 2000  # how many updates of a kind one step takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ class StepScope:
     withdraw: frozenset[UUID] = frozenset()  # cancel queued tasks: the job is failing
     stop_running: frozenset[UUID] = frozenset()  # and ask the workers to stop the running ones
     wake: Mapping[tuple[UUID, str], int] = field(default_factory=dict)  # how many idle children to run, by fan_out
-    limit: int = NEWS_LIMIT
+    limit: int = UPDATES_LIMIT
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,7 @@ class OpenJob:
     epoch: int
     sequence: int
     stop: StopRequest | None = None
-    news: list[TaskUpdate] = field(default_factory=list)
+    updates: list[TaskUpdate] = field(default_factory=list)
 
 
 class Step(Protocol):
@@ -164,7 +164,7 @@ class Step(Protocol):
 
     jobs: Mapping[UUID, OpenJob]
     fenced: frozenset[UUID]  # these claims are no longer valid: drop the jobs
-    has_more: frozenset[UUID]  # these jobs have more news than one step takes
+    has_more: frozenset[UUID]  # these jobs have more updates than one step takes
 
     async def commit(self, changes: Sequence[Changes], *, notify: Sequence[str] = ()) -> frozenset[str]:
         """Write, commit, notify these topics. Returns the queues of repeated tasks: they are known only afterwards."""
