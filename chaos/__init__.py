@@ -1,6 +1,6 @@
 """Real faults on real processes, for as long as one likes, and a verdict: `make chaos`, `make soak`.
 
-stage     a PostgreSQL with default durability, links through a proxy of our own, orchestrators and workers as they ship
+testbed   a PostgreSQL with default durability, links through a proxy of our own, orchestrators and workers as they ship
 load      jobs of every kind, submitted in a steady stream; each answer is noted outside the system
 effects   the handlers of those jobs; they note what they did outside the system too
 nemesis   draws faults from a list, by a seed, and lets them happen

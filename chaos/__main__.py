@@ -15,8 +15,8 @@ from typing import Any
 
 from chaos import recovery
 from chaos.figures import report_text
-from chaos.nemesis import BROKER_DECK, DECK
-from chaos.run import Options, perform
+from chaos.nemesis import BROKER_FAULT_COUNTS, FAULT_COUNTS
+from chaos.run import Options, run_chaos
 from dagmaster.observe import log
 
 
@@ -26,7 +26,11 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=Options.seconds, help="how long faults happen")
     parser.add_argument("--faults", type=int, help="how many, over that time")
     parser.add_argument(
-        "--only", action="append", default=[], choices=[*DECK, *BROKER_DECK], help="only this kind; may be repeated"
+        "--only",
+        action="append",
+        default=[],
+        choices=[*FAULT_COUNTS, *BROKER_FAULT_COUNTS],
+        help="only this kind; may be repeated",
     )
     parser.add_argument("--orchestrators", type=int, default=Options.orchestrators)
     parser.add_argument("--workers", type=int, default=Options.workers)
@@ -96,7 +100,7 @@ async def main(arguments: argparse.Namespace) -> int:
     print(f"{os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}, default durability")
     if arguments.recovery:
         return await measure_recoveries(arguments)
-    outcome = await perform(options_of(arguments))
+    outcome = await run_chaos(options_of(arguments))
     print(report_text(outcome))
     if arguments.json:
         arguments.json.write_text(json.dumps(outcome.as_json(), indent=2))

@@ -69,20 +69,22 @@ async def examine(dsn: str, effects: Effects, max_losses: int) -> tuple[Findings
     report = await verify(dsn, max_losses=max_losses, reads_payloads=True)
     async with await psycopg.AsyncConnection.connect(dsn, row_factory=dict_row, autocommit=True) as connection:
 
-        async def ask(question: LiteralString) -> list[dict[str, Any]]:
+        async def rows_of(question: LiteralString) -> list[dict[str, Any]]:
             return await (await connection.execute(question)).fetchall()
 
-        accepted: list[tuple[Task, str]] = [((row["job"], row["node"]), row["effect"]) for row in await ask(ACCEPTED)]
+        accepted: list[tuple[Task, str]] = [
+            ((row["job"], row["node"]), row["effect"]) for row in await rows_of(ACCEPTED)
+        ]
         twice = [{"task": task, "effects": sorted(named)} for task, named in effects.duplicates(accepted).items()]
         missing = [{"effect": effect, "is": "published and was never made"} for effect in effects.unfounded(accepted)]
         findings = Findings(
             stale_writes=[
                 row
                 for question in (STALE_EVENTS, STALE_EPOCHS, STALE_RESULTS, DOUBLE_CLAIMS, DOUBLE_STARTS)
-                for row in await ask(question)
+                for row in await rows_of(question)
             ],
-            duplicate_effects=[*twice, *missing, *await ask(ACCEPTED_TWICE)],
-            tasks_lost=[*await ask(LIVE_TASKS), *await ask(UNPUBLISHED)],
+            duplicate_effects=[*twice, *missing, *await rows_of(ACCEPTED_TWICE)],
+            tasks_lost=[*await rows_of(LIVE_TASKS), *await rows_of(UNPUBLISHED)],
             history=[str(finding) for finding in report.findings],
         )
     return findings, report

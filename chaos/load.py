@@ -182,7 +182,7 @@ def catalog() -> WorkflowLibrary:
 
 
 @dataclass(frozen=True)
-class Wish:
+class JobRequest:
     """A submission, and what must become of it."""
 
     kind: str
@@ -196,12 +196,12 @@ class Wish:
 
 @dataclass(frozen=True)
 class Acknowledged:
-    wish: Wish
+    request: JobRequest
     job_id: UUID
     key: str
 
 
-class Wishes:
+class JobRequests:
     """Draws what is submitted next, by a seed."""
 
     def __init__(
@@ -211,7 +211,7 @@ class Wishes:
         self._file = str(file)
         self._width = width
         self._step_seconds = step_seconds
-        self._drawing: list[tuple[int, Callable[[], Wish]]] = [
+        self._drawing: list[tuple[int, Callable[[], JobRequest]]] = [
             (5, self.fan),
             (8, self.chain),
             (3, self.flaky),
@@ -222,53 +222,53 @@ class Wishes:
             (2, self.cancelled),
         ]
 
-    def draw(self) -> Wish:
+    def draw(self) -> JobRequest:
         (chosen,) = self._random.choices(self._drawing, [weight for weight, _ in self._drawing])
         return chosen[1]()
 
     def _inputs(self, **more: Any) -> dict[str, Any]:
         return {"file": self._file, **more}
 
-    def fan(self) -> Wish:
+    def fan(self) -> JobRequest:
         count = self._random.randint(self._width // 2, self._width * 3 // 2)
         items = [self._random.randint(0, 99) for _ in range(count)]
         seconds = self._random.choice([0, 0.01, 0.05, 0.2])
         inputs = self._inputs(items=items, seconds=seconds)
-        return Wish("fan-out", "chaos_fan", inputs, result=[count, sum(items)], tasks=count + 1)
+        return JobRequest("fan-out", "chaos_fan", inputs, result=[count, sum(items)], tasks=count + 1)
 
-    def chain(self) -> Wish:
+    def chain(self) -> JobRequest:
         """Some take their time, so that there is always someone to lose a job."""
         inputs = self._inputs(seconds=self._random.choice(self._step_seconds))
-        return Wish("chain", f"chaos_chain{CHAIN_STEPS}", inputs, result=CHAIN_STEPS, tasks=CHAIN_STEPS)
+        return JobRequest("chain", f"chaos_chain{CHAIN_STEPS}", inputs, result=CHAIN_STEPS, tasks=CHAIN_STEPS)
 
-    def flaky(self) -> Wish:
+    def flaky(self) -> JobRequest:
         count = self._random.randint(self._width // 4, self._width)
         inputs = self._inputs(items=[1] * count, seed=self._random.randint(0, 10**6))
-        return Wish("retries", "chaos_flaky", inputs, result=[count, count], tasks=count + 1)
+        return JobRequest("retries", "chaos_flaky", inputs, result=[count, count], tasks=count + 1)
 
-    def route(self) -> Wish:
+    def route(self) -> JobRequest:
         value = self._random.randint(0, 100)
         result = "large" if value > 50 else "small"
-        return Wish("conditional", "chaos_route", self._inputs(value=value), result=result, tasks=3)
+        return JobRequest("conditional", "chaos_route", self._inputs(value=value), result=result, tasks=3)
 
-    def plain(self) -> Wish:
+    def plain(self) -> JobRequest:
         items = [self._random.randint(1, 3) for _ in range(self._random.randint(1, 3))]
         inputs = self._inputs(items=items, seconds=self._random.choice([0.05, 0.3]))
-        return Wish("processes", "chaos_plain", inputs, result=[len(items), sum(items)], tasks=len(items) + 1)
+        return JobRequest("processes", "chaos_plain", inputs, result=[len(items), sum(items)], tasks=len(items) + 1)
 
-    def bulk(self) -> Wish:
+    def bulk(self) -> JobRequest:
         seed = self._random.randint(10**6, 10**7 - 1)
         result = [BULK_BYTES // 8 * 8, str(seed)]
-        return Wish("payload", "chaos_bulk", self._inputs(seed=seed), result=result, tasks=2)
+        return JobRequest("payload", "chaos_bulk", self._inputs(seed=seed), result=result, tasks=2)
 
-    def full(self) -> Wish:
-        return Wish("disk full", "chaos_full", self._inputs(), result=7)
+    def full(self) -> JobRequest:
+        return JobRequest("disk full", "chaos_full", self._inputs(), result=7)
 
-    def cancelled(self) -> Wish:
+    def cancelled(self) -> JobRequest:
         inputs = self._inputs(items=[1] * self._width, seconds=1.0)
         after = self._random.uniform(0.05, 1.5)
         ends = ("cancelled", "completed")
-        return Wish("cancelled", "chaos_fan", inputs, ends, cancel_after=after, tasks=self._width)
+        return JobRequest("cancelled", "chaos_fan", inputs, ends, cancel_after=after, tasks=self._width)
 
 
 @dataclass
@@ -278,7 +278,7 @@ class Load:
     dsn: str  # through the submitter's link
     storage: Path
     notes: Path
-    wishes: Wishes
+    requests: JobRequests
     tasks_per_second: float
     most_open: int
     has_rasters: bool = True
@@ -307,9 +307,9 @@ class Load:
                     await asyncio.sleep(0.2)
                     due = time.monotonic()
                     continue
-                wish = self.wishes.draw()
-                await self.submit(wish)
-                due = max(due + wish.tasks / self.tasks_per_second, time.monotonic() - 1)
+                request = self.requests.draw()
+                await self.submit(request)
+                due = max(due + request.tasks / self.tasks_per_second, time.monotonic() - 1)
                 await asyncio.sleep(max(0.0, due - time.monotonic()))
         finally:
             await self._close()
@@ -321,11 +321,11 @@ class Load:
         await self._notifier.close()
         await self._ledger.close()
 
-    async def submit(self, wish: Wish) -> UUID:
+    async def submit(self, request: JobRequest) -> UUID:
         """Again and again under the same key, until it is acknowledged; then it is noted, and counts."""
         self._number += 1
         key = f"chaos-{self._number}"
-        wanted = Submission(workflow_id=wish.workflow_id, input_params=wish.inputs, idempotency_key=key)
+        wanted = Submission(workflow_id=request.workflow_id, input_params=request.inputs, idempotency_key=key)
         while True:
             try:
                 answer = await submit_once(self._ledger, self.library, wanted)
@@ -333,11 +333,11 @@ class Load:
             except Unavailable:
                 self.counts["submissions repeated"] += 1
                 await asyncio.sleep(0.2)
-        effects.note(self.notes, key, answer.job_id, wish.kind, json.dumps(wish.result).replace(" ", ""))
-        self.acknowledged[answer.job_id] = Acknowledged(wish, answer.job_id, key)
-        self.counts[wish.kind] += 1
-        if wish.cancel_after is not None:
-            cancelling = asyncio.create_task(self._cancel(answer.job_id, wish.cancel_after))
+        effects.note(self.notes, key, answer.job_id, request.kind, json.dumps(request.result).replace(" ", ""))
+        self.acknowledged[answer.job_id] = Acknowledged(request, answer.job_id, key)
+        self.counts[request.kind] += 1
+        if request.cancel_after is not None:
+            cancelling = asyncio.create_task(self._cancel(answer.job_id, request.cancel_after))
             self._cancelling.add(cancelling)
             cancelling.add_done_callback(self._cancelling.discard)
         return answer.job_id
@@ -347,10 +347,10 @@ class Load:
         with suppress(Unavailable, Conflict):
             await cancel(self._ledger, job_id)
 
-    def poison(self, name: str) -> Wish:
-        return Wish(f"poison {name}", f"chaos_poison_{name}", {}, ("failed",))
+    def poison(self, name: str) -> JobRequest:
+        return JobRequest(f"poison {name}", f"chaos_poison_{name}", {}, ("failed",))
 
-    def raster(self) -> Wish:
+    def raster(self) -> JobRequest:
         """A small scene, which becomes a few tiles with their mosaic and STAC items."""
         name = f"scene-{self._number}"
         source = self.storage / "bronze" / "bronze" / "scene.tif"
@@ -358,7 +358,7 @@ class Load:
             _draw_scene(source)
         shutil.copy(source, source.with_name(f"{name}.tif"))
         inputs = {"blob_name": f"{name}.tif", "tile_size": 512}
-        return Wish("raster", RASTER, inputs, tasks=10)
+        return JobRequest("raster", RASTER, inputs, tasks=10)
 
 
 def _draw_scene(path: Path, width: int = 700, height: int = 600) -> None:

@@ -16,7 +16,7 @@ from morecantile import tms
 from tests.serving.assets import Assets
 from tests.serving.data import collection, item, stored
 
-from chaos.stage import Stage
+from chaos.testbed import Testbed
 from dagmaster.settings import load
 from dagmaster.storage.location import Edition
 from dagmaster.storage.zones import open_storage
@@ -84,12 +84,12 @@ class MapClients:
         return str(response.status)
 
 
-async def start_map_server(stage: Stage) -> int:
+async def start_map_server(testbed: Testbed) -> int:
     """Publish the datasets, and start a map server on them; its port, once it is ready. The database has pgSTAC."""
-    await asyncio.to_thread(_publish, stage.cast.dsn, stage.folder)
+    await asyncio.to_thread(_publish, testbed.fleet.dsn, testbed.folder)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port: int = free.getsockname()[1]
-    stage.cast.process("serving", "-m", "dagmaster", "serving", "--port", str(port)).start()
+    testbed.fleet.process("serving", "-m", "dagmaster", "serving", "--port", str(port)).start()
     async with asyncio.timeout(_READY_SECONDS):
         while not await asyncio.to_thread(_is_ready, port):
             await asyncio.sleep(0.2)

@@ -36,11 +36,11 @@ from tests.engine.processes import CRASHED, Process, Role
 from chaos.effects import Effects, attempt_of, task_of
 from chaos.load import POISONS, Load
 from chaos.proxy import Link
-from chaos.stage import SUBMITTER, Stage, one
+from chaos.testbed import SUBMITTER, Testbed, one
 from dagmaster.faults import POINTS
 
-# How often each kind is in a deck of faults. A run draws decks one after the other, each in an order of its own.
-DECK = {
+# How often each kind is in a round of faults. A run injects rounds one after the other, each in an order of its own.
+FAULT_COUNTS = {
     "kill orchestrator": 4,
     "kill worker": 5,
     "kill child": 4,
@@ -64,7 +64,7 @@ DECK = {
     "poison": 3,
 }
 # With a message broker as the transport, in addition.
-BROKER_DECK = {"broker killed": 3, "broker away": 1}
+BROKER_FAULT_COUNTS = {"broker killed": 3, "broker away": 1}
 BROKER_AWAY_SECONDS = 60.0
 WATCH_SECONDS = 60.0
 PROBE_SECONDS = 0.1
@@ -76,14 +76,14 @@ _KILLED = frozenset({-signal.SIGKILL, CRASHED})
 Probe = Callable[[], Awaitable[bool]]
 
 
-def draw(seed: int, count: int, only: Sequence[str] = (), kinds_of: Mapping[str, int] = DECK) -> list[str]:
-    """The kinds of so many faults, in order: every kind comes before any deck is over."""
+def draw(seed: int, count: int, only: Sequence[str] = (), kinds_of: Mapping[str, int] = FAULT_COUNTS) -> list[str]:
+    """The kinds of so many faults, in order: every kind comes before a round is over."""
     dice = random.Random(f"faults {seed}")
     kinds: list[str] = []
     while len(kinds) < count:
-        deck = [kind for kind, times in kinds_of.items() for _ in range(times) if not only or kind in only]
-        dice.shuffle(deck)
-        kinds += deck
+        shuffled = [kind for kind, times in kinds_of.items() for _ in range(times) if not only or kind in only]
+        dice.shuffle(shuffled)
+        kinds += shuffled
     return kinds[:count]
 
 
@@ -109,13 +109,13 @@ class Fault:
         return self.recovered - self.counted_from
 
 
-class NobodyFreeError(Exception):
-    """Everyone who could be struck has a fault already."""
+class NoFreeProcessError(Exception):
+    """Every process that could be a victim has a fault already."""
 
 
 class Nemesis:
-    def __init__(self, stage: Stage, load: Load, effects: Path, seed: int, settings: dict[str, Any]) -> None:
-        self.stage, self.cast, self.load = stage, stage.cast, load
+    def __init__(self, testbed: Testbed, load: Load, effects: Path, seed: int, settings: dict[str, Any]) -> None:
+        self.testbed, self.fleet, self.load = testbed, testbed.fleet, load
         self.faults: list[Fault] = []
         self.skipped = 0
         self.unexpected_ends: list[str] = []
@@ -156,7 +156,7 @@ class Nemesis:
             "broker killed": lambda fault: self._kill_broker(fault, self._dice.uniform(0, 3)),
             "broker away": lambda fault: self._kill_broker(fault, BROKER_AWAY_SECONDS),
         }
-        assert self._kinds.keys() == DECK.keys() | BROKER_DECK.keys()
+        assert self._kinds.keys() == FAULT_COUNTS.keys() | BROKER_FAULT_COUNTS.keys()
 
     # The run
 
@@ -174,26 +174,26 @@ class Nemesis:
             await asyncio.gather(supervising, return_exceptions=True)
 
     def _begin(self, kind: str) -> None:
-        task = asyncio.create_task(self._happen(Fault(kind)), name=kind)
+        task = asyncio.create_task(self._inject(Fault(kind)), name=kind)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _happen(self, fault: Fault) -> None:
+    async def _inject(self, fault: Fault) -> None:
         try:
             await self._kinds[fault.kind](fault)
-        except NobodyFreeError:
+        except NoFreeProcessError:
             self.skipped += 1
         except Exception as error:
             self.broken.append(f"{fault.kind} {fault.victim}: {type(error).__name__}: {error}")
 
-    def _strike(self, fault: Fault, victim: str = "") -> None:
+    def _begin_fault(self, fault: Fault, victim: str = "") -> None:
         """It happens now."""
         fault.victim, fault.began = victim, time.monotonic()
         fault.counted_from = fault.began
         self.faults.append(fault)
         self.last = f"{fault.kind} {victim}".strip()
 
-    def _heal(self, fault: Fault) -> None:
+    def _end_fault(self, fault: Fault) -> None:
         fault.counted_from = time.monotonic()
 
     async def stop(self) -> None:
@@ -202,11 +202,11 @@ class Nemesis:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._busy.clear()
-        self.stage.proxy.clear()
-        if not self.stage.cluster.is_running():
-            self.stage.cluster.start()
-        await self._insist(lambda: self.cast.rows("DELETE FROM chaos.disk_full"))
-        for process in self.cast.processes:
+        self.testbed.proxy.clear()
+        if not self.testbed.cluster.is_running():
+            self.testbed.cluster.start()
+        await self._retry(lambda: self.fleet.rows("DELETE FROM chaos.disk_full"))
+        for process in self.fleet.processes:
             process.thaw()
             self._revive(process)
         await asyncio.gather(*self._watches)
@@ -217,7 +217,7 @@ class Nemesis:
 
     async def _supervise(self) -> None:
         while True:
-            for process in self.cast.processes:
+            for process in self.fleet.processes:
                 if process.name not in self._busy:
                     self._revive(process)
             await asyncio.sleep(0.3)
@@ -232,26 +232,26 @@ class Nemesis:
     # Victims
 
     async def _take(self, *roles: Role) -> Process:
-        """Someone who is well; at least one of each role stays so."""
+        """A process without a fault; at least one of each role stays so."""
         deadline = time.monotonic() + FREE_SECONDS
         while time.monotonic() < deadline:
             for role in self._dice.sample(roles, len(roles)):
-                free = [p for p in self.cast.of(role) if p.name not in self._busy and p.is_running]
+                free = [p for p in self.fleet.of(role) if p.name not in self._busy and p.is_running]
                 if len(free) > 1:
                     victim = self._dice.choice(free)
                     self._busy.add(victim.name)
                     return victim
             await asyncio.sleep(0.1)
-        raise NobodyFreeError
+        raise NoFreeProcessError
 
     def _let_go(self, process: Process) -> None:
         self._busy.discard(process.name)
 
-    async def _insist(self, ask: Callable[[], Awaitable[Any]]) -> Any:
-        """Ask until there is an answer: the server may be away."""
+    async def _retry(self, check: Callable[[], Awaitable[Any]]) -> Any:
+        """Repeat the query until there is an answer: the server may be away."""
         while True:
             try:
-                return await ask()
+                return await check()
             except psycopg.Error:
                 await asyncio.sleep(0.1)
 
@@ -272,8 +272,8 @@ class Nemesis:
         task.add_done_callback(self._watches.discard)
 
     async def _jobs_of(self, process: Process) -> list[tuple[UUID, int]]:
-        rows = await self._insist(
-            lambda: self.cast.rows(
+        rows = await self._retry(
+            lambda: self.fleet.rows(
                 """SELECT job_id, epoch FROM dagapp.dag_jobs j JOIN dagapp.orchestrators o USING (owner_id)
                     WHERE o.pid = %s AND j.status IN ('pending', 'running')""",
                 process.pid,
@@ -282,8 +282,8 @@ class Nemesis:
         return [(row["job_id"], row["epoch"]) for row in rows]
 
     async def _tasks_of(self, process: Process) -> list[tuple[UUID, str, int]]:
-        rows = await self._insist(
-            lambda: self.cast.rows(
+        rows = await self._retry(
+            lambda: self.fleet.rows(
                 """SELECT job_id, node_id, attempt FROM dagapp.dag_tasks t JOIN dagapp.workers w USING (worker_id)
                     WHERE w.pid = %s AND t.status = 'running'""",
                 process.pid,
@@ -294,7 +294,7 @@ class Nemesis:
     def _taken_over(self, jobs: list[tuple[UUID, int]]) -> Probe:
         async def probe() -> bool:
             left = await one(
-                self.cast.dsn,
+                self.fleet.dsn,
                 """SELECT count(*) FROM unnest(%s::uuid[], %s::bigint[]) AS was (job_id, epoch)
                      JOIN dagapp.dag_jobs j USING (job_id)
                     WHERE j.epoch = was.epoch AND j.status IN ('pending', 'running')""",
@@ -309,7 +309,7 @@ class Nemesis:
         async def probe() -> bool:
             jobs, nodes, attempts = zip(*tasks, strict=True)
             left = await one(
-                self.cast.dsn,
+                self.fleet.dsn,
                 """SELECT count(*) FROM unnest(%s::uuid[], %s::text[], %s::int[]) AS was (job_id, node_id, attempt)
                      JOIN dagapp.dag_jobs j USING (job_id)
                      JOIN dagapp.dag_node_states n USING (job_id, node_id)
@@ -326,7 +326,7 @@ class Nemesis:
         return probe
 
     async def _now(self) -> datetime:
-        now: datetime = await self._insist(lambda: one(self.cast.dsn, "SELECT clock_timestamp()"))
+        now: datetime = await self._retry(lambda: one(self.fleet.dsn, "SELECT clock_timestamp()"))
         return now
 
     def _written(self, since: datetime, process: Process | None = None) -> Probe:
@@ -336,13 +336,13 @@ class Nemesis:
             name = f"{process.name}.{process.starts}" if process else None
             question = """SELECT EXISTS (SELECT 1 FROM chaos.events WHERE at > %s AND (process = %s OR %s))
                               OR EXISTS (SELECT 1 FROM chaos.starts WHERE at > %s AND (process = %s OR %s))"""
-            return bool(await one(self.cast.dsn, question, *[since, name, name is None] * 2))
+            return bool(await one(self.fleet.dsn, question, *[since, name, name is None] * 2))
 
         return probe
 
     async def _watch_victim(self, fault: Fault, process: Process | None) -> None:
         since = await self._now()
-        self._heal(fault)
+        self._end_fault(fault)
         self._watch(fault, self._written(since, process))
 
     # Processes
@@ -351,7 +351,7 @@ class Nemesis:
         victim = await self._take(role)
         try:
             lost = await self._what_depends_on(victim)
-            self._strike(fault, victim.name)
+            self._begin_fault(fault, victim.name)
             victim.kill()
             self._watch(fault, lost)
             await asyncio.sleep(self._dice.uniform(0, 2))
@@ -370,7 +370,7 @@ class Nemesis:
         victim = await self._take(role)
         try:
             lost = await self._what_depends_on(victim)
-            self._strike(fault, victim.name)
+            self._begin_fault(fault, victim.name)
             victim.freeze()
             self._watch(fault, lost)
             await asyncio.sleep(past + self._dice.uniform(1.5, 4))
@@ -381,19 +381,19 @@ class Nemesis:
 
     async def _kill_child(self, fault: Fault) -> None:
         """The process of one handler, in the middle of it."""
-        await self.load.submit(self.load.wishes.plain())
+        await self.load.submit(self.load.requests.plain())
         deadline = time.monotonic() + FREE_SECONDS
         while time.monotonic() < deadline:
             for effect, pid in _tail(self._effects).running():
                 if _is_child(pid):
                     job, node = task_of(effect)
-                    self._strike(fault, f"process {pid}")
+                    self._begin_fault(fault, f"process {pid}")
                     with suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
                     self._watch(fault, self._run_again([(UUID(job), node, attempt_of(effect))]))
                     return
             await asyncio.sleep(0.03)
-        raise NobodyFreeError
+        raise NoFreeProcessError
 
     async def _crash_point(self, fault: Fault) -> None:
         """It dies at a named point of its code, at one of the next times that it gets there."""
@@ -407,8 +407,8 @@ class Nemesis:
             while victim.is_running and time.monotonic() < deadline:
                 await asyncio.sleep(0.02)
             if victim.is_running:
-                raise NobodyFreeError
-            self._strike(fault, f"{victim.name} at {point}")
+                raise NoFreeProcessError
+            self._begin_fault(fault, f"{victim.name} at {point}")
             self._watch(fault, await self._what_depends_on(victim))
             victim.start()
         finally:
@@ -417,9 +417,9 @@ class Nemesis:
     async def _rolling_restart(self, fault: Fault) -> None:
         """SIGTERM to one after the other, each waited for and started again.
         How long the slowest hand-over took counts."""
-        self._strike(fault, "everyone")
+        self._begin_fault(fault, "everyone")
         slowest = 0.0
-        for process in list(self.cast.processes):
+        for process in list(self.fleet.processes):
             if process.name in self._busy or not process.is_running or not await self._has_begun(process):
                 continue
             self._busy.add(process.name)
@@ -439,7 +439,7 @@ class Nemesis:
         """Whether the database knows this start of it. One that has only just been started holds nothing, and a signal
         ends it as it ends any program that has not said otherwise yet."""
         with suppress(psycopg.Error):
-            return await self.cast.id_of(process) is not None
+            return await self.fleet.id_of(process) is not None
         return False
 
     async def _handed_over(self, lost: Probe, began: float) -> float:
@@ -455,7 +455,7 @@ class Nemesis:
         victim = await self._take("orchestrator", "worker")
         usual = victim.command
         try:
-            self._strike(fault, victim.name)
+            self._begin_fault(fault, victim.name)
             victim.kill()
             victim.command = [sys.executable, "-m", "chaos.skewed", victim.role]
             victim.start()
@@ -471,11 +471,11 @@ class Nemesis:
         name = min(POISONS, key=lambda one: self._poisons[one])
         self._poisons[name] += 1
         job_id = await self.load.submit(self.load.poison(name))
-        self._strike(fault, name)
+        self._begin_fault(fault, name)
 
         async def has_ended() -> bool:
             return bool(
-                await one(self.cast.dsn, "SELECT status = 'failed' FROM dagapp.dag_jobs WHERE job_id = %s", job_id)
+                await one(self.fleet.dsn, "SELECT status = 'failed' FROM dagapp.dag_jobs WHERE job_id = %s", job_id)
             )
 
         self._watch(fault, has_ended)
@@ -484,24 +484,24 @@ class Nemesis:
 
     async def _kill_postgres(self, fault: Fault) -> None:
         async with self._server:
-            self._strike(fault)
-            self.stage.kill_server()
+            self._begin_fault(fault)
+            self.testbed.kill_server()
             await asyncio.sleep(self._dice.uniform(0, 3))
-            self.stage.cluster.start()
+            self.testbed.cluster.start()
             await self._watch_victim(fault, None)
 
     async def _restart_postgres(self, fault: Fault) -> None:
         async with self._server:
-            self._strike(fault)
-            self.stage.cluster.stop("fast")
+            self._begin_fault(fault)
+            self.testbed.cluster.stop("fast")
             await asyncio.sleep(self._dice.uniform(0, 3))
-            self.stage.cluster.start()
+            self.testbed.cluster.start()
             await self._watch_victim(fault, None)
 
     async def _end_sessions(self, fault: Fault) -> None:
-        self._strike(fault)
-        await self._insist(
-            lambda: self.cast.rows("""
+        self._begin_fault(fault)
+        await self._retry(
+            lambda: self.fleet.rows("""
                 SELECT pg_terminate_backend(pid) FROM pg_stat_activity
                  WHERE datname = current_database() AND pid <> pg_backend_pid()""")
         )
@@ -510,12 +510,12 @@ class Nemesis:
     async def _lock_rows(self, fault: Fault) -> None:
         """Someone looks at some jobs for a while, and keeps them locked."""
         with suppress(psycopg.Error):
-            async with await psycopg.AsyncConnection.connect(self.cast.dsn) as connection:
+            async with await psycopg.AsyncConnection.connect(self.fleet.dsn) as connection:
                 await connection.execute(
                     """SELECT 1 FROM dagapp.dag_jobs WHERE status = 'running' ORDER BY random() LIMIT 10
                           FOR UPDATE SKIP LOCKED"""
                 )
-                self._strike(fault, "10 jobs")
+                self._begin_fault(fault, "10 jobs")
                 await asyncio.sleep(self._dice.uniform(2, 6))
         if fault.victim:
             await self._watch_victim(fault, None)
@@ -527,9 +527,9 @@ class Nemesis:
             try:
                 with suppress(psycopg.OperationalError):
                     while len(taken) < 300:
-                        taken.append(await psycopg.AsyncConnection.connect(self.cast.dsn))
-                self._strike(fault, f"{len(taken)} taken")
-                for link in self.stage.proxy.links.values():
+                        taken.append(await psycopg.AsyncConnection.connect(self.fleet.dsn))
+                self._begin_fault(fault, f"{len(taken)} taken")
+                for link in self.testbed.proxy.links.values():
                     link.cut()
                 await asyncio.sleep(self._dice.uniform(1, 3))
             finally:
@@ -539,19 +539,19 @@ class Nemesis:
 
     async def _fill_disk(self, fault: Fault) -> None:
         """As far as the engine can tell: what it writes is refused with SQLSTATE 53100."""
-        self._strike(fault)
-        await self._insist(lambda: self.cast.rows("INSERT INTO chaos.disk_full VALUES (clock_timestamp())"))
+        self._begin_fault(fault)
+        await self._retry(lambda: self.fleet.rows("INSERT INTO chaos.disk_full VALUES (clock_timestamp())"))
         await asyncio.sleep(self._dice.uniform(1, 3))
-        await self._insist(lambda: self.cast.rows("DELETE FROM chaos.disk_full"))
+        await self._retry(lambda: self.fleet.rows("DELETE FROM chaos.disk_full"))
         await self._watch_victim(fault, None)
 
     async def _kill_broker(self, fault: Fault, seconds: float) -> None:
         """What it holds is lost. Work goes on meanwhile: workers poll."""
-        broker = self.stage.broker
+        broker = self.testbed.broker
         if broker is None or self._broker.locked():
-            raise NobodyFreeError
+            raise NoFreeProcessError
         async with self._broker:
-            self._strike(fault)
+            self._begin_fault(fault)
             broker.kill()
             try:
                 since = await self._now()
@@ -565,11 +565,11 @@ class Nemesis:
     async def _struck_link(self, fault: Fault) -> tuple[Link, Process | None]:
         """A role's, or now and then that of who submits."""
         if self._dice.random() < 0.15:
-            self._strike(fault, SUBMITTER)
-            return self.stage.proxy.links[SUBMITTER], None
+            self._begin_fault(fault, SUBMITTER)
+            return self.testbed.proxy.links[SUBMITTER], None
         victim = await self._take("orchestrator", "worker")
-        self._strike(fault, victim.name)
-        return self.cast.link(victim), victim
+        self._begin_fault(fault, victim.name)
+        return self.fleet.link(victim), victim
 
     async def _cut(self, fault: Fault) -> None:
         link, victim = await self._struck_link(fault)
@@ -587,10 +587,10 @@ class Nemesis:
         link, victim = await self._struck_link(fault)
         try:
             # A worker's exchange is one statement; orchestrators read a lot by single ones, of which nothing depends.
-            link.weather.counts_single_statements = victim is not None and victim.role == "worker"
-            link.weather.resets_at_commit = self._dice.randint(1, 5)
+            link.conditions.counts_single_statements = victim is not None and victim.role == "worker"
+            link.conditions.resets_at_commit = self._dice.randint(1, 5)
             deadline = time.monotonic() + 5
-            while link.weather.resets_at_commit and time.monotonic() < deadline:
+            while link.conditions.resets_at_commit and time.monotonic() < deadline:
                 await asyncio.sleep(0.05)
             await self._watch_victim(fault, victim)
         finally:
@@ -603,7 +603,7 @@ class Nemesis:
         or both learn that the line is dead."""
         link, victim = await self._struck_link(fault)
         try:
-            link.weather.holds_up, link.weather.holds_down = self._dice.choice(
+            link.conditions.holds_up, link.conditions.holds_down = self._dice.choice(
                 [(True, True), (True, False), (False, True)]
             )
             await asyncio.sleep(self._dice.uniform(2, 9))
@@ -619,7 +619,7 @@ class Nemesis:
     async def _delay(self, fault: Fault) -> None:
         link, victim = await self._struck_link(fault)
         try:
-            link.weather.delay_seconds = (0.6, 0.4)
+            link.conditions.delay_seconds = (0.6, 0.4)
             await asyncio.sleep(self._dice.uniform(4, 10))
             link.clear()
             await self._watch_victim(fault, victim)
@@ -629,13 +629,13 @@ class Nemesis:
                 self._let_go(victim)
 
     async def _notifications(self, fault: Fault, what: Any) -> None:
-        self._strike(fault, "everyone")
-        links = list(self.stage.proxy.links.values())
+        self._begin_fault(fault, "everyone")
+        links = list(self.testbed.proxy.links.values())
         for link in links:
-            link.weather.notifications = what
+            link.conditions.notifications = what
         await asyncio.sleep(self._dice.uniform(3, 6))
         for link in links:
-            link.weather.notifications = "pass"
+            link.conditions.notifications = "pass"
         await self._watch_victim(fault, None)
 
 

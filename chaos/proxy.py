@@ -2,7 +2,7 @@
 it can delay, hold, cut and reset what passes, and tamper with notifications.
 
 Each role has a `Link` of its own, so that a fault strikes one of them. The proxy lives in a thread with its own event
-loop: who waits elsewhere for a server to start does not stop the traffic. A link's `weather` may be changed from any
+loop: who waits elsewhere for a server to start does not stop the traffic. A link's `conditions` may be changed from any
 thread at any time.
 """
 
@@ -30,8 +30,8 @@ Way = Literal["up", "down"]  # to the server, to the client
 
 
 @dataclass
-class Weather:
-    """What happens to bytes on their way. `resets_at_commit` counts down; what is sent outside of a transaction is one
+class LinkConditions:
+    """What happens to bytes in transit. `resets_at_commit` counts down; what is sent outside of a transaction is one
     by itself, and counts where that is asked for."""
 
     delay_seconds: tuple[float, float] | None = None  # mean, and how far from it at most
@@ -108,7 +108,7 @@ class Link:
 
     name: str
     server: Path
-    weather: Weather = field(default_factory=Weather)
+    conditions: LinkConditions = field(default_factory=LinkConditions)
     counts: Counts = field(default_factory=Counts)
     port: int = 0
     _loop: asyncio.AbstractEventLoop | None = None
@@ -128,7 +128,7 @@ class Link:
         self._on_each(_Connection.reset)
 
     def clear(self) -> None:
-        self.weather = Weather()
+        self.conditions = LinkConditions()
 
     def _on_each(self, act: Callable[[_Connection], None]) -> None:
         def all_of_them() -> None:
@@ -185,10 +185,10 @@ class Link:
                     return
 
     async def _hinder(self, way: Way) -> None:
-        if self.weather.delay_seconds:
-            mean, spread = self.weather.delay_seconds
+        if self.conditions.delay_seconds:
+            mean, spread = self.conditions.delay_seconds
             await asyncio.sleep(self._random.uniform(mean - spread, mean + spread))
-        while self.weather.holds(way):
+        while self.conditions.holds(way):
             await asyncio.sleep(POLL_SECONDS)
 
     def _tampered(self, way: Way, chunk: bytes, connection: _Connection) -> list[bytes]:
@@ -196,21 +196,21 @@ class Link:
             connection.is_listening = connection.is_listening or has_listen(chunk)
             return [chunk]
         connection.is_in_transaction = leaves_a_transaction_open(chunk)
-        if self.weather.notifications == "pass" or not connection.is_listening or not are_notifications(chunk):
+        if self.conditions.notifications == "pass" or not connection.is_listening or not are_notifications(chunk):
             return [chunk]
-        if self.weather.notifications == "drop":
+        if self.conditions.notifications == "drop":
             self.counts.dropped += 1
             return []
         self.counts.doubled += 1
         return [chunk, chunk]
 
     def _resets_after(self, chunk: bytes, connection: _Connection) -> bool:
-        if not self.weather.resets_at_commit:
+        if not self.conditions.resets_at_commit:
             return False
-        is_single = self.weather.counts_single_statements and not connection.is_in_transaction
+        is_single = self.conditions.counts_single_statements and not connection.is_in_transaction
         if not has_commit(chunk) and not (is_single and is_single_statement(chunk)):
             return False
-        self.weather.resets_at_commit -= 1
+        self.conditions.resets_at_commit -= 1
         self.counts.resets_at_commit += 1
         return True
 

@@ -21,7 +21,7 @@ import psycopg
 from tests.engine.processes import Process
 
 from chaos.figures import percentile
-from chaos.stage import AS_IT_SHIPS, FAST_PROFILE, Stage, one, staged
+from chaos.testbed import AS_IT_SHIPS, FAST_PROFILE, Testbed, one, running_testbed
 from dagmaster.database.ledger.postgres import PostgresLedger
 from dagmaster.database.maintenance.history import verify
 from dagmaster.errors import Conflict
@@ -96,26 +96,26 @@ class Measured:
 async def measure(times: int) -> list[Measured]:
     results = []
     for name, settings in PROFILES.items():
-        async with staged(settings, orchestrators=ORCHESTRATORS, workers=WORKERS) as stage:
+        async with running_testbed(settings, orchestrators=ORCHESTRATORS, workers=WORKERS) as testbed:
             print(f"{name}: {ORCHESTRATORS} orchestrators and {WORKERS} workers run", flush=True)
-            results.append(await _Trial(stage, name).run(times))
+            results.append(await _Trial(testbed, name).run(times))
     return results
 
 
 class _Trial:
-    def __init__(self, stage: Stage, profile: str) -> None:
-        self.stage, self.cast = stage, stage.cast
+    def __init__(self, testbed: Testbed, profile: str) -> None:
+        self.testbed, self.fleet = testbed, testbed.fleet
         self.measured = Measured(profile, {what: [] for what in BOUNDS[profile]})
 
     async def run(self, times: int) -> Measured:
-        self.jobs = await self.cast.submit(steps(), JOBS)
+        self.jobs = await self.fleet.submit(steps(), JOBS)
         self.measured.shares = await self._shares()
         for _ in range(times):
             await self._keep("orchestrator stopped", self._orchestrator(Process.signal, signal.SIGTERM))
             await self._keep("PostgreSQL killed", self._postgres())
             await self._keep("orchestrator killed", self._orchestrator(Process.signal, signal.SIGKILL))
             await self._keep("worker killed", self._worker())
-        report = await verify(self.cast.dsn)
+        report = await verify(self.fleet.dsn)
         self.measured.findings = len(report.findings)
         return self.measured
 
@@ -126,10 +126,10 @@ class _Trial:
 
     async def _shares(self) -> list[int]:
         async def all_claimed() -> list[int]:
-            rows = await self.cast.rows("SELECT owner_id FROM dagapp.dag_jobs WHERE owner_id IS NOT NULL")
+            rows = await self.fleet.rows("SELECT owner_id FROM dagapp.dag_jobs WHERE owner_id IS NOT NULL")
             return sorted(Counter(row["owner_id"] for row in rows).values()) if len(rows) == JOBS else []
 
-        shares: list[int] = await self.cast.until(all_claimed, 30, "all jobs to be claimed")
+        shares: list[int] = await self.fleet.until(all_claimed, 30, "all jobs to be claimed")
         return shares
 
     async def _orchestrator(self, act: Callable[..., None], which: signal.Signals) -> float:
@@ -140,17 +140,17 @@ class _Trial:
         seconds = time.monotonic() - began
         await victim.ended(60)
         victim.start()
-        await self.cast.ready([victim], 60)
+        await self.fleet.ready([victim], 60)
         return seconds
 
     async def _busiest(self) -> tuple[Process, list[tuple[UUID, int]]]:
-        rows = await self.cast.until(self._owners, 60, "all jobs to have owners")
-        (victim,) = [process for process in self.cast.processes if process.pid == rows[0]["pid"]]
+        rows = await self.fleet.until(self._owners, 60, "all jobs to have owners")
+        (victim,) = [process for process in self.fleet.processes if process.pid == rows[0]["pid"]]
         return victim, list(zip(rows[0]["jobs"], rows[0]["epochs"], strict=True))
 
     async def _owners(self) -> list[dict[str, Any]]:
         """Once each of the jobs has one: the busiest first."""
-        rows = await self.cast.rows(
+        rows = await self.fleet.rows(
             """SELECT o.pid, array_agg(j.job_id) AS jobs, array_agg(j.epoch) AS epochs
                  FROM dagapp.dag_jobs j JOIN dagapp.orchestrators o USING (owner_id)
                 WHERE j.status = 'running' AND j.job_id = ANY (%s) GROUP BY 1 ORDER BY count(*) DESC""",
@@ -160,7 +160,7 @@ class _Trial:
 
     async def _written_by_others(self, jobs: list[tuple[UUID, int]]) -> bool:
         left = await one(
-            self.cast.dsn,
+            self.fleet.dsn,
             """SELECT count(*) FROM unnest(%s::uuid[], %s::bigint[]) AS was (job_id, epoch)
                 WHERE NOT EXISTS (SELECT 1 FROM dagapp.dag_job_events e
                                    WHERE e.job_id = was.job_id AND e.epoch > was.epoch)""",
@@ -171,21 +171,21 @@ class _Trial:
 
     async def _worker(self) -> float:
         """Its tasks would run for an hour; elsewhere they take no time."""
-        jobs = await self.cast.submit(LONG, 3 * WORKERS)
-        pid, tasks = await self.cast.until(lambda: self._busiest_worker(jobs), 60, "tasks to run")
-        (victim,) = [process for process in self.cast.processes if process.pid == pid]
+        jobs = await self.fleet.submit(LONG, 3 * WORKERS)
+        pid, tasks = await self.fleet.until(lambda: self._busiest_worker(jobs), 60, "tasks to run")
+        (victim,) = [process for process in self.fleet.processes if process.pid == pid]
         began = time.monotonic()
         victim.kill()
         await self._until(lambda: self._have_ended(tasks), 120)
         seconds = time.monotonic() - began
         victim.start()
-        await self.cast.ready([victim], 60)
+        await self.fleet.ready([victim], 60)
         await self._cancel(jobs)
         return seconds
 
     async def _busiest_worker(self, jobs: list[UUID]) -> tuple[int, list[UUID]] | None:
         """Once all of the jobs run."""
-        rows = await self.cast.rows(
+        rows = await self.fleet.rows(
             """SELECT w.pid, array_agg(t.job_id) AS jobs FROM dagapp.dag_tasks t JOIN dagapp.workers w USING (worker_id)
                 WHERE t.status = 'running' AND t.job_id = ANY (%s) GROUP BY 1 ORDER BY count(*) DESC""",
             jobs,
@@ -194,30 +194,30 @@ class _Trial:
 
     async def _have_ended(self, jobs: list[UUID]) -> bool:
         left = "SELECT count(*) FROM dagapp.dag_jobs WHERE job_id = ANY (%s) AND status IN ('pending', 'running')"
-        return int(await one(self.cast.dsn, left, jobs)) == 0
+        return int(await one(self.fleet.dsn, left, jobs)) == 0
 
     async def _cancel(self, jobs: list[UUID]) -> None:
-        ledger = PostgresLedger(self.cast.dsn, "chaos")
+        ledger = PostgresLedger(self.fleet.dsn, "chaos")
         for job_id in jobs:
             with suppress(Conflict):
                 await cancel(ledger, job_id)
         await ledger.close()
-        await self.cast.wait(jobs, 60)
+        await self.fleet.wait(jobs, 60)
 
     async def _postgres(self) -> float:
-        self.stage.kill_server()
-        self.stage.cluster.start()
+        self.testbed.kill_server()
+        self.testbed.cluster.start()
         began = time.monotonic()
-        since = await one(self.cast.dsn, "SELECT clock_timestamp()")
+        since = await one(self.fleet.dsn, "SELECT clock_timestamp()")
         question = "SELECT EXISTS (SELECT 1 FROM chaos.events WHERE at > %s)"
-        await self._until(lambda: one(self.cast.dsn, question, since), 120)
+        await self._until(lambda: one(self.fleet.dsn, question, since), 120)
         return time.monotonic() - began
 
-    async def _until(self, ask: Callable[[], Awaitable[Any]], seconds: float) -> None:
+    async def _until(self, check: Callable[[], Awaitable[Any]], seconds: float) -> None:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             try:
-                if await ask():
+                if await check():
                     return
             except psycopg.OperationalError:
                 pass

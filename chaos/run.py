@@ -1,4 +1,4 @@
-"""One run: load and faults for a while, quiet, then everything is looked at."""
+"""One run: load and faults for a while, a quiet time, then everything that was written is checked."""
 
 import asyncio
 import shutil
@@ -15,12 +15,12 @@ from tests.engine.processes import ENDS
 from chaos import audit
 from chaos.effects import Effects
 from chaos.figures import Outcome, recoveries
-from chaos.load import Acknowledged, Load, Wishes
-from chaos.nemesis import BROKER_DECK, DECK, Nemesis, draw, moments
-from chaos.stage import FAST_PROFILE, Stage, settle, staged
+from chaos.load import Acknowledged, JobRequests, Load
+from chaos.nemesis import BROKER_FAULT_COUNTS, FAULT_COUNTS, Nemesis, draw, moments
+from chaos.testbed import FAST_PROFILE, Testbed, running_testbed, settle
 
-TELL_SECONDS = 5.0
-LOOK_SECONDS = 0.5
+PRINT_SECONDS = 5.0
+SAMPLE_SECONDS = 0.5
 FENCED = "fenced: a job is no longer ours"
 
 
@@ -53,7 +53,7 @@ class Options:
 
 
 @dataclass
-class Pulse:
+class OpenWork:
     """What can be seen from outside while it runs."""
 
     attempts: int = 0
@@ -61,76 +61,76 @@ class Pulse:
     open_jobs: int = 0
 
 
-async def perform(options: Options) -> Outcome:
+async def run_chaos(options: Options) -> Outcome:
     began = time.monotonic()
-    async with staged(
+    async with running_testbed(
         options.settings,
         orchestrators=options.orchestrators,
         workers=options.workers,
         has_catalog=options.has_rasters,
         has_broker=options.transport == "servicebus",
-    ) as stage:
+    ) as testbed:
         print(
             f"{options.orchestrators} orchestrators and {options.workers} workers run; seed {options.seed}", flush=True
         )
         try:
-            outcome = await Performance(stage, options, began).play()
+            outcome = await ChaosRun(testbed, options, began).execute()
         finally:
             if options.logs:
-                _keep_logs(stage, options.logs)
+                _keep_logs(testbed, options.logs)
     outcome.seconds = time.monotonic() - began
     return outcome
 
 
-def _keep_logs(stage: Stage, folder: Path) -> None:
+def _keep_logs(testbed: Testbed, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    for process in stage.cast.processes:
+    for process in testbed.fleet.processes:
         shutil.copy(process.log, folder)
-    shutil.copy(stage.cluster.log, folder)
+    shutil.copy(testbed.cluster.log, folder)
 
 
-class Performance:
-    def __init__(self, stage: Stage, options: Options, began: float) -> None:
-        self.stage, self.options, self.began = stage, options, began
-        self.effects = stage.folder / "effects"
-        self.pulse = Pulse()
+class ChaosRun:
+    def __init__(self, testbed: Testbed, options: Options, began: float) -> None:
+        self.testbed, self.options, self.began = testbed, options, began
+        self.effects = testbed.folder / "effects"
+        self.open_work = OpenWork()
         self.load = Load(
-            stage.submitter,
-            stage.folder / "storage",
-            stage.folder / "submitted",
-            Wishes(options.seed, self.effects, step_seconds=options.step_seconds),
+            testbed.submitter,
+            testbed.folder / "storage",
+            testbed.folder / "submitted",
+            JobRequests(options.seed, self.effects, step_seconds=options.step_seconds),
             options.tasks_per_second,
             most_open=1500,
             has_rasters=options.has_rasters,
-            open_tasks=lambda: self.pulse.open_tasks,
+            open_tasks=lambda: self.open_work.open_tasks,
         )
-        self.nemesis = Nemesis(stage, self.load, self.effects, options.seed, options.settings)
+        self.nemesis = Nemesis(testbed, self.load, self.effects, options.seed, options.settings)
 
-    async def play(self) -> Outcome:
-        watching = [asyncio.create_task(self._feel_pulse()), asyncio.create_task(self._tell())]
+    async def execute(self) -> Outcome:
+        watching = [asyncio.create_task(self._keep_sampling()), asyncio.create_task(self._print_progress())]
         streaming = asyncio.create_task(self.load.stream())
         try:
             await self._faults(streaming)
-            calm_since = time.monotonic()
-            tending = asyncio.create_task(self.nemesis.tend())
+            faults_ended_at = time.monotonic()
+            restarting = asyncio.create_task(self.nemesis.tend())
             ended = await self._quiet()
-            quiet_seconds = time.monotonic() - calm_since if ended else None
-            await settle([tending])
+            quiet_seconds = time.monotonic() - faults_ended_at if ended else None
+            await settle([restarting])
         finally:
             await settle([streaming, *watching])
-        print("looking at everything that was written …", flush=True)
+        print("checking everything that was written …", flush=True)
         return await self._judge(quiet_seconds)
 
     async def _faults(self, streaming: asyncio.Task[None]) -> None:
         options = self.options
-        deck = DECK | BROKER_DECK if options.transport == "servicebus" else DECK
-        kinds = draw(options.seed, options.faults, options.only, deck)
-        happening = asyncio.create_task(self.nemesis.run(kinds, moments(options.seed, options.faults, options.seconds)))
-        await asyncio.wait([happening, streaming], return_when=asyncio.FIRST_COMPLETED)
+        shuffled = FAULT_COUNTS | BROKER_FAULT_COUNTS if options.transport == "servicebus" else FAULT_COUNTS
+        kinds = draw(options.seed, options.faults, options.only, shuffled)
+        injecting = asyncio.create_task(self.nemesis.run(kinds, moments(options.seed, options.faults, options.seconds)))
+        await asyncio.wait([injecting, streaming], return_when=asyncio.FIRST_COMPLETED)
         if streaming.done():
-            happening.cancel()
+            injecting.cancel()
             await streaming
-        await happening
+        await injecting
         await self.nemesis.stop()
         await settle([streaming])
 
@@ -139,36 +139,36 @@ class Performance:
         while time.monotonic() < deadline:
             with suppress(psycopg.Error):
                 await self._sample()
-                if not self.pulse.open_jobs:
+                if not self.open_work.open_jobs:
                     return True
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(SAMPLE_SECONDS)
         return False
 
     # Watching
 
     async def _sample(self) -> None:
-        (row,) = await self.stage.cast.rows("""
+        (row,) = await self.testbed.fleet.rows("""
             SELECT (SELECT count(*) FROM dagapp.dag_tasks) AS attempts,
                    (SELECT count(*) FROM dagapp.dag_tasks WHERE status IN ('queued', 'running')) AS open_tasks,
                    (SELECT count(*) FROM dagapp.dag_jobs WHERE status IN ('pending', 'running')) AS open_jobs""")
-        self.pulse = Pulse(**row)
+        self.open_work = OpenWork(**row)
 
-    async def _feel_pulse(self) -> None:
+    async def _keep_sampling(self) -> None:
         while True:
             with suppress(psycopg.Error):  # the server is away: what was seen last stands
                 await self._sample()
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(SAMPLE_SECONDS)
 
-    async def _tell(self) -> None:
+    async def _print_progress(self) -> None:
         attempts = 0
         while True:
-            await asyncio.sleep(TELL_SECONDS)
-            pulse = self.pulse
-            rate = (pulse.attempts - attempts) / TELL_SECONDS
-            attempts = pulse.attempts
+            await asyncio.sleep(PRINT_SECONDS)
+            open_work = self.open_work
+            rate = (open_work.attempts - attempts) / PRINT_SECONDS
+            attempts = open_work.attempts
             print(
                 f"{time.monotonic() - self.began:4.0f} s  {len(self.nemesis.faults):3} faults  {attempts:6,} attempts"
-                f"  {rate:4.0f}/s  {len(self.load.acknowledged):5,} jobs, {pulse.open_jobs:3} open"
+                f"  {rate:4.0f}/s  {len(self.load.acknowledged):5,} jobs, {open_work.open_jobs:3} open"
                 f"  last: {self.nemesis.last}",
                 flush=True,
             )
@@ -178,12 +178,12 @@ class Performance:
     async def _judge(self, quiet_seconds: float | None) -> Outcome:
         options, nemesis = self.options, self.nemesis
         effects = Effects.read(self.effects)
-        findings, report = await audit.examine(self.stage.cast.dsn, effects, options.max_losses)
-        rows = await self.stage.cast.rows(
+        findings, report = await audit.examine(self.testbed.fleet.dsn, effects, options.max_losses)
+        rows = await self.testbed.fleet.rows(
             "SELECT job_id, idempotency_key, status, result_data, error_message FROM dagapp.dag_jobs"
         )
         jobs = {row["job_id"]: row for row in rows}
-        (late,) = await self.stage.cast.rows("SELECT count(*) AS n FROM chaos.results WHERE NOT accepted")
+        (late,) = await self.testbed.fleet.rows("SELECT count(*) AS n FROM chaos.results WHERE NOT accepted")
         known = list(self.load.acknowledged.values())
         return Outcome(
             seed=options.seed,
@@ -194,14 +194,14 @@ class Performance:
                 (fault.kind, fault.victim, round(fault.began - self.began, 2), fault.recovery_seconds)
                 for fault in nemesis.faults
             ],
-            jobs=Counter(one.wish.kind for one in known),
+            jobs=Counter(one.request.kind for one in known),
             ends=Counter(row["status"] for row in rows),
             attempts=report.tasks_checked,
             executions=sum(effects.executed.values()),
             done_again=effects.done_again(),
-            fenced=self.stage.cast.said(FENCED),
+            fenced=self.testbed.fleet.count_logged(FENCED),
             late_reports=late["n"],
-            resets_at_commit=sum(link.counts.resets_at_commit for link in self.stage.proxy.links.values()),
+            resets_at_commit=sum(link.counts.resets_at_commit for link in self.testbed.proxy.links.values()),
             events=report.events_checked,
             wanted_faults=options.wanted_faults,
             wanted_attempts=options.wanted_attempts,
@@ -221,19 +221,19 @@ class Performance:
         """Of a dataset there are as many files and STAC items as it has tiles."""
         wrong = []
         for one in known:
-            if one.wish.kind != "raster" or jobs[one.job_id]["status"] != "completed":
+            if one.request.kind != "raster" or jobs[one.job_id]["status"] != "completed":
                 continue
             result = jobs[one.job_id]["result_data"]
             name, tiles = result["dataset_id"], result["total_tiles"]
             files = len(list(self._silver(name).glob("*.tif")))
             count = "SELECT count(*) AS n FROM dagapp.stac_documents WHERE dataset_id = %s AND document_id <> ''"
-            (items,) = await self.stage.cast.rows(count, name)
+            (items,) = await self.testbed.fleet.rows(count, name)
             if not tiles == files == items["n"]:
                 wrong.append({"dataset": name, "tiles": tiles, "files": files, "items": items["n"]})
         return wrong
 
     def _silver(self, dataset: str) -> Path:
-        return self.stage.folder / "storage" / "silver" / "silver" / "cogs" / dataset / "v0" / "r1"
+        return self.testbed.folder / "storage" / "silver" / "silver" / "cogs" / dataset / "v0" / "r1"
 
 
 def _lost(known: list[Acknowledged], jobs: dict[Any, dict[str, Any]]) -> list[Any]:
@@ -248,10 +248,10 @@ def _lost(known: list[Acknowledged], jobs: dict[Any, dict[str, Any]]) -> list[An
 def _wrong(one: Acknowledged, job: dict[str, Any] | None) -> dict[str, Any] | None:
     if job is None or job["status"] not in ENDS:
         return None  # lost, and reported as lost
-    facts = {"job": str(one.job_id), "kind": one.wish.kind, "is": job["status"], "error": job["error_message"]}
-    if job["status"] not in one.wish.ends:
+    facts = {"job": str(one.job_id), "kind": one.request.kind, "is": job["status"], "error": job["error_message"]}
+    if job["status"] not in one.request.ends:
         return facts
-    if job["status"] == "completed" and one.wish.result is not None:
+    if job["status"] == "completed" and one.request.result is not None:
         value = (job["result_data"] or {}).get("value")
-        return None if value == one.wish.result else {**facts, "result": value, "expected": one.wish.result}
+        return None if value == one.request.result else {**facts, "result": value, "expected": one.request.result}
     return None

@@ -25,9 +25,9 @@ from typing import Any
 import psycopg
 
 from chaos.__main__ import run
-from chaos.load import Load, Wishes
+from chaos.load import JobRequests, Load
 from chaos.maps import MapClients, start_map_server
-from chaos.stage import AS_IT_SHIPS, Stage, settle, staged
+from chaos.testbed import AS_IT_SHIPS, Testbed, running_testbed, settle
 from dagmaster.database.maintenance.history import verify
 from dagmaster.observe import log
 
@@ -104,13 +104,13 @@ def trends(samples: Sequence[dict[str, float]]) -> list[Trend]:
 
 @dataclass
 class Soak:
-    stage: Stage
+    testbed: Testbed
     window: float
     samples: list[dict[str, float]] = field(default_factory=list)
 
     async def sample(self) -> None:
         sample = {}
-        for process in self.stage.cast.processes:
+        for process in self.testbed.fleet.processes:
             sample[f"{process.name} MB"] = resident_megabytes(process.pid)
             sample[f"{process.name} largest child MB"] = max(
                 map(resident_megabytes, descendants(process.pid)), default=0.0
@@ -120,7 +120,7 @@ class Soak:
         self.samples.append(sample)
 
     async def _of_database(self) -> dict[str, float]:
-        async with await psycopg.AsyncConnection.connect(self.stage.cast.dsn, autocommit=True) as connection:
+        async with await psycopg.AsyncConnection.connect(self.testbed.fleet.dsn, autocommit=True) as connection:
 
             async def row(question: Any) -> tuple[Any, ...]:
                 answer = await (await connection.execute(question, {"window": self.window})).fetchone()
@@ -134,7 +134,7 @@ class Soak:
 
     def line(self) -> str:
         now = self.samples[-1]
-        roles = [f"{process.name} MB" for process in self.stage.cast.processes]
+        roles = [f"{process.name} MB" for process in self.testbed.fleet.processes]
         largest = " ".join(f"{now[name]:.0f}" for name in roles)
         numbers = "  ".join(f"{name} {now.get(name, 0):,.0f}" for name in ALLOWANCES if name not in ("MB", "files"))
         return f"roles {largest} MB  {numbers}"
@@ -179,22 +179,22 @@ async def main(arguments: argparse.Namespace) -> int:
     seed = random.randrange(10**6) if arguments.seed is None else arguments.seed
     settings = AS_IT_SHIPS | {"retention_days": kept / DAY_SECONDS, "janitor_interval_sec": max(2.0, kept / 12)}
     print(f"{os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}, default durability")
-    async with staged(
+    async with running_testbed(
         settings,
         orchestrators=arguments.orchestrators,
         workers=arguments.workers,
         has_catalog=arguments.map_rate > 0,
         has_audit=False,
-    ) as stage:
+    ) as testbed:
         print(f"steady load for {arguments.minutes:g} minutes; jobs are kept for {kept:.0f} s; seed {seed}", flush=True)
-        soak = Soak(stage, window)
-        load = _load(stage, Wishes(seed, stage.folder / "effects"), arguments.rate)
+        soak = Soak(testbed, window)
+        load = _load(testbed, JobRequests(seed, testbed.folder / "effects"), arguments.rate)
         streams = [load.stream()]
         if arguments.map_rate:
-            maps = MapClients(await start_map_server(stage), arguments.map_rate, seed)
+            maps = MapClients(await start_map_server(testbed), arguments.map_rate, seed)
             streams.append(maps.stream())
         await _soaked(soak, streams, lambda: f"{len(load.acknowledged):6,} jobs", seconds, 2 * kept)
-        report = await verify(stage.cast.dsn)
+        report = await verify(testbed.fleet.dsn)
     trend_list = trends(soak.samples)
     print(report_text(trend_list, len(load.acknowledged), len(report.findings)))
     if arguments.map_rate:
@@ -205,9 +205,9 @@ async def main(arguments: argparse.Namespace) -> int:
     return 0 if all(trend.is_flat for trend in trend_list) and report.is_clean and not has_bad_answers else 1
 
 
-def _load(stage: Stage, wishes: Wishes, rate: float) -> Load:
-    folder = stage.folder
-    return Load(stage.submitter, folder / "storage", folder / "submitted", wishes, rate, 1500, has_rasters=False)
+def _load(testbed: Testbed, requests: JobRequests, rate: float) -> Load:
+    folder = testbed.folder
+    return Load(testbed.submitter, folder / "storage", folder / "submitted", requests, rate, 1500, has_rasters=False)
 
 
 async def _soaked(

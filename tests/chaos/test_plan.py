@@ -6,8 +6,8 @@ import pytest
 
 from chaos import skewed
 from chaos.__main__ import options_of, parsed
-from chaos.load import POISONS, Wishes, catalog
-from chaos.nemesis import BROKER_DECK, DECK, draw, moments
+from chaos.load import POISONS, JobRequests, catalog
+from chaos.nemesis import BROKER_FAULT_COUNTS, FAULT_COUNTS, draw, moments
 from chaos.run import Options
 from dagmaster.workflows.inputs import check_inputs
 
@@ -18,9 +18,9 @@ def test_a_seed_draws_the_same_faults_again_and_another_one_others() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_every_kind_comes_within_a_deck(seed: int) -> None:
-    assert set(draw(seed, sum(DECK.values()))) == DECK.keys()
-    assert set(draw(seed, Options.faults)) == DECK.keys(), "the usual run has all of them"
+def test_every_kind_comes_within_a_round(seed: int) -> None:
+    assert set(draw(seed, sum(FAULT_COUNTS.values()))) == FAULT_COUNTS.keys()
+    assert set(draw(seed, Options.faults)) == FAULT_COUNTS.keys(), "the usual run has all of them"
 
 
 def test_only_what_is_asked_for_is_drawn() -> None:
@@ -28,8 +28,8 @@ def test_only_what_is_asked_for_is_drawn() -> None:
 
 
 def test_with_a_broker_it_is_struck_too() -> None:
-    assert not set(draw(1, 200)) & BROKER_DECK.keys()
-    assert set(draw(1, 200, (), DECK | BROKER_DECK)) == DECK.keys() | BROKER_DECK.keys()
+    assert not set(draw(1, 200)) & BROKER_FAULT_COUNTS.keys()
+    assert set(draw(1, 200, (), FAULT_COUNTS | BROKER_FAULT_COUNTS)) == FAULT_COUNTS.keys() | BROKER_FAULT_COUNTS.keys()
 
 
 def test_moments_are_in_order_and_spread_over_the_time() -> None:
@@ -41,14 +41,14 @@ def test_moments_are_in_order_and_spread_over_the_time() -> None:
 
 
 def test_every_job_that_is_drawn_can_be_submitted_and_says_what_must_become_of_it() -> None:
-    known, wishes = catalog(), Wishes(1, Path("/effects"))
-    drawn = [wishes.draw() for _ in range(200)]
+    known, requests = catalog(), JobRequests(1, Path("/effects"))
+    drawn = [requests.draw() for _ in range(200)]
 
-    for wish in drawn:
-        check_inputs(known.get(wish.workflow_id), wish.inputs)
-        assert wish.ends
-        assert wish.result is not None or wish.cancel_after is not None
-    assert {wish.kind for wish in drawn} >= {
+    for request in drawn:
+        check_inputs(known.get(request.workflow_id), request.inputs)
+        assert request.ends
+        assert request.result is not None or request.cancel_after is not None
+    assert {request.kind for request in drawn} >= {
         "fan-out",
         "chain",
         "retries",

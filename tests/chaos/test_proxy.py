@@ -76,29 +76,29 @@ async def connected(link: Link) -> psycopg.AsyncConnection:
     return await psycopg.AsyncConnection.connect(link.dsn("postgres"), autocommit=True, connect_timeout=5)
 
 
-async def ask(connection: psycopg.AsyncConnection) -> int:
+async def check(connection: psycopg.AsyncConnection) -> int:
     row = await (await connection.execute("SELECT 7")).fetchone()
     assert row
     return row[0]
 
 
 async def test_queries_through_the_proxy_are_answered(session: psycopg.AsyncConnection) -> None:
-    assert await ask(session) == 7
+    assert await check(session) == 7
 
 
 async def test_a_cut_link_ends_its_sessions_and_takes_new_ones(link: Link, session: psycopg.AsyncConnection) -> None:
     link.cut()
 
     with pytest.raises(psycopg.OperationalError):
-        await asyncio.gather(*(ask(session) for _ in range(1000)))
+        await asyncio.gather(*(check(session) for _ in range(1000)))
     async with await connected(link) as another:
-        assert await ask(another) == 7
+        assert await check(another) == 7
 
 
 async def test_what_is_held_arrives_once_it_is_let_go(link: Link, session: psycopg.AsyncConnection) -> None:
     for way in ("holds_up", "holds_down"):
-        setattr(link.weather, way, True)
-        asking = asyncio.create_task(ask(session))
+        setattr(link.conditions, way, True)
+        asking = asyncio.create_task(check(session))
         done, _ = await asyncio.wait([asking], timeout=0.3)
         link.clear()
 
@@ -107,9 +107,9 @@ async def test_what_is_held_arrives_once_it_is_let_go(link: Link, session: psyco
 
 
 async def test_a_delay_slows_each_way(link: Link, session: psycopg.AsyncConnection) -> None:
-    link.weather.delay_seconds = (0.1, 0.01)
+    link.conditions.delay_seconds = (0.1, 0.01)
     began = time.monotonic()
-    await ask(session)
+    await check(session)
 
     assert time.monotonic() - began > 0.15
 
@@ -117,7 +117,7 @@ async def test_a_delay_slows_each_way(link: Link, session: psycopg.AsyncConnecti
 async def test_a_commit_that_is_not_answered_has_happened(link: Link, session: psycopg.AsyncConnection) -> None:
     await session.execute("CREATE TABLE IF NOT EXISTS public.proxied (number int)")
     await session.execute("TRUNCATE public.proxied")
-    link.weather.resets_at_commit = 1
+    link.conditions.resets_at_commit = 1
 
     with pytest.raises(psycopg.OperationalError):
         async with session.transaction():
@@ -133,10 +133,10 @@ async def test_a_commit_that_is_not_answered_has_happened(link: Link, session: p
 async def test_notifications_pass_or_are_dropped_or_come_twice(link: Link, what: str, arrivals: int) -> None:
     async with await connected(link) as listener, await connected(link) as teller:
         await listener.execute("LISTEN topic")
-        link.weather.notifications = what  # type: ignore[assignment]
+        link.conditions.notifications = what  # type: ignore[assignment]
         await teller.execute("NOTIFY topic")
         notices = [notice async for notice in listener.notifies(timeout=0.5)]
-        answer = await ask(listener)
+        answer = await check(listener)
 
     assert len(notices) == arrivals
     assert answer == 7, "only notifications are tampered with"

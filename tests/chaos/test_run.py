@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from chaos.run import Options, perform
+from chaos.run import Options, run_chaos
 
 pytestmark = pytest.mark.alone
 
@@ -28,7 +28,7 @@ async def test_a_few_faults_cost_nothing_and_leave_nothing_behind() -> None:
         has_rasters=False,
     )
 
-    outcome = await perform(options)
+    outcome = await run_chaos(options)
 
     assert outcome.problems() == []
     assert outcome.fenced > 0

@@ -1,4 +1,4 @@
-"""Where it plays: a PostgreSQL with default durability, a link for each role,
+"""Where faults are injected: a PostgreSQL with default durability, a link for each role,
 and orchestrators and workers as they ship.
 
 Nothing of it survives, however it ends: roles and server die with this process, and what a killed run has left on the
@@ -36,7 +36,7 @@ SUBMITTER = "submitter"
 _BROKER_FAULTS = ("--drop", "0.05", "--duplicate", "0.1", "--delay", "0.1", "--reorder", "0.1", "--busy", "0.05")
 
 
-class Cast(Fleet):
+class ProxiedFleet(Fleet):
     """The roles, each on a link of its own; questions go to the server itself."""
 
     def __init__(self, dsn: str, folder: Path, settings: dict[str, Any], proxy: Proxy) -> None:
@@ -60,12 +60,12 @@ class Cast(Fleet):
     def of(self, role: Role) -> list[Process]:
         return [process for process in self.processes if process.role == role]
 
-    def said(self, words: str) -> int:
+    def count_logged(self, words: str) -> int:
         """How often the roles have logged something, over all their starts."""
         return sum(process.log.read_text(errors="replace").count(words) for process in self.processes)
 
 
-class Stage:
+class Testbed:
     def __init__(
         self,
         folder: Path,
@@ -86,11 +86,11 @@ class Stage:
         self.cluster = Cluster.at(None if os.geteuid() == 0 else folder, name=f"chaos-{os.getpid()}")
         self.cluster.asks_passwords = False  # processes connect through proxies, which know none
         self.proxy = Proxy(self.cluster.socket_folder)
-        self.cast = Cast(self.cluster.dsn, folder, settings, self.proxy)
+        self.fleet = ProxiedFleet(self.cluster.dsn, folder, settings, self.proxy)
         self._has_catalog = has_catalog
         self._has_audit = has_audit
 
-    def raise_curtain(self) -> None:
+    def start(self) -> None:
         if self.broker is not None:
             self.broker.start()
         self.cluster.start()
@@ -102,11 +102,11 @@ class Stage:
         self.proxy.start()
         self.proxy.open(SUBMITTER)
 
-    async def enter(self, orchestrators: int, workers: int) -> None:
+    async def start_roles(self, orchestrators: int, workers: int) -> None:
         for role, count in (("orchestrator", orchestrators), ("worker", workers)):
             for _ in range(count):
-                self.cast.process(role).start()
-        await self.cast.ready(self.cast.processes, 60)
+                self.fleet.process(role).start()
+        await self.fleet.ready(self.fleet.processes, 60)
 
     @property
     def submitter(self) -> str:
@@ -118,9 +118,9 @@ class Stage:
         if pid := self.cluster.server_pid():
             os.kill(pid, signal.SIGKILL)
 
-    def fall(self) -> dict[int, str]:
-        """End everything; answers which processes outlived those that they belonged to."""
-        left = self.cast.end()
+    def remove(self) -> dict[int, str]:
+        """End everything; returns which processes outlived those that they belonged to."""
+        left = self.fleet.end()
         if self.broker is not None:
             self.broker.kill()
         if self.proxy.links:
@@ -131,7 +131,7 @@ class Stage:
 
 
 @asynccontextmanager
-async def staged(
+async def running_testbed(
     settings: dict[str, Any],
     *,
     orchestrators: int,
@@ -139,18 +139,18 @@ async def staged(
     has_catalog: bool = False,
     has_audit: bool = True,
     has_broker: bool = False,
-) -> AsyncIterator[Stage]:
+) -> AsyncIterator[Testbed]:
     remove_leftovers()
     folder = Path(tempfile.mkdtemp(prefix=f"dagmaster-chaos-{os.getpid()}-"))
     queues = (*DEFAULT_QUEUES, "dag-jobs")
     broker = BrokerProcess(queues, "--lock-seconds", "5", *_BROKER_FAULTS) if has_broker else None
-    stage = Stage(folder, settings, has_catalog=has_catalog, has_audit=has_audit, broker=broker)
+    testbed = Testbed(folder, settings, has_catalog=has_catalog, has_audit=has_audit, broker=broker)
     try:
-        stage.raise_curtain()
-        await stage.enter(orchestrators, workers)
-        yield stage
+        testbed.start()
+        await testbed.start_roles(orchestrators, workers)
+        yield testbed
     finally:
-        stage.fall()
+        testbed.remove()
 
 
 def remove_leftovers() -> None:
