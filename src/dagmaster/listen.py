@@ -52,7 +52,7 @@ def bind(host: str, port: int, *, is_insecure: bool = False, endpoint: Endpoint 
     return bound
 
 
-def bind_somewhere(host: str, port: int, *, is_insecure: bool = False, endpoint: Endpoint = API) -> socket.socket:
+def bind_or_any(host: str, port: int, *, is_insecure: bool = False, endpoint: Endpoint = API) -> socket.socket:
     """Bind this port, or any free one if it is in use: for endpoints of which one machine may have several."""
     try:
         return bind(host, port, is_insecure=is_insecure, endpoint=endpoint)

@@ -336,7 +336,7 @@ async def test_retention_deletes_callbacks_that_ended_long_ago(stage, store, dat
             "UPDATE dagapp.callback_events SET ended_at = ended_at - interval '2 days', created_at = '2020-01-01'"
         )
         stage.rows("UPDATE dagapp.callback_events SET ended_at = now() WHERE request_id = 'r1'")
-        pruned = await retention.prune_rest(86_400, 10)
+        pruned = await retention.prune_without_job(86_400, 10)
     finally:
         await retention.close()
 

@@ -104,7 +104,7 @@ async def test_a_job_goes_with_everything_that_is_its_own(database, later):
 
         assert await later.count(DAY) == 1
         assert await later.prune_jobs(DAY, 100) == 1
-        forgotten = await later.prune_rest(DAY, 100)
+        forgotten = await later.prune_without_job(DAY, 100)
 
         assert set((await rows_of(running, [deleted_id])).values()) == {0}
         assert await rows_of(running, [kept]) == before
@@ -202,14 +202,14 @@ async def test_a_definition_stays_for_a_submission_under_way(database, later):
             # As a submission that found the definition there, and has not created its job yet.
             await connection.execute("DELETE FROM dagapp.dag_workflow_definitions WHERE false")
 
-            assert (await later.prune_rest(DAY, 10)).definitions == 0
+            assert (await later.prune_without_job(DAY, 10)).definitions == 0
 
             assert await insert_jobs(connection, [job]) == [job.job_id]
-        assert (await later.prune_rest(DAY, 10)).definitions == 0
+        assert (await later.prune_without_job(DAY, 10)).definitions == 0
         running.notifier.notify("jobs")
         await running.wait(job.job_id)
         assert await later.prune_jobs(DAY, 10) == 1
-        assert (await later.prune_rest(DAY, 10)).definitions == 1
+        assert (await later.prune_without_job(DAY, 10)).definitions == 1
 
 
 async def test_two_at_once_delete_each_job_once(database):
@@ -241,15 +241,15 @@ async def test_a_month_of_events_goes_when_it_has_no_job(database):
         kept = await running.submit(WAITING)
         await running.run(GIVING)
         assert await retention.prune_jobs(DAY, 100) == 1
-        assert (await retention.prune_rest(DAY, 100)).partitions == ()
+        assert (await retention.prune_without_job(DAY, 100)).partitions == ()
 
         open_gate(kept)
         await running.wait(kept)
         assert await retention.prune_jobs(DAY, 100) == 1
         async with await psycopg.AsyncConnection.connect(database) as reader:
             await reader.execute("SELECT 1 FROM dagapp.dag_job_events")
-            assert (await retention.prune_rest(DAY, 100)).partitions == ()
-        (name,) = (await retention.prune_rest(DAY, 100)).partitions
+            assert (await retention.prune_without_job(DAY, 100)).partitions == ()
+        (name,) = (await retention.prune_without_job(DAY, 100)).partitions
 
         assert name == f"dag_job_events_{datetime.now(UTC):%Y_%m}"
         assert await running.value(partitions) == before - 1
@@ -268,7 +268,7 @@ async def test_under_load_nothing_that_lives_is_touched(database, later):
         pruned = 0
         while not done.is_set():
             pruned += await later.prune_jobs(DAY, 7)
-            await later.prune_rest(DAY, 100)
+            await later.prune_without_job(DAY, 100)
             await asyncio.sleep(0)
         return pruned
 
@@ -283,11 +283,11 @@ async def test_under_load_nothing_that_lives_is_touched(database, later):
                 [Submission(workflow_id=kind, **(fails if kind == "giving" else {})) for kind in kinds] * 2
             )
 
-        async def all_gone() -> bool:
+        async def all_deleted() -> bool:
             assert not pruning.done(), pruning
             return await running.value("SELECT count(*) FROM dagapp.dag_jobs") == len(waiting)
 
-        await until(all_gone, 90)
+        await until(all_deleted, 90)
         report = await verify(database)
         assert report.is_clean, report.findings[:5]
         assert report.jobs_checked == len(waiting)

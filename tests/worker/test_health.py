@@ -16,7 +16,7 @@ from worker_fakes import Bench, a_registry, a_task, until, working
 
 from dagmaster.errors import Conflict, InvalidRequest
 from dagmaster.handlers.registry import Registration
-from dagmaster.listen import HEALTH, bind, bind_somewhere
+from dagmaster.listen import HEALTH, bind, bind_or_any
 from dagmaster.observe.probes import Probes
 from dagmaster.worker.health import WorkerHealth
 from dagmaster.worker.process_pool import Pool
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.requirement("H4")
 PATIENCE_SECONDS = 0.3
 
 
-def ask(url: str, path: str, host: str = "localhost", method: str = "GET") -> tuple[int, Any]:
+def send(url: str, path: str, host: str = "localhost", method: str = "GET") -> tuple[int, Any]:
     """From a thread, with a client that knows nothing of the loop."""
     connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=5)
     connection.request(method, path, headers={"Host": host})
@@ -43,15 +43,15 @@ async def probed(bench: Bench, **more: Any) -> AsyncIterator[Probes]:
         yield probes
 
 
-async def asked(probes: Probes, path: str, **more: Any) -> tuple[int, Any]:
-    return await asyncio.to_thread(ask, probes.url, path, **more)
+async def get(probes: Probes, path: str, **more: Any) -> tuple[int, Any]:
+    return await asyncio.to_thread(send, probes.url, path, **more)
 
 
 async def test_running_tasks_are_reported_with_their_process() -> None:
     light, heavy = a_task("sleep", "light", seconds=60), a_task("sleep_blocking", "heavy", seconds=60)
     async with working(light, heavy) as bench, probed(bench) as probes:
         await until(lambda: any(child["task_id"] for child in bench.worker.children))
-        status, health = await asked(probes, "/health")
+        status, health = await get(probes, "/health")
 
     running = {task["task_id"]: task for task in health["running"]}
     assert status == 200
@@ -80,9 +80,9 @@ async def test_a_hanging_loop_is_not_alive_and_its_task_is_reported() -> None:
 
     def find_out(url: str) -> None:
         try:
-            while (answer := ask(url, "/livez"))[0] != 503:
+            while (answer := send(url, "/livez"))[0] != 503:
                 time.sleep(0.02)
-            answers.update(livez=answer, readyz=ask(url, "/readyz"), health=ask(url, "/health"))
+            answers.update(livez=answer, readyz=send(url, "/readyz"), health=send(url, "/health"))
         finally:
             _released.set()
 
@@ -92,7 +92,7 @@ async def test_a_hanging_loop_is_not_alive_and_its_task_is_reported() -> None:
         watcher.start()
         await bench.report_of(task)
         await asyncio.to_thread(watcher.join)
-        after = await asked(probes, "/livez")
+        after = await get(probes, "/livez")
 
     status, health = answers["livez"]
     assert status == 503
@@ -106,16 +106,16 @@ async def test_a_hanging_loop_is_not_alive_and_its_task_is_reported() -> None:
 async def test_a_database_that_is_away_costs_readiness_and_not_life() -> None:
     async with working() as bench, probed(bench) as probes:
         await until(lambda: bench.worker.renewed_at is not None)
-        before = await asked(probes, "/readyz")
+        before = await get(probes, "/readyz")
         bench.ledger.is_down = True
 
         async def is_unready() -> bool:
-            return (await asked(probes, "/readyz"))[0] == 503
+            return (await get(probes, "/readyz"))[0] == 503
 
         async with asyncio.timeout(10):
             while not await is_unready():
                 await asyncio.sleep(0.01)
-        away, alive = await asked(probes, "/readyz"), await asked(probes, "/livez")
+        away, alive = await get(probes, "/readyz"), await get(probes, "/livez")
         bench.ledger.is_down = False
         async with asyncio.timeout(10):
             while await is_unready():
@@ -130,7 +130,7 @@ async def test_a_worker_that_stops_is_not_ready() -> None:
     async with working(task := a_task("sleep", seconds=60)) as bench, probed(bench) as probes:
         await bench.is_running(task)
         bench.worker.stop(grace_seconds=1)
-        status, health = await asked(probes, "/readyz")
+        status, health = await get(probes, "/readyz")
 
     assert status == 503
     assert [check["name"] for check in health["checks"] if not check["is_ok"]] == ["claiming"]
@@ -139,7 +139,7 @@ async def test_a_worker_that_stops_is_not_ready() -> None:
 async def test_metrics_are_what_prometheus_reads() -> None:
     async with working(task := a_task("echo"), a_task("sleep", "long", seconds=60)) as bench, probed(bench) as probes:
         await bench.report_of(task)
-        status, text = await asked(probes, "/metrics")
+        status, text = await get(probes, "/metrics")
 
     samples = dict(re.findall(r"^(\w+(?:\{[^}]*\})?) ([0-9.e+-]+)$", text, re.MULTILINE))
     helped = set(re.findall(r"^# HELP (\w+) \S", text, re.MULTILINE))
@@ -173,11 +173,11 @@ def _samples(bench: Bench, name: str) -> list[Any]:
 async def test_only_this_machine_is_answered_unless_configured() -> None:
     async with working() as bench:
         async with probed(bench) as probes:
-            foreign = await asked(probes, "/health", host="evil.example")
-            unknown = await asked(probes, "/api/v1/jobs")
-            head = await asked(probes, "/livez", method="HEAD")
+            foreign = await get(probes, "/health", host="evil.example")
+            unknown = await get(probes, "/api/v1/jobs")
+            head = await get(probes, "/livez", method="HEAD")
         async with probed(bench, is_open_to_all=True) as probes:
-            known = await asked(probes, "/livez", host="worker-7.example")
+            known = await get(probes, "/livez", host="worker-7.example")
 
     assert (foreign[0], unknown[0], head, known[0]) == (403, 404, (200, ""), 200)
 
@@ -187,7 +187,7 @@ async def test_slow_clients_do_not_block_others() -> None:
         host, _, port = probes.url.removeprefix("http://").partition(":")
         slow = [socket.create_connection((host, int(port))) for _ in range(5)]
         started = time.monotonic()
-        status, _ = await asked(probes, "/livez")
+        status, _ = await get(probes, "/livez")
         for connection in slow:
             connection.close()
 
@@ -208,10 +208,10 @@ def test_a_taken_port_is_passed_over_and_an_open_one_refused() -> None:
         port = first.getsockname()[1]
         with pytest.raises(Conflict) as taken:
             bind("127.0.0.1", port, endpoint=HEALTH)
-        with bind_somewhere("127.0.0.1", port, endpoint=HEALTH) as second:
+        with bind_or_any("127.0.0.1", port, endpoint=HEALTH) as second:
             other = second.getsockname()[1]
     with pytest.raises(InvalidRequest) as refused:
-        bind_somewhere("0.0.0.0", 0, endpoint=HEALTH)
+        bind_or_any("0.0.0.0", 0, endpoint=HEALTH)
 
     assert other != port
     assert taken.value.code == "health.port-taken"

@@ -438,9 +438,9 @@ async def test_a_report_that_is_refused_does_not_block_the_others() -> None:
 async def test_a_graceful_stop_lets_handlers_finish_and_returns_the_rest() -> None:
     quick = a_task("stubborn", "quick", seconds=0.3)
     polite = a_task("sleep", "polite", seconds=60)
-    deaf = a_task("sleep_blocking", "deaf", seconds=60)
+    ignoring = a_task("sleep_blocking", "deaf", seconds=60)
     cancelled = a_task("progresses", "cancelled")
-    bench = Bench([quick, polite, deaf, cancelled])
+    bench = Bench([quick, polite, ignoring, cancelled])
     running = asyncio.create_task(bench.worker.run())
     await until(lambda: len(bench.worker.running) == 4)
 
@@ -458,15 +458,15 @@ async def test_a_graceful_stop_lets_handlers_finish_and_returns_the_rest() -> No
 
 @pytest.mark.requirement("E22")
 async def test_a_second_signal_makes_the_worker_return_all_tasks_at_once() -> None:
-    deaf = [a_task("sleep_blocking", "plain", seconds=60), a_task("progresses", "async")]
-    bench = Bench(deaf)
+    ignoring = [a_task("sleep_blocking", "plain", seconds=60), a_task("progresses", "async")]
+    bench = Bench(ignoring)
     running = asyncio.create_task(bench.worker.run())
     await until(lambda: len(bench.worker.running) == 2)
     bench.worker.stop(grace_seconds=600)
     done, _ = await asyncio.wait([running], timeout=0.3)
     assert not done
 
-    bench.worker.hurry()
+    bench.worker.stop_now()
     await asyncio.wait_for(running, 10)
 
     assert [report.status for report in bench.ledger.reports.values()] == [TaskStatus.RETURNED] * 2

@@ -19,20 +19,20 @@ async def first_failure(
     first = min(failed, key=lambda node: (_ended_at(node), graph.place.get(node.node_id, 0)), default=None)
     if first is None:
         return None
-    culprit: NodeSummary = first
+    cause: NodeSummary = first
     if first.failed_count:
         children = await services.reads.page_children(
             job_id, first.node_id, limit=1, after=-1, statuses=[NodeStatus.FAILED]
         )
-        culprit = children[0] if children else first
-    state = await services.reads.node(job_id, culprit.node_id)
+        cause = children[0] if children else first
+    state = await services.reads.node(job_id, cause.node_id)
     return FirstFailure(
-        node_id=culprit.node_id,
-        parent_node_id=culprit.parent_node_id,
-        label=culprit.label,
-        attempt=culprit.attempt,
-        failed_at=culprit.completed_at,
-        error_message=culprit.error_message,
+        node_id=cause.node_id,
+        parent_node_id=cause.parent_node_id,
+        label=cause.label,
+        attempt=cause.attempt,
+        failed_at=cause.completed_at,
+        error_message=cause.error_message,
         error=error_facts(state.error) if state.error else None,
         not_run=_not_run(graph, first.node_id, nodes),
     )

@@ -24,7 +24,7 @@ class ApiMiddleware(RequestMiddleware):
         """Pages of the web UI contain no data, and the map server authenticates the callers of its paths."""
         return not is_of_ui(path) and not is_of_maps(path)
 
-    def shows_images_elsewhere(self, path: str) -> bool:
+    def allows_foreign_images(self, path: str) -> bool:
         return is_of_maps(path)
 
     def _most_bytes(self, scope: Scope) -> int:

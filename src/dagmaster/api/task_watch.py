@@ -25,7 +25,7 @@ from dagmaster.observe import log
 
 MOST_WAITING = 5000
 WOKEN_AT_ONCE = 8
-NEXT_LOOK_SECONDS = 0.02  # for the workers that wait behind those that were woken
+NEXT_QUERY_SECONDS = 0.02  # for the workers that wait behind those that were woken
 SHORTEST_PAUSE_SECONDS = 0.005  # between two queries
 _log = log.get("api")
 
@@ -66,7 +66,7 @@ class TaskWatch:
         self._notifier: Notifier | None = None
         self._waiting: dict[_Waiting, None] = {}  # in the order of their arrival
         self._claimable: Collection[ClaimableHandler] = ()  # at the last query
-        self._look = asyncio.Event()
+        self._query_is_due = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._is_closing = False
 
@@ -84,7 +84,7 @@ class TaskWatch:
         waiting = _Waiting(frozenset(queues), frozenset(handlers), asyncio.get_running_loop().create_future())
         self._waiting[waiting] = None
         if len(self._waiting) == 1 or waiting.served(self._claimable):
-            self._look.set()  # what was seen last may be outdated
+            self._query_is_due.set()  # what was seen last may be outdated
         try:
             async with asyncio.timeout(seconds):
                 return await waiting.woken
@@ -116,14 +116,14 @@ class TaskWatch:
             topics = await notifier.wait(3600.0)
             queues = {self._topics[topic] for topic in topics & self._topics.keys()}
             if any(queues & waiting.queues for waiting in self._waiting):
-                self._look.set()
+                self._query_is_due.set()
 
     async def _run(self) -> None:
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._poll_seconds):
-                    await self._look.wait()
-            self._look.clear()
+                    await self._query_is_due.wait()
+            self._query_is_due.clear()
             if not self._waiting:
                 self._claimable = ()
                 continue
@@ -145,7 +145,7 @@ class TaskWatch:
         for waiting in tuple(self._waiting):
             if served := waiting.served(self._claimable):
                 if woken == WOKEN_AT_ONCE:
-                    asyncio.get_running_loop().call_later(NEXT_LOOK_SECONDS, self._look.set)
+                    asyncio.get_running_loop().call_later(NEXT_QUERY_SECONDS, self._query_is_due.set)
                     return
                 self._wake(waiting, served)
                 woken += 1

@@ -49,10 +49,10 @@ def completion(state: State, shell: str) -> None:
     state.answer({"shell": shell, "script": script, "setup": _SETUP[shell]}, script.rstrip())
 
 
-def _completing(ask: "Callable[[JsonClient], list[CompletionItem]]") -> Complete:
+def _completing(read: "Callable[[JsonClient], list[CompletionItem]]") -> Complete:
     def complete(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
         try:
-            items = ask(_client(context))
+            items = read(_client(context))
         except Exception:  # completion fails silently
             return []
         return [item for item in items if item.value.startswith(incomplete) and _PLAIN.fullmatch(item.value)]

@@ -239,7 +239,7 @@ def _run(state: State, local: "LocalPlatform", storage: "Storage", scene: "Locat
     submit(state, ingestion)
     job_id = str(ingestion.job_id)
     watch(state, job_id, Reconnection(state.note, job_id), on_tick=local.tend, heartbeat_seconds=5.0)
-    page = JobPage.ask(state.client, job_id)
+    page = JobPage.fetch(state.client, job_id)
     if page.detail.job.status != "completed":
         return _print_failure(state, page)
     decide(state.client, ingestion)

@@ -38,7 +38,7 @@ def follow(state: State, job_id: str, *, live: bool) -> int:
             watch(state, job_id, reconnection)
         else:
             _wait(state, job_id, reconnection)
-        outcome = reconnection.ask(lambda: JobOutcome.ask(state.client, job_id))
+        outcome = reconnection.call(lambda: JobOutcome.fetch(state.client, job_id))
     except KeyboardInterrupt:
         return detached(state, job_id)
     print_outcome(state, outcome)
@@ -62,7 +62,7 @@ def _wait(state: State, job_id: str, reconnection: Reconnection) -> None:
     begun = time.monotonic()
     printed: list[str] = []
     blockers = Blockers(state.client, job_id)
-    while not reconnection.ask(lambda: read(JobSummary, state.client.job_line(job_id))).is_over:
+    while not reconnection.call(lambda: read(JobSummary, state.client.job_line(job_id))).is_over:
         waited = time.monotonic() - begun
         for line in blockers.read(is_quiet=waited > _QUIET_SECONDS):
             if line not in printed:
@@ -82,7 +82,7 @@ def watch(
 ) -> JobDetail:
     """Show a job until it has ended; returns its last state."""
     client = state.client
-    detail = reconnection.ask(lambda: read(JobDetail, client.job(job_id)))
+    detail = reconnection.call(lambda: read(JobDetail, client.job(job_id)))
     asked_at = changed_at = time.monotonic()
     display, blockers = display or _display(state, heartbeat_seconds), Blockers(client, job_id)
     feed = Feed(client, job_id, detail.job.last_sequence)
@@ -95,7 +95,7 @@ def watch(
             on_tick()
             has_news = _paced(feed, now)
             if has_news or time.monotonic() - asked_at > _POLL_SECONDS:
-                before, detail = detail, reconnection.ask(lambda: read(JobDetail, client.job(job_id)))
+                before, detail = detail, reconnection.call(lambda: read(JobDetail, client.job(job_id)))
                 asked_at = time.monotonic()
                 changed_at = changed_at if _state_of(detail) == _state_of(before) else asked_at
     finally:

@@ -22,7 +22,7 @@ from dagmaster.client.models.base import Json
 from dagmaster.client.outcome import JobOutcome
 from dagmaster.errors import DagmasterError, NotFound
 from dagmaster.ingest import submission
-from dagmaster.ingest.results import ResultSummary, ResultUrls, served_urls, summarise, summarise_elsewhere
+from dagmaster.ingest.results import ResultSummary, ResultUrls, served_urls, summarise, summarise_remote
 from dagmaster.ingest.review import ReviewState, decide, preview_urls
 from dagmaster.ingest.submission import ALREADY_COMPLETED, RESUMED, Ingestion
 from dagmaster.ingest.validation import public_check
@@ -87,7 +87,7 @@ def _watched(state: State, job_id: str, on_tick: Callable[[], None], *, is_over:
     if not is_over:
         watch(state, job_id, reconnection, on_tick=on_tick, display=_Silent() if state.json else None)
     try:
-        return reconnection.ask(lambda: JobOutcome.ask(state.client, job_id))
+        return reconnection.call(lambda: JobOutcome.fetch(state.client, job_id))
     except NotFound:
         if not is_over:
             raise
@@ -130,7 +130,7 @@ def _print_results(
     if ingestion.storage is not None:
         results = summarise(ingestion.storage, ingestion.edition, urls)
     else:
-        results = summarise_elsewhere(ingestion.edition, facts["result"], urls)
+        results = summarise_remote(ingestion.edition, facts["result"], urls)
     results = replace(results, preview=_preview(state, ingestion, results, maps_url))
     if state.json:
         is_served = review.is_approved and not is_own

@@ -106,7 +106,7 @@ def show(state: State, job: str) -> None:
     from dagmaster.cli.show import print_page
     from dagmaster.client.outcome import JobPage
 
-    page = JobPage.ask(state.client, state.client.find_job(job))
+    page = JobPage.fetch(state.client, state.client.find_job(job))
     state.answer(page.public(), lambda: print_page(state.console, page))
 
 

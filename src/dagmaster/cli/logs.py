@@ -24,7 +24,7 @@ def follow_logs(state: State, job_id: str, node: str | None, attempt: int | None
     follower = LogFollower(state.client, job_id, node, attempt, partial(_print, state))
     reconnection = Reconnection(state.note, job_id)
     try:
-        while not reconnection.ask(follower.poll):
+        while not reconnection.call(follower.poll):
             time.sleep(_POLL_SECONDS)
     except KeyboardInterrupt:
         return detached(state, job_id)

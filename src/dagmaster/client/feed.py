@@ -21,7 +21,7 @@ class Reconnection:
         self._job_id = job_id
         self._since: float | None = None
 
-    def ask(self, request: Callable[[], T]) -> T:
+    def call(self, request: Callable[[], T]) -> T:
         """The answer to a request, as soon as the platform is available."""
         while True:
             try:

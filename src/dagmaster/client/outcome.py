@@ -23,7 +23,7 @@ class JobOutcome:
         self._failed = failed
 
     @classmethod
-    def ask(cls, client: JsonClient, job_id: str) -> "JobOutcome":
+    def fetch(cls, client: JsonClient, job_id: str) -> "JobOutcome":
         answer = client.job(job_id)
         is_completed = read(JobDetail, answer).status == "completed"
         return cls(answer, [] if is_completed else failures(client, answer))
@@ -60,7 +60,7 @@ class JobPage:
     now: datetime
 
     @classmethod
-    def ask(cls, client: JsonClient, job_id: str) -> "JobPage":
+    def fetch(cls, client: JsonClient, job_id: str) -> "JobPage":
         answer = client.job(job_id)
         detail = read(JobDetail, answer)
         waiting = None if detail.is_over else client.waiting(job_id)
@@ -81,8 +81,8 @@ def failures(client: JsonClient, answer: Json) -> list[Json]:
             children, _ = client.nodes(job_id, MOST_CHILDREN, parent=raw["node_id"], status="failed")
             failed += children
     # Lists contain messages only; the whole error is another request.
-    asked = [node["node_id"] for node in failed if node.get("attempt")][:_MOST_ERRORS]
-    errors = {node_id: client.node(job_id, node_id)["node"].get("error") for node_id in asked}
+    node_ids = [node["node_id"] for node in failed if node.get("attempt")][:_MOST_ERRORS]
+    errors = {node_id: client.node(job_id, node_id)["node"].get("error") for node_id in node_ids}
     return [{**node, "error": _without_traceback(errors.get(node["node_id"]))} for node in failed]
 
 

@@ -88,7 +88,7 @@ class _Sender:
             before = self._upload.offset_bytes
             try:
                 await self._send_parts()
-                self._upload = await self._ask()
+                self._upload = await self._read_upload()
             except DagmasterError as error:
                 await self._recover(error)
             if self._upload.offset_bytes > before:
@@ -108,7 +108,7 @@ class _Sender:
             self._adapt(_now() - started_at)
             self._report(offset)
 
-    async def _ask(self) -> UploadInfo:
+    async def _read_upload(self) -> UploadInfo:
         upload = parse(UploadInfo, await self._api.upload_of(self._upload.upload_id))
         if not upload.is_finished and upload.offset_bytes == upload.size_bytes:
             raise Unavailable("the platform has not stored the file yet", code="upload.not-stored", hint="try again")

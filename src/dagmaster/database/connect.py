@@ -194,9 +194,9 @@ async def require_own_session(connection: Connection) -> None:
         raise _pooler("the process that answers is not the one that was announced")
 
 
-def _pooler(said: str) -> Unavailable:
+def _pooler(message: str) -> Unavailable:
     return Unavailable(
-        f"a connection pooler answers instead of the database: {said}",
+        f"a connection pooler answers instead of the database: {message}",
         code="database.pooler",
         hint="use the address of the server in DATABASE_URL: LISTEN and session settings need a connection of their "
         "own. The address of a pooler belongs into DATABASE_POOLER_URL",
@@ -204,34 +204,34 @@ def _pooler(said: str) -> Unavailable:
 
 
 def _meaning_of(error: psycopg.Error) -> DagmasterError | None:
-    said = redact(error.diag.message_primary or _first_line(error))
+    message = redact(error.diag.message_primary or _first_line(error))
     if error.sqlstate == REVIEWED:
-        return Conflict(said, code="revision.reviewed", hint=error.diag.message_hint)
+        return Conflict(message, code="revision.reviewed", hint=error.diag.message_hint)
     match error:
         case psycopg.errors.InsufficientPrivilege():
             hint = f"grant this role what it needs on the schema {SCHEMA}, or connect as its owner"
-            return NotAllowed(f"the database refuses: {said}", code="database.not-allowed", hint=hint)
+            return NotAllowed(f"the database refuses: {message}", code="database.not-allowed", hint=hint)
         case psycopg.errors.ReadOnlySqlTransaction():
             return _unavailable(
-                f"the database is read-only: {said}",
+                f"the database is read-only: {message}",
                 "database.read-only",
                 error,
                 "it is a standby, or set to read-only: use the primary in DATABASE_URL, and add "
                 "target_session_attrs=read-write if it names several servers",
             )
-        case psycopg.errors.UndefinedTable() | psycopg.errors.InvalidSchemaName() if SCHEMA in said:
+        case psycopg.errors.UndefinedTable() | psycopg.errors.InvalidSchemaName() if SCHEMA in message:
             return not_deployed()
         case psycopg.errors.UndefinedColumn():
-            return _outdated(said, error)
-        case psycopg.errors.UndefinedFunction() if f"{SCHEMA}." in said:
-            return _outdated(said, error)
+            return _outdated(message, error)
+        case psycopg.errors.UndefinedFunction() if f"{SCHEMA}." in message:
+            return _outdated(message, error)
         case psycopg.OperationalError() | psycopg.InterfaceError():
-            return _meaning_of_text(said, error)
+            return _meaning_of_text(message, error)
     return None
 
 
-def _outdated(said: str, error: psycopg.Error) -> Unavailable:
-    what = f"the schema is of another version: {said}"
+def _outdated(message: str, error: psycopg.Error) -> Unavailable:
+    what = f"the schema is of another version: {message}"
     return _unavailable(what, "database.outdated", error, "run `dagmaster db migrate`")
 
 
@@ -243,16 +243,16 @@ def _unavailable(what: str, code: str, error: psycopg.Error, hint: str) -> Unava
 _REFUSALS: tuple[tuple[re.Pattern[str], Callable[[str], DagmasterError]], ...] = (
     (
         re.compile(r'role "[^"]*" does not exist|not permitted to log in'),
-        lambda said: NotAllowed(
-            f"the database refuses the connection: {said}",
+        lambda message: NotAllowed(
+            f"the database refuses the connection: {message}",
             code="database.not-allowed",
             hint="correct the user in DATABASE_URL, or create it: CREATE ROLE … LOGIN PASSWORD '…'",
         ),
     ),
     (
         re.compile(r"authentication failed|no password supplied|pg_hba\.conf|permission denied for database"),
-        lambda said: NotAllowed(
-            f"the database refuses the connection: {said}",
+        lambda message: NotAllowed(
+            f"the database refuses the connection: {message}",
             code="database.not-allowed",
             hint="correct user and password in DATABASE_URL, and see that pg_hba.conf and the privilege CONNECT allow "
             "that user to connect",
@@ -260,8 +260,8 @@ _REFUSALS: tuple[tuple[re.Pattern[str], Callable[[str], DagmasterError]], ...] =
     ),
     (
         re.compile(r'database "[^"]*" does not exist'),
-        lambda said: NotFound(
-            f"the server has no such database: {said}",
+        lambda message: NotFound(
+            f"the server has no such database: {message}",
             code="database.unknown",
             hint="create it (`createdb NAME`), or correct the name at the end of DATABASE_URL",
         ),
@@ -272,20 +272,20 @@ _REFUSALS: tuple[tuple[re.Pattern[str], Callable[[str], DagmasterError]], ...] =
     ),
     (
         re.compile(r"invalid \w+ value|invalid port number|invalid integer value|bad value for"),
-        lambda said: _bad_address(said.rpartition(": ")[0].rpartition("invalid ")[2] + " is not valid"),
+        lambda message: _bad_address(message.rpartition(": ")[0].rpartition("invalid ")[2] + " is not valid"),
     ),
     (
         re.compile(r"too many clients|remaining connection slots|too many connections"),
-        lambda said: Unavailable(
-            f"the database has no connection left: {said}",
+        lambda message: Unavailable(
+            f"the database has no connection left: {message}",
             code="database.unavailable",
             hint="raise max_connections of the server, or run fewer processes",
         ),
     ),
     (
         re.compile(r"failed to resolve host|could not translate host name"),
-        lambda said: Unavailable(
-            f"the database is not available: {said}",
+        lambda message: Unavailable(
+            f"the database is not available: {message}",
             code="database.unavailable",
             hint="check the name of the host in DATABASE_URL",
         ),
@@ -293,22 +293,22 @@ _REFUSALS: tuple[tuple[re.Pattern[str], Callable[[str], DagmasterError]], ...] =
 )
 
 
-def _meaning_of_text(said: str, error: psycopg.Error) -> DagmasterError:
+def _meaning_of_text(message: str, error: psycopg.Error) -> DagmasterError:
     if error.sqlstate is None:
         for pattern, meaning in _REFUSALS:
-            if pattern.search(said):
-                return meaning(_server_message(said))
+            if pattern.search(message):
+                return meaning(_server_message(message))
     return _unavailable(
-        f"the database is not available: {said}",
+        f"the database is not available: {message}",
         "database.unavailable",
         error,
         "check that the server runs and that DATABASE_URL is its address",
     )
 
 
-def _server_message(said: str) -> str:
+def _server_message(message: str) -> str:
     """The text without the prefix of libpq."""
-    return re.split(r"FATAL:\s+", said)[-1]
+    return re.split(r"FATAL:\s+", message)[-1]
 
 
 def conninfo(
@@ -351,15 +351,15 @@ def _is_port(text: str) -> bool:
     return not text or (text.isdecimal() and len(text) <= 5 and 0 < int(text) <= LARGEST_PORT)
 
 
-def _mistake_in(dsn: str, said: str) -> str:
+def _mistake_in(dsn: str, message: str) -> str:
     scheme = re.match(r"([a-z][a-z0-9+.-]{0,30}):", dsn, re.IGNORECASE)
     if scheme and not dsn.startswith(("postgresql://", "postgres://")):
         return f"it begins with {scheme[1]}: and not with postgresql://"
-    if parameter := re.search(r'(?:query parameter:|connection option) "([a-z_]{1,40})"', said):
+    if parameter := re.search(r'(?:query parameter:|connection option) "([a-z_]{1,40})"', message):
         return f"there is no parameter {parameter[1]}"
-    if "IPv6" in said:
+    if "IPv6" in message:
         return "the brackets of its IPv6 address do not match"
-    if "percent" in said:
+    if "percent" in message:
         return "a % in it must be written as %25"
     return "it is neither postgresql://… nor host=… dbname=…"
 

@@ -64,10 +64,10 @@ def summarise(storage: "Storage", edition: Edition, urls: ResultUrls) -> ResultS
     )
 
 
-def summarise_elsewhere(edition: Edition, result: object, urls: ResultUrls) -> ResultSummary:
+def summarise_remote(edition: Edition, result: object, urls: ResultUrls) -> ResultSummary:
     """What a platform on another machine says of its job."""
-    said = result if isinstance(result, dict) else {}
-    count = said.get("total_tiles") or said.get("item_count") or 1
+    fields = result if isinstance(result, dict) else {}
+    count = fields.get("total_tiles") or fields.get("item_count") or 1
     return ResultSummary(
         dataset_id=edition.dataset,
         cogs=None,

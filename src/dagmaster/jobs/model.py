@@ -60,8 +60,8 @@ def task_id(job_id: UUID, node_id: str, attempt: int) -> str:
 
 def task_key(task_id: str) -> tuple[UUID, str, int]:
     """The job, node and attempt of a task id. ValueError if it is none."""
-    job_id, _, rest = task_id.partition("_")
-    node_id, _, attempt = rest.rpartition("_")
+    job_id, _, remainder = task_id.partition("_")
+    node_id, _, attempt = remainder.rpartition("_")
     if not node_id or not (attempt.isascii() and attempt.isdigit()):
         raise ValueError(f"not a task id: {task_id[:100]!r}")
     return UUID(job_id), node_id, int(attempt)

@@ -124,14 +124,14 @@ class ChildProcess:
 
 
 def stop_all(
-    children: Iterable[ChildProcess], grace_seconds: float, is_hurried: Callable[[], bool]
+    children: Iterable[ChildProcess], grace_seconds: float, is_stopped_again: Callable[[], bool]
 ) -> list[ChildProcess]:
     """Ask all to stop, wait, kill the remaining ones; returns those that had to be killed."""
     children = list(children)
     for child in children:
         child.signal(signal.SIGTERM)
     deadline = time.monotonic() + grace_seconds
-    while any(child.is_running for child in children) and time.monotonic() < deadline and not is_hurried():
+    while any(child.is_running for child in children) and time.monotonic() < deadline and not is_stopped_again():
         time.sleep(_TICK_SECONDS)
     killed = [child for child in children if child.is_running]
     for child in killed:
@@ -164,10 +164,10 @@ def die_with(parent: int, death_signal: signal.Signals = signal.SIGKILL) -> Call
     """The first thing a child process does: ask the kernel for this signal when its parent dies. Stop signals, which
     the parent may have blocked, are unblocked."""
 
-    def ask() -> None:
+    def set_death_signal() -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         _LIBC.prctl(_PR_SET_PDEATHSIG, death_signal, 0, 0, 0)
         if os.getppid() != parent:
             os._exit(1)
 
-    return ask
+    return set_death_signal

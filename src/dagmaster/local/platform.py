@@ -20,7 +20,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from dagmaster.errors import Conflict, NotAllowed, Unavailable
-from dagmaster.listen import API, GATEWAY, HEALTH, SERVING, Endpoint, bind, bind_somewhere
+from dagmaster.listen import API, GATEWAY, HEALTH, SERVING, Endpoint, bind, bind_or_any
 from dagmaster.local import discovery
 from dagmaster.local.children import STOP_SIGNALS, ChildProcess, Say, stop_all
 from dagmaster.web.page_headers import UI
@@ -72,7 +72,7 @@ class LocalPlatform:
     ready_seconds: float = 0.0
     is_interrupted: bool = False
     _is_stopping: bool = False
-    _is_hurried: bool = False
+    _is_stopped_again: bool = False
     _database_checked_at: float = 0.0
 
     @contextmanager
@@ -118,7 +118,7 @@ class LocalPlatform:
     def interrupt(self) -> None:
         """Begin to stop; if that has begun, do not wait any longer for processes that stop: kill them."""
         if self._is_stopping:
-            self._is_hurried = True
+            self._is_stopped_again = True
             return
         self.is_interrupted = True
         raise KeyboardInterrupt
@@ -248,7 +248,7 @@ class LocalPlatform:
 
     def _bind(self, endpoint: Endpoint, host: str, port: int, is_insecure: bool) -> socket.socket:
         name = f"{endpoint.name}_port"
-        bind_port = bind if name in self.settings.model_fields_set else bind_somewhere
+        bind_port = bind if name in self.settings.model_fields_set else bind_or_any
         try:
             return bind_port(host, port, is_insecure=is_insecure, endpoint=endpoint)
         except Conflict as error:
@@ -299,7 +299,7 @@ class LocalPlatform:
             if child.listening:
                 child.listening.close()  # clients get "connection refused" instead of waiting
         grace = fast_profile(self.settings).get("shutdown_grace_sec", self.settings.shutdown_grace_sec)
-        for child in stop_all(self.children, grace + _LEAVING_SECONDS, lambda: self._is_hurried):
+        for child in stop_all(self.children, grace + _LEAVING_SECONDS, lambda: self._is_stopped_again):
             self.say(f"{child.name} (process {child.pid}) had to be killed; its tasks will be run again")
         if self.cluster:
             self.cluster.stop()

@@ -167,7 +167,7 @@ class _StorageVerification:
         for name in ("storage_add_sources", "storage_add_uploads"):
             self.report.references += await self.comparison.run(name)
         await self.comparison.run("storage_add_inputs", {"container": self.storage.containers[Zone.BRONZE]})
-        await self._look_up_elsewhere()
+        await self._look_up_other_containers()
 
     async def _add(self, references: list[StorageReference]) -> None:
         await self.comparison.add_references(references)
@@ -204,7 +204,7 @@ class _StorageVerification:
         if self.report.counts[StorageProblem.UNREADABLE] <= self.report.limit:
             self.report.findings.append(StorageFinding(StorageProblem.UNREADABLE, message, **facts))
 
-    async def _look_up_elsewhere(self) -> None:
+    async def _look_up_other_containers(self) -> None:
         """Objects in other containers than those of the zones. What is unnamed there is not ours."""
         containers = self.storage.containers
         values = {"zones": [zone.value for zone in containers], "containers": list(containers.values())}

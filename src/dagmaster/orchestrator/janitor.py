@@ -162,7 +162,7 @@ class Janitor:
             self.counters.pruned_jobs += pruned
             if time.monotonic() > until:
                 return False
-        forgotten = await self.retention.prune_rest(age, self.settings.retention_batch)
+        forgotten = await self.retention.prune_without_job(age, self.settings.retention_batch)
         if forgotten.partitions:
             _log.info("partitions of events are deleted", partitions=list(forgotten.partitions))
         return True

@@ -33,7 +33,7 @@ from dagmaster.storage import Storage, open_storage
 DAY_SECONDS: Final = 86_400.0
 SCRATCH_GRACE_SECONDS: Final = 300.0  # an attempt that was given up may still run; later it fails, which does no harm
 JOBS_AT_ONCE: Final = 20
-ASKED_AT_ONCE: Final = 10_000
+FOLDERS_AT_ONCE: Final = 10_000
 REMOVING_SECONDS: Final = 4.0  # jobs are locked meanwhile, and their session may not be idle for longer than 10 s
 _log = log.get("tidy")
 
@@ -76,8 +76,8 @@ class Tidy:
         async def remove(over: Sequence[JobFiles]) -> list[RemovedFiles]:
             return await asyncio.to_thread(self._remove, over, is_dry)
 
-        asked = folders if len(folders) <= ASKED_AT_ONCE else self.random.sample(folders, ASKED_AT_ONCE)
-        swept = await self.store.tidy(run_id, asked, graces_of(self.settings), JOBS_AT_ONCE, remove, is_dry=is_dry)
+        checked = folders if len(folders) <= FOLDERS_AT_ONCE else self.random.sample(folders, FOLDERS_AT_ONCE)
+        swept = await self.store.tidy(run_id, checked, graces_of(self.settings), JOBS_AT_ONCE, remove, is_dry=is_dry)
         if swept.actions and not is_dry:
             self.tidied_jobs += len(swept.actions)
             _log.info("files of jobs that are over are removed", jobs=len(swept.actions), run_id=str(run_id))

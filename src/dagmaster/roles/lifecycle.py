@@ -23,7 +23,7 @@ from dagmaster import __version__, faults
 from dagmaster.access.permissions import Permission
 from dagmaster.errors import InvalidRequest, Unavailable
 from dagmaster.extras import missing_extra
-from dagmaster.listen import HEALTH, Endpoint, bind_somewhere
+from dagmaster.listen import HEALTH, Endpoint, bind_or_any
 from dagmaster.observe import log, traces
 from dagmaster.observe.probes import PATHS, Probes, Subject
 from dagmaster.settings import Settings
@@ -153,8 +153,8 @@ def arm_crash_point(settings: Settings) -> None:
 
 def stop_on_signals(role: Role) -> None:
     loop = asyncio.get_running_loop()
-    hurry: Callable[[], None] | None = getattr(role, "hurry", None)
-    steps = [role.stop, hurry] if hurry else [role.stop]
+    stop_now: Callable[[], None] | None = getattr(role, "stop_now", None)
+    steps = [role.stop, stop_now] if stop_now else [role.stop]
 
     def stop(which: signal.Signals) -> None:
         if not steps:
@@ -197,7 +197,7 @@ def probed(settings: Settings, subject: Subject, patience_seconds: float) -> Ite
     if not settings.health_enabled:
         yield None
         return
-    bound = bind_somewhere(
+    bound = bind_or_any(
         settings.health_host, settings.health_port, is_insecure=settings.health_insecure, endpoint=HEALTH
     )
     with Probes(bound, subject, patience_seconds=patience_seconds, is_open_to_all=settings.health_insecure) as probes:

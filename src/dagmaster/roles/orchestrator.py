@@ -23,7 +23,7 @@ from dagmaster.handlers.registry import Registry, installed
 from dagmaster.jobs.plan import Planner
 from dagmaster.jobs.rendering import AT_ONCE_SECONDS, RenderLimits
 from dagmaster.library.workflows import WorkflowLibrary, load_library
-from dagmaster.listen import API, bind, bind_somewhere, url_of
+from dagmaster.listen import API, bind, bind_or_any, url_of
 from dagmaster.observe import log
 from dagmaster.orchestrator.asset_upkeep import upkeep_of
 from dagmaster.orchestrator.callbacks import CallbackSender
@@ -68,8 +68,8 @@ async def orchestrator_role(settings: Settings, dsn: str, gate: Gate, fd: int | 
     external = ExternalCopyChore(settings, PostgresExternalCopies(dsn, notifier=notifier), library)
     transport = orchestrator_transport(settings, dsn, notifier)
     ledger.writes_outbox = transport.relay is not None
-    chores = (janitor.close, callbacks.close, reload.close, external.close, transport.close)
-    async with closing(ledger.close, heartbeats.close, *chores, notifier.close):
+    closers = (janitor.close, callbacks.close, reload.close, external.close, transport.close)
+    async with closing(ledger.close, heartbeats.close, *closers, notifier.close):
         role = Orchestrator(
             settings,
             ledger,
@@ -128,7 +128,7 @@ def _api_socket(settings: Settings) -> socket.socket | None:
     """On the chosen port; else on the default port, or on a free one if the default is in use."""
     if not settings.api_enabled:
         return None
-    bind_port = bind if "api_port" in settings.model_fields_set else bind_somewhere
+    bind_port = bind if "api_port" in settings.model_fields_set else bind_or_any
     bound = bind_port(settings.api_host, settings.api_port, is_insecure=settings.may_expose_api)
     if settings.api_port not in (0, bound.getsockname()[1]):
         log.get("orchestrator").warning(

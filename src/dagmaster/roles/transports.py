@@ -68,7 +68,7 @@ def worker_transport(
     """`ledger` answers which tasks are queued: one whose calls are short."""
     if settings.transport == "postgres":
         transport = PostgresTransport(notifier, settings.worker_queue, str(worker_id))
-        return WorkerTransport(transport, settings, _nothing)
+        return WorkerTransport(transport, settings, _keep_open)
     service_bus = ServiceBus(settings)
     broker = ServiceBusTransport(service_bus, settings.worker_queue, ledger.queued_tasks)
 
@@ -81,5 +81,5 @@ def worker_transport(
     return WorkerTransport(broker, settings, close)
 
 
-async def _nothing() -> None:
+async def _keep_open() -> None:
     """The notifier is closed by the role."""

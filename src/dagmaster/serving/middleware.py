@@ -62,7 +62,7 @@ class MapMiddleware(RequestMiddleware):
             return NotAllowed("metrics are not served at the public URL", code="metrics.not-public", hint=hint)
         return super().refusal(scope, headers)
 
-    def shows_images_elsewhere(self, _path: str) -> bool:
+    def allows_foreign_images(self, _path: str) -> bool:
         return True  # tiles in a notebook
 
     def _is_public(self, host: str) -> bool:

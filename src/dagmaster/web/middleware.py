@@ -137,7 +137,7 @@ class RequestMiddleware:
                 host=host,
             )
         if self._refuses_other_sites and is_of_other_site(
-            scope, headers, with_images=self.shows_images_elsewhere(scope["path"])
+            scope, headers, with_images=self.allows_foreign_images(scope["path"])
         ):
             return InvalidRequest(
                 "requests from pages of other web sites are refused, because authentication is disabled",
@@ -145,7 +145,7 @@ class RequestMiddleware:
             )
         return None
 
-    def shows_images_elsewhere(self, _path: str) -> bool:
+    def allows_foreign_images(self, _path: str) -> bool:
         """Whether pages of other sites may show images of a path, if authentication is disabled."""
         return False
 

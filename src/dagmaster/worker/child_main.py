@@ -81,7 +81,7 @@ class Inbox:
     def next_task(self) -> Frame:
         return self._tasks.get()
 
-    def ask(self, task_id: str, verb: str, **details: Any) -> Any:
+    def request(self, task_id: str, verb: str, **details: Any) -> Any:
         """Send a request of the handler to the worker and wait for its answer."""
         number = next(self._numbers)
         answer = self._answers[number] = queue.SimpleQueue()
@@ -165,25 +165,25 @@ class ChildContext:
 
     def save_checkpoint(self, name: str, data: Any = None, artifact: Places | None = None) -> None:
         phase = checkpoints.pack(name, data, artifact)
-        self._inbox.ask(self.task_id, "save_checkpoint", phase=phase.as_json())
+        self._inbox.request(self.task_id, "save_checkpoint", phase=phase.as_json())
         if self.cancelled or self.shutting_down:
             raise self.give_back()
 
     def load_checkpoint(self, is_valid: IsValid | None = None, check: Check | None = None) -> tuple[str, Any] | None:
-        saved = self._inbox.ask(self.task_id, "load_checkpoints")
+        saved = self._inbox.request(self.task_id, "load_checkpoints")
         phases = [checkpoints.phase_of(facts) for facts in saved]
         return checkpoints.last_trusted(phases, is_valid, check, self.logger.warning)
 
     def results(self, page: int = 500) -> Iterator[ChildResult]:
         offset = 0
-        while rows := self._inbox.ask(self.task_id, "results", skip=offset, page=page):
+        while rows := self._inbox.request(self.task_id, "results", skip=offset, page=page):
             yield from (ChildResult(**row) for row in rows)
             offset += len(rows)
 
     def connect(self) -> Any:
         import psycopg  # imported here, because few handlers need it
 
-        return psycopg.connect(self._inbox.ask(self.task_id, "database"))
+        return psycopg.connect(self._inbox.request(self.task_id, "database"))
 
 
 def _answer_to(task: Frame, inbox: Inbox, loaded: "LoadedHandlers") -> Frame:

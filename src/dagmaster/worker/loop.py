@@ -219,7 +219,7 @@ class Worker:
         self._stop.set()
         self._wake.set()
 
-    def hurry(self) -> None:
+    def stop_now(self) -> None:
         """End the grace time now: running handlers are killed and their tasks returned, which charges no attempt."""
         _log.warning("worker stops immediately", running=len(self._held))
         self.stop(grace_seconds=0)

@@ -234,17 +234,17 @@ def _cycles(case: Case) -> Iterator[WorkflowProblem]:
 
 
 def _shortest_cycle(first: str, leads: graph.Edges, among: Collection[str]) -> list[str]:
-    came_from: dict[str, str] = {}
+    predecessors: dict[str, str] = {}
     pending = [first]
     for node_id in pending:
         for target in leads[node_id]:
             if target == first:
                 path = [first, node_id] if node_id != first else [first]
                 while path[-1] != first:
-                    path.append(came_from[path[-1]])
+                    path.append(predecessors[path[-1]])
                 return [*reversed(path), first] if path == [first] else list(reversed(path))
-            if target in among and target not in came_from:
-                came_from[target] = node_id
+            if target in among and target not in predecessors:
+                predecessors[target] = node_id
                 pending.append(target)
     return []
 
@@ -277,14 +277,14 @@ def _dead_ends(case: Case) -> Iterator[WorkflowProblem]:
     nodes = case.workflow.nodes
     if not any(isinstance(node, EndNode) for node in nodes.values()):
         return
-    ends = [node_id for node_id, node in nodes.items() if isinstance(node, EndNode) or _leads_astray(node, nodes)]
+    ends = [node_id for node_id, node in nodes.items() if isinstance(node, EndNode) or _has_wrong_targets(node, nodes)]
     leading = set().union(*(_reach(node_id, case.waits) for node_id in ends))
     for node_id in case.workflow.nodes:
         if node_id not in leading:
             yield case.problem("no path leads from here to an end; add a `next`", "nodes", node_id, key=True)
 
 
-def _leads_astray(node: AnyNode, known: Collection[str]) -> bool:
+def _has_wrong_targets(node: AnyNode, known: Collection[str]) -> bool:
     """Whether the targets of this node are wrong and reported by another rule."""
     onward = graph.targets(node)
     return any(name not in known for name in onward) or (isinstance(node, ConditionalNode) and not onward)

@@ -101,12 +101,12 @@ def _position(before: str) -> Place:
 
 def _syntax(error: yaml.MarkedYAMLError, source: str) -> WorkflowProblem:
     mark = error.problem_mark or error.context_mark
-    said = ", ".join(part for part in (error.context, error.problem) if part)
+    description = ", ".join(part for part in (error.context, error.problem) if part)
     if not mark:
-        return WorkflowProblem(f"this is not YAML: {said}", code="workflow.yaml")
+        return WorkflowProblem(f"this is not YAML: {description}", code="workflow.yaml")
     if source.splitlines()[mark.line : mark.line + 1] and "\t" in source.splitlines()[mark.line][: mark.column + 1]:
-        said += "; indent with spaces, not tabs"
-    return WorkflowProblem(f"this is not YAML: {said}", mark.line + 1, mark.column + 1, code="workflow.yaml")
+        description += "; indent with spaces, not tabs"
+    return WorkflowProblem(f"this is not YAML: {description}", mark.line + 1, mark.column + 1, code="workflow.yaml")
 
 
 @dataclass(slots=True)

@@ -144,9 +144,9 @@ def dependencies(workflow: Workflow) -> tuple[Edges, Edges]:
     all_of: Edges = {}
     any_of: Edges = {}
     for node_id in order:
-        said = workflow.nodes[node_id].depends_on
-        all_of[node_id] = tuple(dict.fromkeys(said.all_of)) if said else tuple(pointing[node_id])
-        any_of[node_id] = tuple(dict.fromkeys(said.any_of)) if said else ()
+        declared = workflow.nodes[node_id].depends_on
+        all_of[node_id] = tuple(dict.fromkeys(declared.all_of)) if declared else tuple(pointing[node_id])
+        any_of[node_id] = tuple(dict.fromkeys(declared.any_of)) if declared else ()
     return all_of, any_of
 
 

@@ -26,8 +26,8 @@ def check_inputs(workflow: Workflow, submitted: dict[str, Any]) -> dict[str, Any
     An input that is submitted as null counts as not submitted.
     """
     given = {name: value for name, value in submitted.items() if value is not None or name not in workflow.inputs}
-    found = ((name, fault) for name in (*workflow.inputs, *given) if (fault := _fault(workflow, name, given)))
-    faults = dict(islice(found, MOST_FAULTS))
+    all_faults = ((name, fault) for name in (*workflow.inputs, *given) if (fault := _fault(workflow, name, given)))
+    faults = dict(islice(all_faults, MOST_FAULTS))
     if faults:
         raise InvalidRequest(
             f"workflow '{workflow.workflow_id}' cannot take these inputs: {'; '.join(faults.values())}",

@@ -204,7 +204,7 @@ async def get_job_status(services: Services, _caller: Reader, job_id: OldJobId, 
     try:
         job, view, snapshot = await _job_and_view(services, _uuid(job_id))
     except NotFound as error:
-        return await _read_elsewhere(old_system, error, f"/api/jobs/status/{job_id}")
+        return await _read_from_old_system(old_system, error, f"/api/jobs/status/{job_id}")
     shape = shapes.status_shape(
         job,
         view,
@@ -268,7 +268,7 @@ async def list_tasks(
         graph = await services.reads.graph(job.definition_hash)
     except NotFound as error:
         query = {"limit": limit, "offset": offset} | ({} if stage is None else {"stage": stage})
-        return await _read_elsewhere(old_system, error, f"/api/dbadmin/tasks/{job_id}", query)
+        return await _read_from_old_system(old_system, error, f"/api/dbadmin/tasks/{job_id}", query)
     numbers = shapes.stage_numbers(graph)
     nodes = [name for name in graph.order if name in graph.work and stage in (None, numbers.get(name))]
     tasks = await services.reads.old_tasks(known, nodes, limit=limit + 1, offset=offset)
@@ -302,7 +302,7 @@ async def _facts(services: ApiServices, job: Job, view: JobView, snapshot: Snaps
     )
 
 
-async def _read_elsewhere(
+async def _read_from_old_system(
     old_system: OldSystem | None, error: NotFound, path: str, query: dict[str, Any] | None = None
 ) -> Response:
     if old_system is None or error.code != "job.not-found":

@@ -217,11 +217,11 @@ def _blaming_data(key: RevisionKey) -> Iterator[None]:
     try:
         yield
     except psycopg.Error as error:
-        said = error.diag.message_primary
+        message = error.diag.message_primary
         if error.sqlstate == REVIEWED:
-            raise UnfitData(str(said), code="revision.reviewed", hint=_HINT) from error
+            raise UnfitData(str(message), code="revision.reviewed", hint=_HINT) from error
         if (error.sqlstate or "").startswith("22"):
-            raise UnfitData(f"documents of {key} cannot be stored: {said}", code="catalog.bad-item") from error
+            raise UnfitData(f"documents of {key} cannot be stored: {message}", code="catalog.bad-item") from error
         raise
 
 

@@ -47,7 +47,7 @@ class HistoryReport:
     @property
     def summary(self) -> str:
         numbers = {"job": self.jobs_checked, "event": self.events_checked, "task": self.tasks_checked}
-        checked = ", ".join(counted(number, thing) for thing, number in numbers.items())
+        checked = ", ".join(counted(number, noun) for noun, number in numbers.items())
         return f"{checked} checked: {'clean' if self.is_clean else counted(len(self.findings), 'finding')}"
 
     def public(self) -> dict[str, Any]:

@@ -60,7 +60,7 @@ class PostgresRetention(Session):
                 return 0
             raise
 
-    async def prune_rest(self, age_seconds: float, batch: int) -> PrunedRows:
+    async def prune_without_job(self, age_seconds: float, batch: int) -> PrunedRows:
         """Delete rows that belong to no job, each kind in a transaction of its own."""
         return PrunedRows(
             letters=await self._delete("retention_letters", age_seconds, batch),

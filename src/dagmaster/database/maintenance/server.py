@@ -84,10 +84,10 @@ def clock(dsn: str, now: Callable[[], float] = time.time) -> Clock:
 
 
 def _sample(connection: psycopg.Connection[Any], now: Callable[[], float]) -> Clock:
-    asked = now()
+    sent_at = now()
     (time_of_server,) = connection.execute(query("doctor_clock")).fetchall()
-    answered = now()
-    return Clock(time_of_server.now - (asked + answered) / 2, (answered - asked) / 2)
+    received_at = now()
+    return Clock(time_of_server.now - (sent_at + received_at) / 2, (received_at - sent_at) / 2)
 
 
 @contextmanager

@@ -81,8 +81,8 @@ class JobFilters:
     words: str | None = None
 
     def values(self) -> dict[str, Any]:
-        workflow_id, workflow_ids = _one_or_several(self.workflow_ids)
-        submitted_by, submitters = _one_or_several(self.submitters)
+        workflow_id, workflow_ids = _one_or_many(self.workflow_ids)
+        submitted_by, submitters = _one_or_many(self.submitters)
         return {
             "workflow_id": workflow_id,
             "workflow_ids": workflow_ids,
@@ -94,7 +94,7 @@ class JobFilters:
         }
 
 
-def _one_or_several(values: Sequence[str] | None) -> tuple[str | None, list[str] | None]:
+def _one_or_many(values: Sequence[str] | None) -> tuple[str | None, list[str] | None]:
     """The only value, or all of them."""
     distinct = sorted(set(values or ()))
     return (distinct[0], None) if len(distinct) == 1 else (None, distinct or None)
@@ -134,7 +134,7 @@ class JobReads(ReadSession):
 
     async def jobs(self, filters: JobFilters, *, limit: int, after: UUID | None = None) -> list[ListedJob]:
         """Newest first, starting after the job `after`."""
-        status, statuses = _one_or_several(filters.statuses)
+        status, statuses = _one_or_many(filters.statuses)
         values = {**filters.values(), "limit": limit, "after": after}
         if filters.words is not None:
             all_statuses = statuses or ([status] if status else None)

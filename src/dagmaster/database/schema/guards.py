@@ -99,9 +99,9 @@ def _external_triggers() -> list[Trigger]:
 
 def _callback_triggers() -> list[Trigger]:
     """They call the functions of sql/schema/96_callbacks.sql, which record callbacks."""
-    has_url, is_told = "NEW.callback_url IS NOT NULL", "NEW.status <> 'pending'"
+    has_url, has_started = "NEW.callback_url IS NOT NULL", "NEW.status <> 'pending'"
     # The first comparison decides for almost all jobs. The end of an asset's job is reported by the event of the asset.
-    rule = f"{has_url} AND NEW.asset_id IS NULL AND OLD.status <> NEW.status AND {is_told}"
+    rule = f"{has_url} AND NEW.asset_id IS NULL AND OLD.status <> NEW.status AND {has_started}"
     return [
         _trigger(Job, "calls_back", "AFTER UPDATE OF status", rule, "record_job_callback"),
         _trigger(AssetEvent, "calls_back", "AFTER INSERT", "NEW.asset_id IS NOT NULL", "record_event_callbacks"),

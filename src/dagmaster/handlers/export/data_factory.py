@@ -208,8 +208,8 @@ def _run_of(answer: Mapping[str, Any]) -> PipelineRun:
 
 def _refused(response: httpx2.Response) -> InvalidRequest | Unavailable:
     error = _json_of(response).get("error")
-    said = _short(str(error.get("message") or "")) if isinstance(error, dict) else ""
-    message = f"Azure Data Factory answered {response.status_code}{f': {said}' if said else ''}"
+    detail = _short(str(error.get("message") or "")) if isinstance(error, dict) else ""
+    message = f"Azure Data Factory answered {response.status_code}{f': {detail}' if detail else ''}"
     if response.status_code in (httpx2.codes.UNAUTHORIZED, httpx2.codes.FORBIDDEN):
         hint = "give the managed identity of the worker the role Data Factory Contributor on the factory"
         return Unavailable(message, code="adf.forbidden", hint=hint)

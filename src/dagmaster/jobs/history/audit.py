@@ -102,8 +102,10 @@ class Audit(Replay):
         node, end = match
         node.tasks += 1
         if row.status not in TASK_STATUSES[end]:
-            said = f"attempt {row.attempt} {AttemptState(end).name.lower()} by its events, but its task is {row.status}"
-            self._report(FindingCode.TASK_STATUS, said, row.node_id)
+            message = (
+                f"attempt {row.attempt} {AttemptState(end).name.lower()} by its events, but its task is {row.status}"
+            )
+            self._report(FindingCode.TASK_STATUS, message, row.node_id)
         elif end in LIVE and row.status in ENDED_BY_WORKER:
             node.unread += 1
 

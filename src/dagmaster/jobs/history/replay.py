@@ -79,8 +79,8 @@ class Replay:
         """The next event, by sequence."""
         self.rebuilt.events += 1
         self._in_order(event)
-        said = _STATUS_OF.get(event.event_type)
-        if said is not None and event.event_status != said:
+        expected = _STATUS_OF.get(event.event_type)
+        if expected is not None and event.event_status != expected:
             self._report_event(FindingCode.EVENT, event, f"{event.event_type} says '{event.event_status}'")
         if event.node_id is not None:
             self._add_node_event(event, event.node_id)

@@ -38,7 +38,7 @@ class HttpTransport:
         self._queues: tuple[str, ...] = ()
         self._free: frozenset[str] = frozenset()  # handlers
         self._has_more_free = asyncio.Event()
-        self._asked: frozenset[str] = frozenset()
+        self._requested: frozenset[str] = frozenset()
         self._was_announced = False
         self._in_vain = 0  # announcements in a row that led to no task
         self._failures = 0
@@ -59,7 +59,7 @@ class HttpTransport:
         elif self._was_announced:
             self._in_vain = min(self._in_vain + 1, 10)
         self._was_announced = False
-        if self._free - self._asked or has_more_queues:
+        if self._free - self._requested or has_more_queues:
             self._has_more_free.set()
 
     async def publish(self, tickets: Sequence[Ticket]) -> None:
@@ -78,20 +78,20 @@ class HttpTransport:
                 await asyncio.sleep(min(timeout_seconds, 1.0))
                 return ()
             self._has_more_free.clear()
-            self._asked = self._free
-            asking = asyncio.create_task(self._ask(self._queues, self._asked))
+            self._requested = self._free
+            waiting = asyncio.create_task(self._request_queues(self._queues, self._requested))
             changing = asyncio.create_task(self._has_more_free.wait())
             try:
-                await asyncio.wait({asking, changing}, return_when=asyncio.FIRST_COMPLETED)
-                if asking.done():
-                    queues = asking.result()
+                await asyncio.wait({waiting, changing}, return_when=asyncio.FIRST_COMPLETED)
+                if waiting.done():
+                    queues = waiting.result()
                     self._was_announced = bool(queues)
                     return [Delivery(queue) for queue in queues]
             finally:
-                self._asked = frozenset()
-                await cancel_and_wait(asking, changing)
+                self._requested = frozenset()
+                await cancel_and_wait(waiting, changing)
 
-    async def _ask(self, queues: Sequence[str], handlers: frozenset[str]) -> Sequence[str]:
+    async def _request_queues(self, queues: Sequence[str], handlers: frozenset[str]) -> Sequence[str]:
         body = {"queues": queues, "handlers": sorted(handlers), "seconds": WAIT_SECONDS}
         timeout = WAIT_SECONDS + _ANSWER_SECONDS
         try:
