@@ -50,27 +50,27 @@ class Samples:
     """What active sessions waited for, and the most connections at one time."""
 
     waits: Counter[str] = field(default_factory=Counter)
-    looks: int = 0
+    count: int = 0
     connections: int = 0
 
     def shares(self, most: int = 4) -> dict[str, float]:
         """Sessions that were active on average, by what they waited for."""
-        return {name: round(count / max(1, self.looks), 2) for name, count in self.waits.most_common(most)}
+        return {name: round(times / max(1, self.count), 2) for name, times in self.waits.most_common(most)}
 
 
 @contextmanager
 def sampled(server: Server) -> Iterator[Samples]:
     samples, is_over = Samples(), threading.Event()
 
-    def look() -> None:
+    def sample() -> None:
         with psycopg.connect(server.cluster.dsn_of("postgres"), autocommit=True) as connection:
             while not is_over.wait(SAMPLE_SECONDS):
                 samples.waits.update(dict(connection.execute(ACTIVE, [DATABASE]).fetchall()))
                 row = connection.execute(SESSIONS, [DATABASE]).fetchone()
                 samples.connections = max(samples.connections, row[0] if row else 0)
-                samples.looks += 1
+                samples.count += 1
 
-    thread = threading.Thread(target=look)
+    thread = threading.Thread(target=sample)
     thread.start()
     try:
         yield samples

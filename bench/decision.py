@@ -130,11 +130,11 @@ async def _print_queries(dsn: str, key: str, count: int = 500) -> None:
     """The medians of what the decision asks the database for: the version, and the key if there is one."""
     async with CatalogReader(dsn) as catalog, KeyStore(dsn) as keys:
         key_id = key.split("_")[1]
-        for name, ask in (("version", lambda: catalog.publication("whole")), ("key", lambda: keys.find(key_id))):
+        for name, read in (("version", lambda: catalog.publication("whole")), ("key", lambda: keys.find(key_id))):
             taken = []
             for _ in range(count):
                 begun = time.perf_counter()
-                if await ask() is None:
+                if await read() is None:
                     raise RuntimeError(f"the {name} is not found")
                 taken.append((time.perf_counter() - begun) * 1000)
             print(f"  the query for the {name} alone: p50 {statistics.median(taken):.2f} ms", flush=True)

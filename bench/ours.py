@@ -91,8 +91,10 @@ class Platform:
         return time.perf_counter() - begun
 
     async def submit(self, workflow_id: str, jobs: int = 1, **inputs: Any) -> list[UUID]:
-        asked = [prepare(WORKFLOWS, Submission(workflow_id=workflow_id, input_params=inputs)) for _ in range(jobs)]
-        return await self.ledger.create_jobs(asked)
+        submissions = [
+            prepare(WORKFLOWS, Submission(workflow_id=workflow_id, input_params=inputs)) for _ in range(jobs)
+        ]
+        return await self.ledger.create_jobs(submissions)
 
     async def finished(self, ids: list[UUID]) -> None:
         await self.until(
@@ -170,11 +172,11 @@ async def platform(
 async def verified(server: Server, database: str = DATABASE) -> dict[str, int]:
     noted_at = time.monotonic()
 
-    def tell(so_far: HistoryReport) -> None:
+    def print_progress(so_far: HistoryReport) -> None:
         nonlocal noted_at
         if time.monotonic() - noted_at > PROGRESS_SECONDS:
             noted_at = time.monotonic()
             print(f"  {so_far.events_checked:,} events verified", flush=True)
 
-    report = await verify(server.cluster.dsn_of(database), on_progress=tell)
+    report = await verify(server.cluster.dsn_of(database), on_progress=print_progress)
     return {"jobs": report.jobs_checked, "events": report.events_checked, "findings": len(report.findings)}

@@ -167,14 +167,14 @@ def add_jobs(database: psycopg.Connection[Any], first: int, last: int) -> None:
 def first_page(url: str, browser: Browser, rounds: int) -> tuple[float, float]:
     """Milliseconds of the request for the first page, and from the navigation until its rows are drawn."""
     with httpx2.Client(timeout=60) as client:
-        asked = [timed(lambda: client.get(f"{url}/api/v1/jobs?limit=100").raise_for_status()) for _ in range(40)]
+        durations = [timed(lambda: client.get(f"{url}/api/v1/jobs?limit=100").raise_for_status()) for _ in range(40)]
     shown = []
     for _ in range(rounds):
         with watching(browser) as page:
             page.goto(f"{url}/ui/jobs")
             page.locator(".job-row:not(.head)").nth(10).wait_for()
             shown.append(page.evaluate("performance.now()"))
-    return statistics.median(asked), statistics.median(shown)
+    return statistics.median(durations), statistics.median(shown)
 
 
 def timed(work: Callable[[], object]) -> float:

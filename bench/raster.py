@@ -258,8 +258,8 @@ def run_job(api: str, bronze: Path, scene: Scene, tile_size: int) -> float:
     scene.revision += 1
     inputs = {"blob_name": f"{scene.name}.tif", "tile_size": tile_size, "revision": scene.revision}
     with httpx2.Client(base_url=f"{api}/api/v1", timeout=60) as client:
-        asked = client.post("/jobs", json={"workflow_id": "process_large_raster", "input_params": inputs})
-        job_id = asked.raise_for_status().json()["job_id"]
+        response = client.post("/jobs", json={"workflow_id": "process_large_raster", "input_params": inputs})
+        job_id = response.raise_for_status().json()["job_id"]
         while (job := client.get(f"/jobs/{job_id}").raise_for_status().json()["job"])["completed_at"] is None:
             time.sleep(0.2)
     if job["status"] != "completed":

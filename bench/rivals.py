@@ -61,15 +61,15 @@ class Rival:
     pids: dict[str, int]
 
     async def fan(self, count: int) -> float:
-        return self._ask("fan", count)
+        return self._measure("fan", count)
 
     async def chain(self) -> float:
-        return self._ask("chain", 1)
+        return self._measure("chain", 1)
 
     async def jobs(self, count: int) -> float:
-        return self._ask("jobs", count)
+        return self._measure("jobs", count)
 
-    def _ask(self, what: str, count: int) -> float:
+    def _measure(self, what: str, count: int) -> float:
         assert self.driver.stdin is not None
         self.driver.stdin.write(json.dumps({"do": what, "count": count}) + "\n")
         self.driver.stdin.flush()

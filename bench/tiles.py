@@ -270,7 +270,7 @@ def spread(ratios: list[float]) -> str:
     return f"{statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})"
 
 
-def tell(way: Way, beside: Way | None) -> None:
+def print_row(way: Way, beside: Way | None) -> None:
     p50, p95 = statistics.median(way.p50), statistics.median(way.p95)
     line = f"  {way.name:<7} p50 {p50:6.1f} ms   p95 {p95:6.1f} ms   processor {way.processor:6.1f} ms"
     if beside is not None:
@@ -303,10 +303,10 @@ def compare(server: Server, path: str, tiles: list[Tile], tilesize: int, rounds:
         for tile in tiles:
             for way in ways:
                 way.measure(tile)
-    tell(alone, None)
-    tell(kept, alone)
-    tell(served, alone)
-    tell(mosaic, served)
+    print_row(alone, None)
+    print_row(kept, alone)
+    print_row(served, alone)
+    print_row(mosaic, served)
 
 
 def load_it(server: Server, dataset: str, tiles: list[Tile], clients: int, seconds: float) -> None:
@@ -315,7 +315,7 @@ def load_it(server: Server, dataset: str, tiles: list[Tile], clients: int, secon
     errors: list[str] = []
     busy_before, until = processor_ms(server.pid), time.perf_counter() + seconds
 
-    def ask(seed: int) -> None:
+    def request_tiles(seed: int) -> None:
         seeded, get = random.Random(seed), over_http(server.url, dataset, 256)
         while (begun := time.perf_counter()) < until:
             try:
@@ -326,7 +326,7 @@ def load_it(server: Server, dataset: str, tiles: list[Tile], clients: int, secon
             else:
                 times.append((time.perf_counter() - begun) * 1000)
 
-    threads = [Thread(target=ask, args=(seed,)) for seed in range(clients)]
+    threads = [Thread(target=request_tiles, args=(seed,)) for seed in range(clients)]
     for thread in threads:
         thread.start()
     memory = []

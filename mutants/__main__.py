@@ -28,14 +28,14 @@ INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None, known: Sequence[Mutant] = MUTANTS) -> int:
-    asked = _parser(known).parse_args(arguments)
-    chosen = [mutant for mutant in known if not asked.only or mutant.number in asked.only]
-    if asked.list:
-        print(json.dumps([_described(mutant) for mutant in chosen], indent=2) if asked.json else _listed(chosen))
+    options = _parser(known).parse_args(arguments)
+    chosen = [mutant for mutant in known if not options.only or mutant.number in options.only]
+    if options.list:
+        print(json.dumps([_described(mutant) for mutant in chosen], indent=2) if options.json else _listed(chosen))
         return 0
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        return _run(chosen, as_json=asked.json)
+        return _run(chosen, as_json=options.json)
     except KeyboardInterrupt:
         print("mutants: stopped, and the copy is removed", file=sys.stderr)
         return INTERRUPTED
@@ -56,7 +56,7 @@ def _interrupt(*_: Any) -> NoReturn:
     raise KeyboardInterrupt
 
 
-def _tell(line: str) -> None:
+def _print(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
@@ -64,25 +64,25 @@ def _run(chosen: Sequence[Mutant], *, as_json: bool) -> int:
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="dagmaster-mutants-") as folder:
         scratch = Scratch.copy_to(Path(folder))
-        problem = trials.baseline(scratch, chosen, _tell)
+        problem = trials.baseline(scratch, chosen, _print)
         if problem is not None:
-            _tell(problem)
+            _print(problem)
             return 1
         results = list(_trials(scratch, chosen))
     seconds = time.monotonic() - started
     print(_as_json(results, seconds) if as_json else _table(results))
     good = sum(trial.is_good for trial in results)
-    _tell(f"{good} of {len(results)} bugs caught in {seconds / 60:.1f} minutes")
+    _print(f"{good} of {len(results)} bugs caught in {seconds / 60:.1f} minutes")
     return 0 if good == len(results) else 1
 
 
 def _trials(scratch: Scratch, chosen: Sequence[Mutant]) -> Iterable[Trial]:
     for position, mutant in enumerate(chosen, 1):
         trial = trials.tried(scratch, mutant)
-        _tell(f"{position}/{len(chosen)}  {mutant.number}. {mutant.bug}: {trial.verdict} ({trial.seconds:.0f} s)")
+        _print(f"{position}/{len(chosen)}  {mutant.number}. {mutant.bug}: {trial.verdict} ({trial.seconds:.0f} s)")
         if not trial.is_good:
             commands = " && ".join(f"pytest {' '.join(tests)}" for tests in mutant.selections)
-            _tell(f"    by: {commands}\n    {trial.details}")
+            _print(f"    by: {commands}\n    {trial.details}")
         yield trial
 
 

@@ -56,9 +56,9 @@ class Scratch:
             text=True,
             check=True,
         )
-        elsewhere = [place for place in done.stdout.split() if not Path(place).is_relative_to(self.folder)]
-        if elsewhere:
-            raise RuntimeError(f"not the copy would be tested, but {', '.join(elsewhere)}")
+        outside = [place for place in done.stdout.split() if not Path(place).is_relative_to(self.folder)]
+        if outside:
+            raise RuntimeError(f"not the copy would be tested, but {', '.join(outside)}")
 
     @contextmanager
     def mutated(self, edits: Sequence[Edit]) -> Iterator[None]:

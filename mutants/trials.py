@@ -48,17 +48,17 @@ class Run:
     seconds: float
 
 
-Tell = Callable[[str], None]
+Report = Callable[[str], None]
 
 
-def baseline(scratch: Scratch, mutants: Iterable[Mutant], tell: Tell) -> str | None:
+def baseline(scratch: Scratch, mutants: Iterable[Mutant], report: Report) -> str | None:
     """Why a bug's red would mean nothing: what fails without any, twice. None: all is green."""
     for tests in dict.fromkeys(tests for mutant in mutants for tests in mutant.selections):
         ran = pytest(scratch, tests)
         if ran.code == _FAILED:
-            tell(f"unharmed: {' '.join(tests)}: fails, and runs once more\n{_end_of(ran.output)}")
+            report(f"unharmed: {' '.join(tests)}: fails, and runs once more\n{_end_of(ran.output)}")
             ran = pytest(scratch, tests)
-        tell(f"unharmed: {' '.join(tests)}: {'passes' if ran.code == _PASSED else 'FAILS'} ({ran.seconds:.0f} s)")
+        report(f"unharmed: {' '.join(tests)}: {'passes' if ran.code == _PASSED else 'FAILS'} ({ran.seconds:.0f} s)")
         if ran.code != _PASSED:
             return f"without any bug this fails: pytest {' '.join(tests)}\n{_end_of(ran.output)}"
     return None

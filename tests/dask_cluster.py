@@ -32,7 +32,7 @@ class DaskCluster:
 
     def start_scheduler(self) -> None:
         options = ("--host", "127.0.0.1", "--port", str(self.port), "--no-dashboard", "--no-show")
-        self.scheduler = self._start("scheduler", *options, *self._tls, *self._spoken())
+        self.scheduler = self._start("scheduler", *options, *self._tls, *self._protocols())
         deadline = time.monotonic() + 30
         while not self._listens():
             assert self.scheduler.poll() is None, self.log()
@@ -41,7 +41,7 @@ class DaskCluster:
 
     def start_workers(self, count: int, *options: str, threads: int = 2, env: Mapping[str, str] | None = None) -> None:
         common = ("--no-nanny", "--no-dashboard", "--host", "127.0.0.1", "--nthreads", str(threads))
-        common += ("--memory-limit", "0", "--local-directory", str(self.folder), *self._spoken())
+        common += ("--memory-limit", "0", "--local-directory", str(self.folder), *self._protocols())
         for _ in range(count):
             self.workers.append(self._start("worker", self.address, *common, *self._tls, *options, env=env))
 
@@ -54,7 +54,7 @@ class DaskCluster:
     def log(self) -> str:
         return (self.folder / "dask.log").read_text()
 
-    def _spoken(self) -> tuple[str, ...]:
+    def _protocols(self) -> tuple[str, ...]:
         return ("--protocol", self._protocol)
 
     def _listens(self) -> bool:

@@ -144,8 +144,8 @@ def test_of_json_nothing_but_the_value_is_hidden(name, left, right, depth):
 def test_a_value_in_a_python_object_is_hidden(name, left, right):
     secret = left + CANARY + right
 
-    for thing in ({name: secret}, {name: secret.encode("utf-8", "replace")}, [(name, secret)], {name: [1, secret]}):
-        assert CANARY not in redact(f"got {thing!r} from {['user', 'bob']}")
+    for value in ({name: secret}, {name: secret.encode("utf-8", "replace")}, [(name, secret)], {name: [1, secret]}):
+        assert CANARY not in redact(f"got {value!r} from {['user', 'bob']}")
 
 
 @given(

@@ -44,27 +44,27 @@ async def work(dsn: str) -> None:
 
     @pgq.entrypoint("prepare")
     async def prepare(job: Job) -> None:
-        asked = json.loads(job.payload or b"")
-        payloads = [json.dumps({"job": asked["job"], "step": n}).encode() for n in range(asked["count"])]
+        payload = json.loads(job.payload or b"")
+        payloads = [json.dumps({"job": payload["job"], "step": n}).encode() for n in range(payload["count"])]
         await pgq.qm.queries.enqueue(["task"] * len(payloads), payloads, [0] * len(payloads))
 
     @pgq.entrypoint("task")
     async def task(job: Job) -> None:
-        asked = json.loads(job.payload or b"")
-        await pool.execute(STORE, asked["job"], asked["step"], "{}")
+        payload = json.loads(job.payload or b"")
+        await pool.execute(STORE, payload["job"], payload["step"], "{}")
 
     @pgq.entrypoint("join")
     async def join(job: Job) -> None:
-        asked = json.loads(job.payload or b"")
-        results = await pool.fetch("SELECT result FROM results WHERE job = $1", asked["job"])
-        await pool.execute(STORE, asked["job"], -1, json.dumps({"count": len(results)}))
+        payload = json.loads(job.payload or b"")
+        results = await pool.fetch("SELECT result FROM results WHERE job = $1", payload["job"])
+        await pool.execute(STORE, payload["job"], -1, json.dumps({"count": len(results)}))
 
     @pgq.entrypoint("step")
     async def step(job: Job) -> None:
-        asked = json.loads(job.payload or b"")
-        await pool.execute(STORE, asked["job"], asked["step"], "{}")
-        if asked["step"] + 1 < asked["steps"]:
-            await pgq.qm.queries.enqueue("step", json.dumps({**asked, "step": asked["step"] + 1}).encode())
+        payload = json.loads(job.payload or b"")
+        await pool.execute(STORE, payload["job"], payload["step"], "{}")
+        if payload["step"] + 1 < payload["steps"]:
+            await pgq.qm.queries.enqueue("step", json.dumps({**payload, "step": payload["step"] + 1}).encode())
 
     ready()
     await pgq.run(batch_size=BATCH, dequeue_timeout=timedelta(seconds=1))

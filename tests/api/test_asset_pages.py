@@ -30,7 +30,7 @@ async def test_assets_are_listed_with_their_extent_and_filtered_by_state(catalog
                 state: await named(state=state)
                 for state in ("published", "needs_review", "failed", "processing", "rejected", "deleted", "approved")
             }
-            several = await named(state="failed,needs_review")
+            both = await named(state="failed,needs_review")
             await ok(client.get(f"{V1}/assets", params={"state": "lost"}), 422)
 
     assert every["published"]["states"] == ["published"]
@@ -45,7 +45,7 @@ async def test_assets_are_listed_with_their_extent_and_filtered_by_state(catalog
         "deleted": set(),
         "approved": set(),
     }
-    assert several == {"waiting", "broken"}
+    assert both == {"waiting", "broken"}
 
 
 async def test_reviewers_work_through_a_queue(catalog_database, tmp_path):

@@ -123,11 +123,11 @@ async def test_a_cancel_at_an_instance_that_does_not_own_the_job_is_acted_on_at_
 
         await ok(client.post(f"{V1}/jobs/{job_id}/cancel", params={"wait": 0}), 202)
 
-        asked = (
+        bodies = (
             "SELECT stop_requested_at - (SELECT cancel_requested_at FROM dagapp.dag_jobs) AS after "
             "FROM dagapp.dag_tasks"
         )
-        (stop,) = await until(lambda: running.rows(f"{asked} WHERE stop_requested_at IS NOT NULL"))
+        (stop,) = await until(lambda: running.rows(f"{bodies} WHERE stop_requested_at IS NOT NULL"))
         await running.wait(job_id)
 
     assert stop["after"].total_seconds() < 1
@@ -217,12 +217,12 @@ async def test_a_repeated_submission_resumes_the_failed_job(database):
     async with engine(database) as running:
         running.add(workflow(FAILING), workflow(GATED))
         async with api(database, running) as client:
-            asked = {"workflow_id": "failing"}
-            first = await ok(client.post(f"{V1}/jobs", json=asked), 202)
+            body = {"workflow_id": "failing"}
+            first = await ok(client.post(f"{V1}/jobs", json=body), 202)
             job_id = UUID(first["job_id"])
             await running.wait(job_id)
-            failed = await ok(client.post(f"{V1}/jobs", json=asked))
-            resumed = await ok(client.post(f"{V1}/jobs", params={"resume": True}, json=asked), 202)
+            failed = await ok(client.post(f"{V1}/jobs", json=body))
+            resumed = await ok(client.post(f"{V1}/jobs", params={"resume": True}, json=body), 202)
             await running.wait(job_id)
 
             keyed = {"workflow_id": "gated", "idempotency_key": "k"}

@@ -69,14 +69,14 @@ async def test_jobs_are_found_by_their_words_and_by_several_values(database):
         }
         results = {words: await search(client, q=words) for words in searches}
         filtered = await search(client, q="text", status="failed,cancelled")
-        several = await search(client, workflow_id=["floods", "snow"])
+        both = await search(client, workflow_id=["floods", "snow"])
         states = await search(client, status=["failed", "completed"], limit=1)
         counts = await ok(client.get(f"{V1}/jobs/counts", params={"status": "failed"}))
         counts_of_search = await ok(client.get(f"{V1}/jobs/counts", params={"q": "text", "workflow_id": "ice"}))
 
     assert results == searches
     assert filtered == {failed}
-    assert several == {flood, snow}
+    assert both == {flood, snow}
     assert states == {flood, snow, failed}
     assert counts["by_status"]["completed"] == {"count": 2, "is_exact": True}
     assert counts["by_status"]["failed"] == {"count": 1, "is_exact": True}

@@ -127,7 +127,7 @@ async def test_a_node_shows_its_attempts_with_their_log_lines(database):
         path = f"{V1}/jobs/{job['job_id']}/nodes"
         child = await ok(client.get(f"{path}/split__3"))
         parent = await ok(client.get(f"{path}/prepare"))
-        talker = await ok(client.get(f"{path}/talk"))
+        task = await ok(client.get(f"{path}/talk"))
         missing = await client.get(f"{path}/nothing")
 
     assert [attempt["attempt"] for attempt in child["attempts"]] == [2, 1]
@@ -135,7 +135,7 @@ async def test_a_node_shows_its_attempts_with_their_log_lines(database):
     assert child["attempts"][0]["params"] == {"value": 3, "fail": True, "message": "three"}
     assert (child["type"], child["stage"]) == ("task", "work")
     assert parent["attempts"][0]["accepted"] is True
-    (line,) = talker["attempts"][0]["log"]
+    (line,) = task["attempts"][0]["log"]
     assert (line["number"], line["level"], line["text"]) == (1, "info", "working step=1")
     assert parent["node"]["output"] == parent["attempts"][0]["output"]
     assert missing.json()["code"] == "node.not-found"
@@ -158,7 +158,7 @@ async def test_events_come_in_order_and_in_pages(database):
 @pytest.mark.requirement("O1")
 async def test_jobs_are_filtered_and_paged(database):
     async with engine(database, orchestrators=0, workers=0) as running, api(database, running) as client:
-        asked = [
+        bodies = [
             Submission(
                 workflow_id="hello_world" if n % 2 else "echo_test",
                 submitted_by=f"person-{n % 3}",
@@ -166,7 +166,7 @@ async def test_jobs_are_filtered_and_paged(database):
             )
             for n in range(10)
         ]
-        for submission in asked:
+        for submission in bodies:
             await running.submit_all([submission])
         newest_first = [
             row["job_id"] for row in await running.rows("SELECT * FROM dagapp.dag_jobs ORDER BY job_id DESC")
@@ -195,15 +195,15 @@ async def test_a_repeated_submission_is_answered_with_what_became_of_it(database
     async with engine(database) as running:
         running.add(workflow(ONCE))
         async with api(database, running) as client:
-            asked = {"workflow_id": "once", "input_params": {"n": 1}, "idempotency_key": "k"}
-            first = await client.post(f"{V1}/jobs", json=asked)
-            second = await client.post(f"{V1}/jobs", json=asked)
-            other = await client.post(f"{V1}/jobs", json={**asked, "input_params": {"n": 2}})
-            resumed = await client.post(f"{V1}/jobs", params={"resume": True}, json=asked)
+            body = {"workflow_id": "once", "input_params": {"n": 1}, "idempotency_key": "k"}
+            first = await client.post(f"{V1}/jobs", json=body)
+            second = await client.post(f"{V1}/jobs", json=body)
+            other = await client.post(f"{V1}/jobs", json={**body, "input_params": {"n": 2}})
+            resumed = await client.post(f"{V1}/jobs", params={"resume": True}, json=body)
             open_gate(UUID(first.json()["job_id"]))
             await running.wait(UUID(first.json()["job_id"]))
-            done = await client.post(f"{V1}/jobs", json=asked)
-            forced = await client.post(f"{V1}/jobs", params={"force": True}, json=asked)
+            done = await client.post(f"{V1}/jobs", json=body)
+            forced = await client.post(f"{V1}/jobs", params={"force": True}, json=body)
             open_gate(UUID(forced.json()["job_id"]))
             await running.wait(UUID(forced.json()["job_id"]))
 

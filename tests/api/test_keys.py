@@ -116,11 +116,11 @@ async def test_a_wrong_secret_of_an_existing_key_is_answered_like_an_unknown_key
 
 
 async def test_a_revoked_key_is_refused_from_the_next_request_on(database):
-    async with protected(database) as client, api(database, auth_enabled=True) as elsewhere:
+    async with protected(database) as client, api(database, auth_enabled=True) as other_api:
         key = await created(client)
-        before = await who(elsewhere, key["key"])
+        before = await who(other_api, key["key"])
         revoked = await ok(client.post(f"{V1}/keys/{key['key_id']}/revoke", json={"reason": "lost"}))
-        after = [await who(each, key["key"]) for each in (client, elsewhere)]
+        after = [await who(each, key["key"]) for each in (client, other_api)]
         again = await client.post(f"{V1}/keys/{key['key_id']}/revoke")
         rotated = await client.post(f"{V1}/keys/{key['key_id']}/rotate")
         (listed,) = await everything(client, f"{V1}/keys")

@@ -251,7 +251,7 @@ def test_what_is_no_flow_is_none(text):
 
 async def test_a_start_that_leads_elsewhere_or_has_no_issuer_is_refused(shared_database, local):
     async with platform(shared_database, local) as client:
-        elsewhere = await client.get(START, params={"next": "//evil.example"})
+        foreign = await client.get(START, params={"next": "//evil.example"})
         bad_host = await client.get(START, headers={"Host": "evil.example/?x="})
     async with api(shared_database, auth_enabled=True) as client:
         none = await client.get(START)
@@ -259,8 +259,8 @@ async def test_a_start_that_leads_elsewhere_or_has_no_issuer_is_refused(shared_d
     async with api(shared_database) as client:
         disabled = await client.get(START)
 
-    check(elsewhere, 400, "session.bad-next")
-    assert "set-cookie" not in elsewhere.headers
+    check(foreign, 400, "session.bad-next")
+    assert "set-cookie" not in foreign.headers
     check(bad_host, 400, "request.bad-host")
     check(none, 404, "session.no-oidc")
     assert back.headers["location"] == "/ui/?sign_in_error=session.no-oidc"

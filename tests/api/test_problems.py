@@ -193,8 +193,8 @@ async def test_a_key_that_stands_for_another_workflow_says_for_which(shared_data
         )
 
     problem = check(other, 409, "job.key-conflict")
-    said = "the idempotency key 'mine' was already used for a submission of the workflow 'hello_world'"
-    assert problem["detail"] == said
+    message = "the idempotency key 'mine' was already used for a submission of the workflow 'hello_world'"
+    assert problem["detail"] == message
     assert problem["facts"]["job_id"] == first.json()["job_id"]
     assert "other inputs" in check(inputs, 409, "job.key-conflict")["detail"]
 

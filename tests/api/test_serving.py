@@ -139,9 +139,9 @@ def test_a_second_orchestrator_takes_a_free_port_unless_one_is_chosen(capsys):
 
         with _api_socket(default), pytest.raises(Conflict) as refused:
             _api_socket(Settings(API_PORT=port))
-        said = json.loads(capsys.readouterr().err)
+        record = json.loads(capsys.readouterr().err)
 
         assert refused.value.code == "api.port-taken"
-        assert said["event"] == f"port {port} is in use; the API listens on a free port"
-        assert said["url"].startswith("http://127.0.0.1:")
-        assert not said["url"].endswith(f":{port}")
+        assert record["event"] == f"port {port} is in use; the API listens on a free port"
+        assert record["url"].startswith("http://127.0.0.1:")
+        assert not record["url"].endswith(f":{port}")

@@ -57,7 +57,7 @@ async def test_a_file_that_is_sent_in_parts_is_an_object_of_its_platform(client,
     answer = await begun(client, name=(name := fresh_name()), sha256=digest())
     where = answer.headers["location"]
     first = await client.patch(where, content=DATA[:1000], headers=at(0))
-    asked = await client.head(where)
+    response = await client.head(where)
     objects = await ok(client.get(f"{V1}/sources", params={"prefix": f"local/{name}"}))
     last = await client.patch(where, content=DATA[1000:], headers=at(1000))
     upload = await ok(client.get(where))
@@ -66,7 +66,7 @@ async def test_a_file_that_is_sent_in_parts_is_an_object_of_its_platform(client,
     assert answer.status_code == 201
     assert (answer.headers["upload-offset"], answer.json()["state"]) == ("0", "open")
     assert (first.status_code, first.headers["upload-offset"], first.content) == (204, "1000", b"")
-    assert (asked.status_code, asked.headers["upload-offset"]) == (200, "1000")
+    assert (response.status_code, response.headers["upload-offset"]) == (200, "1000")
     assert objects["items"] == []  # not before all bytes are there
     assert (last.status_code, last.headers["upload-offset"]) == (204, str(len(DATA)))
     assert (tmp_path / f"bronze/bronze/local/{name}").read_bytes() == DATA
@@ -82,7 +82,7 @@ async def test_a_client_of_the_tus_protocol_finds_what_the_specification_promise
     names = metadata(filename=(name := fresh_name()), filetype="image/tiff", sha256=digest())
     created = await client.post(f"{V1}/uploads", headers={**sent, "Upload-Metadata": names})
     where = created.headers["location"]
-    asked = await client.head(where, headers={"Tus-Resumable": "1.0.0"})
+    response = await client.head(where, headers={"Tus-Resumable": "1.0.0"})
     wrong = await client.patch(where, content=b"x", headers=at(7, **{"Tus-Resumable": "1.0.0"}))
     missing = await client.head(f"{V1}/uploads/{uuid4()}", headers={"Tus-Resumable": "1.0.0"})
     newer = await client.patch(where, content=DATA, headers=at(0, **{"Tus-Resumable": "2.0.0"}))
@@ -96,10 +96,10 @@ async def test_a_client_of_the_tus_protocol_finds_what_the_specification_promise
     assert set(described.headers["tus-extension"].split(",")) == {"creation", "expiration", "termination"}
     assert created.status_code == 201
     assert created.json()["source"]["blob"] == f"local/{name}"
-    assert (asked.headers["upload-offset"], asked.headers["upload-length"]) == ("0", str(len(DATA)))
-    assert asked.headers["cache-control"] == "no-store"
-    assert asked.headers["upload-expires"].endswith("GMT")
-    assert f"filename {base64.b64encode(name.encode()).decode()}" in asked.headers["upload-metadata"]
+    assert (response.headers["upload-offset"], response.headers["upload-length"]) == ("0", str(len(DATA)))
+    assert response.headers["cache-control"] == "no-store"
+    assert response.headers["upload-expires"].endswith("GMT")
+    assert f"filename {base64.b64encode(name.encode()).decode()}" in response.headers["upload-metadata"]
     check(wrong, 409, "upload.wrong-offset")
     assert wrong.headers["upload-offset"] == "0"
     assert missing.status_code == 404
@@ -107,7 +107,7 @@ async def test_a_client_of_the_tus_protocol_finds_what_the_specification_promise
     check(newer, 412, "upload.protocol-version")
     check(typed, 415, "upload.media-type")
     assert (cancelled.status_code, after.status_code) == (204, 404)
-    for answer in (created, asked, wrong, missing, newer, cancelled):
+    for answer in (created, response, wrong, missing, newer, cancelled):
         assert answer.headers["tus-resumable"] == "1.0.0"
 
 
@@ -339,11 +339,11 @@ async def test_a_client_that_stops_sending_is_given_up(shared_database, tmp_path
         head = f"PATCH {where} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5000\r\nUpload-Offset: 0\r\n"
         writer.write(f"{head}Content-Type: {CHUNK['Content-Type']}\r\n\r\n".encode() + b"a" * 10)
         answer = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
-        asked = await other.patch(where, content=b"a" * 10, headers=at(10))
+        response = await other.patch(where, content=b"a" * 10, headers=at(10))
         writer.close()
 
     assert b" 408 " in answer.splitlines()[0]
-    assert (asked.status_code, asked.headers["upload-offset"]) == (204, "20")
+    assert (response.status_code, response.headers["upload-offset"]) == (204, "20")
 
 
 async def test_a_full_disk_is_reported_and_what_fits_is_kept(client, tmp_path, monkeypatch):
@@ -362,11 +362,11 @@ async def test_a_full_disk_is_reported_and_what_fits_is_kept(client, tmp_path, m
 
     monkeypatch.setattr(os, "write", limited)
     full = await client.patch(where, content=b"x" * 1_900_000, headers=at(0))
-    asked = await client.head(where)
+    response = await client.head(where)
     last_part = await client.patch(where, content=b"y" * 1_000_000, headers=at(1_500_000))
 
     check(full, 503, "storage.full")
-    assert asked.headers["upload-offset"] == "1500000"
+    assert response.headers["upload-offset"] == "1500000"
     assert last_part.headers["upload-offset"] == "2500000"
     (stored,) = tmp_path.rglob("*.tif")
     assert stored.read_bytes() == b"x" * 1_500_000 + b"y" * 1_000_000
@@ -441,13 +441,13 @@ async def test_objects_are_listed_by_name_a_page_at_a_time(client, tmp_path):
 
     pages = await everything(client, f"{V1}/sources", limit=2)
     below = await ok(client.get(f"{V1}/sources", params={"prefix": "a/c"}))
-    nowhere = await ok(client.get(f"{V1}/sources", params={"prefix": "../", "container": "nothing-here"}))
+    missing = await ok(client.get(f"{V1}/sources", params={"prefix": "../", "container": "nothing-here"}))
     bad = await client.get(f"{V1}/sources", params={"container": "../x"})
 
     assert [item["blob"] for page in pages for item in page] == sorted(names)
     assert {len(page) for page in pages} == {1, 2}
     assert [(item["blob"], item["size_bytes"]) for item in below["items"]] == [("a/c/d.tif", 9), ("a/cc.tif", 8)]
-    assert nowhere["items"] == []
+    assert missing["items"] == []
     check(bad, 400, "storage.bad-container")
 
 

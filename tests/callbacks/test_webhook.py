@@ -21,7 +21,7 @@ class Resolver:
 
     def __init__(self, *answers: Sequence[str]) -> None:
         self.answers = list(answers)
-        self.asked: list[tuple[str, int]] = []
+        self.lookups: list[tuple[str, int]] = []
 
     async def __call__(self, host: str, port: int) -> Sequence[str]:
         self.asked.append((host, port))
@@ -141,15 +141,15 @@ async def test_a_literal_address_is_not_looked_up_again():
     """What asyncio does with the address that it is given."""
     async with receiver() as hook:
         loop = asyncio.get_running_loop()
-        asked = []
-        loop.getaddrinfo, original = lambda *values, **_options: asked.append(values), loop.getaddrinfo
+        hosts = []
+        loop.getaddrinfo, original = lambda *values, **_options: hosts.append(values), loop.getaddrinfo
         try:
             url = f"http://a.example:{hook.port}/"
             await send(url, b"{}", {}, allow_private=True, resolve=Resolver(["127.0.0.1"]))
         finally:
             loop.getaddrinfo = original
 
-    assert asked == []
+    assert hosts == []
     assert hook.requests[0].headers["host"] == f"a.example:{hook.port}"
 
 
@@ -206,10 +206,10 @@ async def test_tls_verifies_the_host_of_the_url_not_the_address(tmp_path):
 
 @pytest.mark.parametrize("code", [301, 302, 303, 307, 308])
 async def test_redirects_are_not_followed(code):
-    async with receiver() as elsewhere, receiver(status(code, f"Location: {elsewhere.url}")) as hook:
+    async with receiver() as target, receiver(status(code, f"Location: {target.url}")) as hook:
         assert await send(hook.url, b"{}", {}, allow_private=True) == code
 
-    assert (len(hook.requests), len(elsewhere.requests)) == (1, 0)
+    assert (len(hook.requests), len(target.requests)) == (1, 0)
 
 
 async def test_announcements_are_skipped():

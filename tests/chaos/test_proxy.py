@@ -98,12 +98,12 @@ async def test_a_cut_link_ends_its_sessions_and_takes_new_ones(link: Link, sessi
 async def test_what_is_held_arrives_once_it_is_let_go(link: Link, session: psycopg.AsyncConnection) -> None:
     for way in ("holds_up", "holds_down"):
         setattr(link.conditions, way, True)
-        asking = asyncio.create_task(check(session))
-        done, _ = await asyncio.wait([asking], timeout=0.3)
+        pending = asyncio.create_task(check(session))
+        done, _ = await asyncio.wait([pending], timeout=0.3)
         link.clear()
 
         assert not done, way
-        assert await asyncio.wait_for(asking, 5) == 7
+        assert await asyncio.wait_for(pending, 5) == 7
 
 
 async def test_a_delay_slows_each_way(link: Link, session: psycopg.AsyncConnection) -> None:
@@ -131,10 +131,10 @@ async def test_a_commit_that_is_not_answered_has_happened(link: Link, session: p
 
 @pytest.mark.parametrize(("what", "arrivals"), [("pass", 1), ("drop", 0), ("double", 2)])
 async def test_notifications_pass_or_are_dropped_or_come_twice(link: Link, what: str, arrivals: int) -> None:
-    async with await connected(link) as listener, await connected(link) as teller:
+    async with await connected(link) as listener, await connected(link) as sender:
         await listener.execute("LISTEN topic")
         link.conditions.notifications = what  # type: ignore[assignment]
-        await teller.execute("NOTIFY topic")
+        await sender.execute("NOTIFY topic")
         notices = [notice async for notice in listener.notifies(timeout=0.5)]
         answer = await check(listener)
 

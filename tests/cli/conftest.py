@@ -71,7 +71,7 @@ def platform(server: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 @pytest.fixture
-def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def without_platform(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No server configured, no platform running."""
     for name in CLEARED:
         monkeypatch.delenv(name, raising=False)
@@ -79,7 +79,7 @@ def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def dagmaster(nowhere: None, capfd: pytest.CaptureFixture[str]) -> Dagmaster:
+def dagmaster(without_platform: None, capfd: pytest.CaptureFixture[str]) -> Dagmaster:
     """Call a command in this process."""
 
     def call(*arguments: str) -> Result:
@@ -103,7 +103,7 @@ def sleepy(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def deaf(tmp_path: Path) -> Path:
+def sleepy_process(tmp_path: Path) -> Path:
     """Sleeps in a process of its own."""
     return written(tmp_path / "deaf.yaml", SLEEPY.replace("HANDLER", "sleep_blocking"))
 

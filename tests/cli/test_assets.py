@@ -208,15 +208,15 @@ def test_what_withdraws_data_asks_first(cli, submitted, monkeypatch, command, qu
     submitted()
     cli("assets", "approve", "floods-r1", "--clearance", "ouo")
     without_terminal = cli("assets", command, "floods-r1")
-    asked: list[str] = []
+    requests: list[str] = []
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
-    monkeypatch.setattr("click.confirm", lambda text, **_: asked.append(text))
+    monkeypatch.setattr("click.confirm", lambda text, **_: requests.append(text))
     declined = cli("assets", command, "floods-r1")
     declined_version = cli("assets", command, "floods-r1", "--version", "0")
 
     assert (without_terminal.code, without_terminal.err.splitlines()[-1]) == (2, "hint: add --yes")
     assert (declined.code, declined_version.code) == (1, 1)
-    assert asked == [f"{question} floods-r1 with 1 version?", f"{question} version 0 of floods-r1?"]
+    assert requests == [f"{question} floods-r1 with 1 version?", f"{question} version 0 of floods-r1?"]
     assert cli("assets", "show", "floods-r1", "--json").json["versions"][0]["is_served"]
 
 
@@ -257,10 +257,10 @@ def test_the_version_that_waits_is_meant_unless_several_can_be(cli, running, sub
         running.process(result.json)
         cli("assets", "approve", "floods-r1")
     cli("assets", "unpublish", "floods-r1", "--yes")
-    several = cli("assets", "approve", "floods-r1")
+    ambiguous = cli("assets", "approve", "floods-r1")
 
     assert (none.code, none.err.splitlines()[0]) == (4, "error: no version of floods-r1 waits for review")
-    assert (several.code, several.err.splitlines()[0]) == (2, "error: approve which of the versions 0, 1, 2?")
+    assert (ambiguous.code, ambiguous.err.splitlines()[0]) == (2, "error: approve which of the versions 0, 1, 2?")
 
 
 @pytest.mark.requirement("A1")

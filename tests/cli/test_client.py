@@ -192,19 +192,19 @@ def test_what_is_too_large_is_not_sent():
 
 @pytest.mark.requirement("M3")
 def test_lists_are_asked_for_in_pages_until_there_are_enough():
-    asked = []
+    requests = []
 
     def answer(request: BaseHTTPRequestHandler) -> None:
-        asked.append(request.path)
-        items = [{"sequence": len(asked) * 1000 + number} for number in range(200)]
-        as_json({"items": items, "next": str(len(asked))})(request)
+        requests.append(request.path)
+        items = [{"sequence": len(requests) * 1000 + number} for number in range(200)]
+        as_json({"items": items, "next": str(len(requests))})(request)
 
     with answering(answer) as client:
         events, following = client.events(JOB, 400)
 
     assert len(events) == 400
     assert following == "2"
-    assert [path.partition("?")[2] for path in asked] == ["limit=200&after=0", "limit=200&after=1"]
+    assert [path.partition("?")[2] for path in requests] == ["limit=200&after=0", "limit=200&after=1"]
 
 
 @pytest.mark.requirement("M3")
@@ -232,11 +232,11 @@ def test_a_cut_stream_continues_without_gaps_or_repeats():
     def open_ended(body: bytes) -> Answering:
         def answer(request: BaseHTTPRequestHandler) -> None:
             plain(200, "text/event-stream", body)(request)
-            is_left_open.append(not asked_again.wait(2))
+            is_left_open.append(not requested_again.wait(2))
 
         return answer
 
-    said = [
+    outputs = [
         plain(200, "text/event-stream", b"retry: 1\n\n: still here\n\n" + frames(1, 2)),
         plain(503, "application/problem+json", b'{"detail": "away", "code": "database.unavailable"}'),
         plain(200, "text/event-stream", frames(1, 2, 3), **{"Content-Length": "9999"}),
@@ -245,13 +245,13 @@ def test_a_cut_stream_continues_without_gaps_or_repeats():
         plain(204, None),
     ]
     behind = []
-    asked_again, is_left_open = threading.Event(), []
+    requested_again, is_left_open = threading.Event(), []
 
     def answer(request: BaseHTTPRequestHandler) -> None:
         behind.append(int(request.headers["Last-Event-ID"]))
         if len(behind) > 4:
-            asked_again.set()
-        said[len(behind) - 1](request)
+            requested_again.set()
+        outputs[len(behind) - 1](request)
 
     with answering(answer) as client:
         updates = list(client.follow(JOB, 0))

@@ -31,10 +31,10 @@ def output(tmp_path):
 def test_a_demonstration_makes_a_map_and_says_where_it_is(output):
     arguments = ["demo", "--size", "1024", "--tile-size", "512", "--output", str(output)]
     # What is configured for other platforms is none of its business.
-    elsewhere = environment(STORAGE_FOLDER=str(output.parent / "elsewhere"), SERVING_PORT="0")
+    other_folder = environment(STORAGE_FOLDER=str(output.parent / "elsewhere"), SERVING_PORT="0")
 
     done = subprocess.run(
-        [*COMMAND, *arguments], env=elsewhere, capture_output=True, text=True, timeout=150, check=False
+        [*COMMAND, *arguments], env=other_folder, capture_output=True, text=True, timeout=150, check=False
     )
 
     assert done.returncode == 0, done.stdout + done.stderr

@@ -103,8 +103,8 @@ def test_it_works_where_the_database_is_down(dagmaster, free_ports, monkeypatch,
 
 
 def test_a_server_that_never_answers_is_not_waited_for(dagmaster, free_ports, monkeypatch):
-    with socket.create_server(("127.0.0.1", 0)) as deaf:
-        monkeypatch.setenv("DATABASE_URL", f"postgresql://me@127.0.0.1:{deaf.getsockname()[1]}/db")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("DATABASE_URL", f"postgresql://me@127.0.0.1:{silent.getsockname()[1]}/db")
         begun = time.monotonic()
         result = dagmaster("doctor", "--json")
 

@@ -43,23 +43,23 @@ async def unfit(_ctx: Any, _params: dict[str, Any]) -> None:
 
 
 @pytest.mark.requirement("M3")
-async def test_the_hint_and_the_code_of_a_failure_are_shown(database, nowhere, capfd):
+async def test_the_hint_and_the_code_of_a_failure_are_shown(database, without_platform, capfd):
     async with engine(database, handlers=[Registration("unfit", "tests.cli.test_failures:unfit")]) as running:
         job_id = str(await running.submit(workflow(UNFIT)))
         async with served(app_of(database, running)) as server:
 
-            async def said(*arguments: str) -> Result:
+            async def jobs_command(*arguments: str) -> Result:
                 capfd.readouterr()
                 code = await asyncio.to_thread(run, ("jobs", *arguments, "--server", server.url))
                 return Result(code, *capfd.readouterr())
 
-            watched = await asyncio.wait_for(said("watch", job_id), 20)
-            shown = await said("show", job_id)
-            watched_json = await said("watch", job_id, "--json")
-            node = await said("node", job_id, "read")
-            node_verbose = await said("node", job_id, "read", "-v")
-            node_json = await said("node", job_id, "read", "--json")
-            unknown = await said("node", job_id, "nope")
+            watched = await asyncio.wait_for(jobs_command("watch", job_id), 20)
+            shown = await jobs_command("show", job_id)
+            watched_json = await jobs_command("watch", job_id, "--json")
+            node = await jobs_command("node", job_id, "read")
+            node_verbose = await jobs_command("node", job_id, "read", "-v")
+            node_json = await jobs_command("node", job_id, "read", "--json")
+            unknown = await jobs_command("node", job_id, "nope")
 
     lines = "  read, attempt 1: the raster has no CRS [raster.no-crs]\n    hint: pass `source_crs`\n"
     assert watched.code == 1

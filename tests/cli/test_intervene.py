@@ -103,9 +103,9 @@ def test_a_resume_counts_the_children_and_reports_the_outcome(on_platform, faili
 
 
 @pytest.mark.requirement("E14")
-def test_ctrl_c_ends_the_waiting_and_not_the_cancel(on_platform, platform, deaf):
+def test_ctrl_c_ends_the_waiting_and_not_the_cancel(on_platform, platform, sleepy_process):
     """A handler that ignores the request is killed after its grace period; --wait returns earlier."""
-    job_id = submitted(on_platform, str(deaf), "-p", "seconds=60")
+    job_id = submitted(on_platform, str(sleepy_process), "-p", "seconds=60")
     waiting = start("jobs", "cancel", job_id, "--wait", "60", DAGMASTER_URL=platform.facts["api_url"])
     line = next(line for line in waiting.stdout if "asked its handler" in line)
     waiting.send_signal(signal.SIGINT)
@@ -196,22 +196,22 @@ def test_a_watcher_sees_the_progress_of_a_plain_handler(on_platform, platform, t
 
 
 @pytest.mark.requirement("H1")
-async def test_log_lines_are_read_and_followed(database, nowhere, capfd):
+async def test_log_lines_are_read_and_followed(database, without_platform, capfd):
     handlers = [Registration("talks", "tests.cli.test_intervene:talks")]
     async with engine(database, handlers=handlers) as engine_running:
         job_id = str(await engine_running.submit(workflow(TALKATIVE)))
         async with served(app_of(database, engine_running)) as server:
 
-            async def said(*arguments: str) -> str:
+            async def logs_of(*arguments: str) -> str:
                 capfd.readouterr()
                 assert await asyncio.to_thread(run, ("jobs", "logs", job_id, "--server", server.url, *arguments)) == 0
                 return capfd.readouterr().out
 
-            followed = await asyncio.wait_for(said("--follow"), 20)
-            everything = await said()
-            one = json.loads(await said("--node", "spread__1", "--attempt", "1", "--json"))
-            some = json.loads(await said("--limit", "1", "--json"))
-            more = json.loads(await said("--after", some["next"], "--json"))
+            followed = await asyncio.wait_for(logs_of("--follow"), 20)
+            everything = await logs_of()
+            one = json.loads(await logs_of("--node", "spread__1", "--attempt", "1", "--json"))
+            some = json.loads(await logs_of("--limit", "1", "--json"))
+            more = json.loads(await logs_of("--after", some["next"], "--json"))
 
     lines = everything.splitlines()
     assert [line.split("  ", 1)[1] for line in lines] == [

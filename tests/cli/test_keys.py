@@ -103,7 +103,7 @@ def test_a_login_stores_the_key_for_this_platform_only_and_a_logout_forgets_it(a
     empty = as_user("login", standard_input="\n")
     login = as_user("login", standard_input=f"{admin_key}\n")
     used = as_user("keys", "ls")
-    elsewhere = as_user("keys", "ls", "--server", "http://localhost:1")
+    unreachable = as_user("keys", "ls", "--server", "http://localhost:1")
     file = tmp_path / "mine.json"
     stored = json.loads(file.read_text())
     file.chmod(0o644)
@@ -117,7 +117,7 @@ def test_a_login_stores_the_key_for_this_platform_only_and_a_logout_forgets_it(a
     assert login.stdout == "logged in as first-admin, with the scopes: admin\n"
     assert admin_key not in login.stdout + login.stderr
     assert used.returncode == 0, used.stderr
-    assert elsewhere.returncode == 5
+    assert unreachable.returncode == 5
     assert list(stored.values()) == [admin_key]
     assert exposed.returncode == 3
     assert "chmod 600" in exposed.stderr

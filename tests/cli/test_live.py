@@ -176,14 +176,14 @@ class _Paused:
     """A platform on which a job stands still until someone has asked why."""
 
     def __init__(self) -> None:
-        self.has_been_asked_why = False
+        self.was_explained = False
 
     def job(self, _job_id: str) -> dict[str, Any]:
-        status = "completed" if self.has_been_asked_why else "running"
+        status = "completed" if self.was_explained else "running"
         return a_job(a_node("n0", "dispatched"), status=status).model_dump(mode="json")
 
     def waiting(self, _job_id: str) -> dict[str, Any]:
-        self.has_been_asked_why = True
+        self.was_explained = True
         reason = {"code": "queue_paused", "detail": "q is paused", "queue": "q"}
         return {"status": "running", "nodes": [{"node_id": "n0", "status": "dispatched", "reasons": [reason]}]}
 
@@ -201,8 +201,8 @@ def test_a_watcher_sees_why_a_job_makes_no_progress(monkeypatch, capsys):
 
 
 def test_lines_show_each_change_once_and_counts_once_a_second():
-    said = []
-    lines = Lines(said.append, heartbeat_seconds=60)
+    shown = []
+    lines = Lines(shown.append, heartbeat_seconds=60)
 
     lines.show(a_job(a_fan_out()))
     lines.show(a_job(a_fan_out()), ("no worker",))
@@ -210,7 +210,7 @@ def test_lines_show_each_change_once_and_counts_once_a_second():
     ended = a_fan_out("completed", done=98, running=0, retrying=0, waiting=0)
     lines.show(a_job(ended, status="completed", seconds=2))
 
-    assert [line.split("s  ", 1)[1] for line in said] == [
+    assert [line.split("s  ", 1)[1] for line in shown] == [
         "spread: running, 38/100 done, 8 running, 3 retrying, 49 waiting, 2 failed",
         "job running",
         "no worker",

@@ -332,10 +332,10 @@ def test_polar_data_is_warned_about_the_cost_of_degrees(on_maps, tmp_path):
 
 @pytest.mark.requirement("M3")
 def test_a_platform_that_is_starting_is_waited_for(tmp_path):
-    said: list[str] = []
+    lines: list[str] = []
 
     def publish_soon() -> None:
-        said.append("waiting")
+        lines.append("waiting")
         threading.Timer(0.3, lambda: publish(tmp_path, RunningPlatform("dsn", 7, "now"))).start()
 
     with hold(tmp_path):
@@ -344,7 +344,7 @@ def test_a_platform_that_is_starting_is_waited_for(tmp_path):
         with pytest.raises(Unavailable, match="starting or stopping"):
             awaited_platform(tmp_path, patience_seconds=0.2)
 
-    assert (platform.pid, said) == (7, ["waiting"])
+    assert (platform.pid, lines) == (7, ["waiting"])
     assert awaited_platform(tmp_path) is None
 
 
@@ -667,13 +667,13 @@ def test_no_platform_is_started_on_a_configured_database_unless_asked(dagmaster,
 
     refused = dagmaster("process", "scene.tif")
     monkeypatch.setattr(process, "_on_own_platform", lambda _state, _ingestion: 42)
-    asked = dagmaster("process", "scene.tif", "--start")
+    result = dagmaster("process", "scene.tif", "--start")
 
     assert refused.code == 5
     assert "no platform of this data folder is running" in refused.err
     assert all(way in refused.err for way in ("--server URL", "--start", "unset DATABASE_URL"))
     assert "scene.tif:" not in refused.out
-    assert asked.code == 42
+    assert result.code == 42
 
 
 @pytest.mark.requirement("M3")

@@ -26,7 +26,7 @@ nodes:
 
 
 @pytest.fixture
-def from_afar(dagmaster, platform, monkeypatch):
+def over_http(dagmaster, platform, monkeypatch):
     """Commands that know only the address of the API."""
     monkeypatch.setenv("DAGMASTER_URL", platform.facts["api_url"])
     return dagmaster
@@ -40,10 +40,10 @@ def queued(tmp_path: Path, sleepy: Path) -> Path:
 
 
 @pytest.mark.requirement("M3")
-def test_a_platform_is_used_from_afar(from_afar, platform, sleepy):
-    done = from_afar("submit", str(sleepy), "--wait", "--json")
-    named = from_afar("jobs", "show", done.json["job_id"], "--json", "--server", platform.facts["api_url"] + "/")
-    wrong = from_afar("jobs", "ls", "--server", "http://127.0.0.1:1")
+def test_a_platform_is_used_over_http(over_http, platform, sleepy):
+    done = over_http("submit", str(sleepy), "--wait", "--json")
+    named = over_http("jobs", "show", done.json["job_id"], "--json", "--server", platform.facts["api_url"] + "/")
+    wrong = over_http("jobs", "ls", "--server", "http://127.0.0.1:1")
 
     assert done.json["result"] == {"nap": {"slept_seconds": 0.1}}
     assert named.json["job"]["status"] == "completed"
@@ -62,14 +62,14 @@ def test_another_database_than_the_platforms_is_noticed(on_platform, monkeypatch
 
 
 @pytest.mark.requirement("M3")
-def test_workflows_of_the_platform_are_listed_shown_and_drawn(from_afar):
-    listed = from_afar("workflows", "ls", "--json").json
-    shown = from_afar("workflows", "show", "demo")
-    drawn = from_afar("workflows", "graph", "demo")
-    unknown = from_afar("submit", "nope")
+def test_workflows_of_the_platform_are_listed_shown_and_drawn(over_http):
+    listed = over_http("workflows", "ls", "--json").json
+    shown = over_http("workflows", "show", "demo")
+    drawn = over_http("workflows", "graph", "demo")
+    unknown = over_http("submit", "nope")
 
     assert {"hello_world", "demo"} <= {workflow["workflow_id"] for workflow in listed["workflows"]}
-    as_text = from_afar("workflows", "ls").out
+    as_text = over_http("workflows", "ls").out
     assert as_text.index("raster_ingest") < as_text.index("\ntests and examples:\n") < as_text.index("hello_world")
     assert shown.out.startswith("workflow_id: demo\n")
     assert drawn.out.startswith("flowchart TD\n")
@@ -78,11 +78,11 @@ def test_workflows_of_the_platform_are_listed_shown_and_drawn(from_afar):
 
 
 @pytest.mark.requirement("W3")
-def test_a_broken_file_is_not_submitted(from_afar, tmp_path):
+def test_a_broken_file_is_not_submitted(over_http, tmp_path):
     bad = written(tmp_path / "bad.yaml", BROKEN)
 
-    result = from_afar("submit", str(bad))
-    as_json = from_afar("submit", str(bad), "--json")
+    result = over_http("submit", str(bad))
+    as_json = over_http("submit", str(bad), "--json")
 
     assert result.code == as_json.code == 2
     assert f"{bad}:6:12: node 'start': " in result.err
@@ -90,13 +90,13 @@ def test_a_broken_file_is_not_submitted(from_afar, tmp_path):
 
 
 @pytest.mark.requirement("E16")
-def test_the_same_key_answers_with_the_same_job(from_afar):
+def test_the_same_key_answers_with_the_same_job(over_http):
     submit = ("submit", "echo_test", "--idempotency-key", "once")
 
-    first = from_afar(*submit, "--wait", "--json").json
-    again, result = from_afar(*submit, "--json").json, from_afar(*submit)
-    other = from_afar(*submit, "-p", "message=other")
-    forced = from_afar(*submit, "--force", "--json").json
+    first = over_http(*submit, "--wait", "--json").json
+    again, result = over_http(*submit, "--json").json, over_http(*submit)
+    other = over_http(*submit, "-p", "message=other")
+    forced = over_http(*submit, "--force", "--json").json
 
     assert (again["status"], again["job_id"]) == ("already_completed", first["job_id"])
     assert result.out.strip() == first["job_id"]
@@ -107,11 +107,11 @@ def test_the_same_key_answers_with_the_same_job(from_afar):
 
 
 @pytest.mark.requirement("E16")
-def test_a_job_that_failed_before_is_reported_as_failed(from_afar, failing):
+def test_a_job_that_failed_before_is_reported_as_failed(over_http, failing):
     submit = ("submit", str(failing), "--idempotency-key", "fails")
-    from_afar(*submit, "--wait")
+    over_http(*submit, "--wait")
 
-    again = from_afar(*submit)
+    again = over_http(*submit)
 
     assert again.code == 1
     assert "its job is failed: " in again.err
@@ -119,16 +119,16 @@ def test_a_job_that_failed_before_is_reported_as_failed(from_afar, failing):
 
 
 @pytest.mark.requirement("E19")
-def test_a_paused_queue_is_shown_to_a_waiting_client_and_keeps_its_limit(from_afar, platform, queued):
-    limited = from_afar("queues", "limit", "container-tasks", "2", "--json").json
-    paused = from_afar("queues", "pause", "container-tasks", "--json").json
-    job_id = from_afar("submit", str(queued), "--correlation-id", "\x1b[31mred", "--json").json["job_id"]
+def test_a_paused_queue_is_shown_to_a_waiting_client_and_keeps_its_limit(over_http, platform, queued):
+    limited = over_http("queues", "limit", "container-tasks", "2", "--json").json
+    paused = over_http("queues", "pause", "container-tasks", "--json").json
+    job_id = over_http("submit", str(queued), "--correlation-id", "\x1b[31mred", "--json").json["job_id"]
     waiting = start("jobs", "watch", job_id, DAGMASTER_URL=platform.facts["api_url"])
     line = next(line for line in waiting.stdout if "paused" in line)
-    shown = from_afar("jobs", "show", job_id)
-    resumed = from_afar("queues", "resume", "container-tasks", "--json").json
+    shown = over_http("jobs", "show", job_id)
+    resumed = over_http("queues", "resume", "container-tasks", "--json").json
     output, err = waiting.communicate(timeout=20)
-    lifted = from_afar("queues", "limit", "container-tasks", "none", "--json").json
+    lifted = over_http("queues", "limit", "container-tasks", "none", "--json").json
 
     remedy = "nap: queue container-tasks is paused; resume it with `dagmaster queues resume container-tasks`"
     assert (limited["max_running"], paused["max_running"], paused["is_paused"]) == (2, 2, True)
@@ -139,25 +139,25 @@ def test_a_paused_queue_is_shown_to_a_waiting_client_and_keeps_its_limit(from_af
     assert "\x1b" not in shown.out
     assert (resumed["max_running"], resumed["is_paused"], lifted["max_running"]) == (2, False, None)
     assert "job completed" in output, err
-    assert from_afar("queues", "pause", "nothing").code == 4
-    closed = from_afar("queues", "limit", "container-tasks", "0")
+    assert over_http("queues", "pause", "nothing").code == 4
+    closed = over_http("queues", "limit", "container-tasks", "0")
     assert closed.code == 2
     assert "at least 1; to stop it: dagmaster queues pause container-tasks" in closed.err
 
 
 @pytest.mark.requirement("M3")
-def test_instances_are_listed_with_what_they_offer_and_run(from_afar, platform, sleepy):
+def test_instances_are_listed_with_what_they_offer_and_run(over_http, platform, sleepy):
     pids = {child["role"]: child["pid"] for child in platform.facts["children"]}
-    job_id = from_afar("submit", str(sleepy), "-p", "seconds=20", "--json").json["job_id"]
+    job_id = over_http("submit", str(sleepy), "-p", "seconds=20", "--json").json["job_id"]
 
     def busy() -> list[dict[str, object]]:
-        workers = from_afar("workers", "ls", "--json").json["workers"]
+        workers = over_http("workers", "ls", "--json").json["workers"]
         return [worker for worker in workers if worker["running"]]
 
     (worker,) = eventually(busy)
-    (orchestrator,) = from_afar("orchestrators", "ls", "--json").json["orchestrators"]
-    workers, orchestrators = from_afar("workers", "ls").out, from_afar("orchestrators", "ls").out
-    queues = from_afar("queues", "ls").out
+    (orchestrator,) = over_http("orchestrators", "ls", "--json").json["orchestrators"]
+    workers, orchestrators = over_http("workers", "ls").out, over_http("orchestrators", "ls").out
+    queues = over_http("queues", "ls").out
 
     assert (worker["pid"], orchestrator["pid"]) == (pids["worker"], pids["orchestrator"])
     assert worker["running"][0]["task_id"].startswith(job_id)
@@ -173,40 +173,40 @@ def test_instances_are_listed_with_what_they_offer_and_run(from_afar, platform, 
 
 
 @pytest.mark.requirement("Q4")
-def test_dead_letters_are_listed_shown_and_replayed(from_afar, server):
+def test_dead_letters_are_listed_shown_and_replayed(over_http, server):
     with psycopg.connect(server, autocommit=True) as connection:
         connection.execute(
             "INSERT INTO dagapp.dag_job_messages (queue, message_id, body) "
             "VALUES ('dag-jobs', 'm1', '{\"workflow_id\": 7}')"
         )
 
-    letter = eventually(lambda: from_afar("dead-letters", "ls", "--json").json["dead_letters"])[0]
-    listed = from_afar("dead-letters", "ls")
-    shown = from_afar("dead-letters", "show", letter["dead_letter_id"][:20])
-    replayed = from_afar("dead-letters", "replay", letter["dead_letter_id"])
+    letter = eventually(lambda: over_http("dead-letters", "ls", "--json").json["dead_letters"])[0]
+    listed = over_http("dead-letters", "ls")
+    shown = over_http("dead-letters", "show", letter["dead_letter_id"][:20])
+    replayed = over_http("dead-letters", "replay", letter["dead_letter_id"])
 
     assert letter["dead_letter_id"] in listed.out
     assert "Malformed" in listed.out
     assert '"workflow_id": 7' in shown.out
     assert (replayed.code, replayed.out) == (0, "back in queue dag-jobs\n")
-    assert from_afar("dead-letters", "show", "00000000-0000-0000-0000-000000000000").code == 4
-    assert from_afar("dead-letters", "show", "what").code == 2
-    assert from_afar("dead-letters", "show", "00000000").code == 4
+    assert over_http("dead-letters", "show", "00000000-0000-0000-0000-000000000000").code == 4
+    assert over_http("dead-letters", "show", "what").code == 2
+    assert over_http("dead-letters", "show", "00000000").code == 4
 
 
 @pytest.mark.requirement("D4")
-def test_the_schema_is_inspected_through_the_platform(from_afar):
-    status = from_afar("db", "status", "--json").json
-    tables = from_afar("db", "tables").out
-    migrated = from_afar("db", "migrate")
-    rebuilt = from_afar("db", "rebuild", "--confirm", "dagmaster")
+def test_the_schema_is_inspected_through_the_platform(over_http):
+    status = over_http("db", "status", "--json").json
+    tables = over_http("db", "tables").out
+    migrated = over_http("db", "migrate")
+    rebuilt = over_http("db", "rebuild", "--confirm", "dagmaster")
 
     assert status["is_current"] is True
     assert " dag_jobs\n" in tables
     assert migrated.out == "nothing to change\n"
     assert rebuilt.code == 3
     assert "rebuilding is disabled" in rebuilt.err
-    assert from_afar("verify-history", "--all", "--server", "http://127.0.0.1:1").code == 2
+    assert over_http("verify-history", "--all", "--server", "http://127.0.0.1:1").code == 2
 
 
 @pytest.mark.requirement("M3")
@@ -228,17 +228,17 @@ def test_a_shell_gets_its_script(dagmaster, shell):
 
 def completed(words: str, place: int, **extra: str) -> list[str]:
     """The completions of a shell after these words."""
-    asked = {"_DAGMASTER_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(place)}
-    process = start(**asked, **extra)
+    environment = {"_DAGMASTER_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(place)}
+    process = start(**environment, **extra)
     out, err = process.communicate(timeout=10)
     assert err == ""
     return out.split()
 
 
 @pytest.mark.requirement("M3")
-def test_names_and_ids_of_the_platform_are_completed(from_afar, platform):
+def test_names_and_ids_of_the_platform_are_completed(over_http, platform):
     url = platform.facts["api_url"]
-    job_id = from_afar("submit", "echo_test", "--json").json["job_id"]
+    job_id = over_http("submit", "echo_test", "--json").json["job_id"]
 
     assert completed("dagmaster submit hello", 2, DAGMASTER_URL=url) == ["plain,hello_world"]
     assert f"plain,{job_id}" in completed(f"dagmaster jobs show --server {url} {job_id[:8]}", 5)
@@ -247,13 +247,13 @@ def test_names_and_ids_of_the_platform_are_completed(from_afar, platform):
 
 
 @pytest.mark.requirement("M3")
-def test_a_follower_outlives_the_api_and_misses_nothing(from_afar, platform, sleepy):
+def test_a_follower_outlives_the_api_and_misses_nothing(over_http, platform, sleepy):
     """The orchestrator is killed while someone follows; `up` starts it again."""
-    job_id = from_afar("submit", str(sleepy), "-p", "seconds=4", "--json").json["job_id"]
+    job_id = over_http("submit", str(sleepy), "-p", "seconds=4", "--json").json["job_id"]
     follower = start("jobs", "events", job_id, "--follow", "--json", DAGMASTER_URL=platform.facts["api_url"])
     lines = [next(follower.stdout) for _ in range(7)]
 
-    (orchestrator,) = from_afar("orchestrators", "ls", "--json").json["orchestrators"]
+    (orchestrator,) = over_http("orchestrators", "ls", "--json").json["orchestrators"]
     os.kill(orchestrator["pid"], signal.SIGKILL)
     output, err = follower.communicate(timeout=60)
 
@@ -290,24 +290,24 @@ def test_the_janitor_previews_its_actions_runs_them_and_lists_them(on_platform, 
 
 
 @pytest.mark.requirement("M3")
-def test_workflows_are_readable_on_eighty_columns(from_afar, monkeypatch):
+def test_workflows_are_readable_on_eighty_columns(over_http, monkeypatch):
     monkeypatch.setattr("dagmaster.cli.command.UNBOUNDED_WIDTH", 80)
 
-    lines = from_afar("workflows", "ls").out.splitlines()
+    lines = over_http("workflows", "ls").out.splitlines()
 
     assert max(map(len, lines)) <= 80
-    listed = from_afar("workflows", "ls", "--json").json["workflows"]
+    listed = over_http("workflows", "ls", "--json").json["workflows"]
     assert len(lines) <= 3 * len(listed)
     assert all(any(line.startswith(f"{one['workflow_id']} ") for line in lines) for one in listed)
 
 
 @pytest.mark.requirement("M3")
-def test_a_worker_that_was_killed_is_listed_only_with_all(server, tmp_path, from_afar):
+def test_a_worker_that_was_killed_is_listed_only_with_all(server, tmp_path, over_http):
     worker = start("worker", "--json", DATABASE_URL=server, HEALTH_ENABLED="false")
 
     def listed(*options):
         return {
-            line["pid"]: line["is_alive"] for line in from_afar("workers", "ls", *options, "--json").json["workers"]
+            line["pid"]: line["is_alive"] for line in over_http("workers", "ls", *options, "--json").json["workers"]
         }
 
     eventually(lambda: worker.pid in listed())

@@ -79,9 +79,9 @@ def test_a_second_up_on_the_same_data_conflicts_and_old_jobs_are_found(folder):
     assert [job["status"] for job in json.loads(jobs.stdout)["jobs"]] == ["completed"]
 
 
-def test_kill_9_leaves_nothing_running_and_the_next_start_finishes_the_job(folder, deaf):
+def test_kill_9_leaves_nothing_running_and_the_next_start_finishes_the_job(folder, sleepy_process):
     with up(folder) as platform:
-        job_id = call("submit", str(deaf), "-p", "seconds=1.5", "--data", str(folder)).stdout.strip()
+        job_id = call("submit", str(sleepy_process), "-p", "seconds=1.5", "--data", str(folder)).stdout.strip()
         # The handler's own process must be there, to see that it goes too.
         eventually(lambda: _is(platform, "SELECT FROM dagapp.dag_tasks WHERE status = 'running'"))
         everything = platform.pids()
@@ -255,17 +255,17 @@ def test_a_held_role_ends_with_the_process_that_holds_it(role):
 
 @pytest.mark.parametrize("code", [2, 3])
 def test_a_child_that_refuses_to_run_is_not_started_again(code):
-    said: list[str] = []
+    lines: list[str] = []
     child = ChildProcess("worker", 1, {})
     child._process = subprocess.Popen([sys.executable, "-c", f"raise SystemExit({code})"])
     child._process.wait()
 
-    child.tend(said.append)
-    child.tend(said.append)
+    child.tend(lines.append)
+    child.tend(lines.append)
 
     assert child.is_given_up
-    assert len(said) == 1
-    assert f"ended with exit code {code}; it is not restarted" in said[0]
+    assert len(lines) == 1
+    assert f"ended with exit code {code}; it is not restarted" in lines[0]
 
 
 def test_a_platform_whose_child_refuses_to_run_ends_at_once(folder):
@@ -309,10 +309,10 @@ def test_what_the_system_says_of_a_folder_decides_the_exit_code(tmp_path, monkey
     assert described(raised.value)[0] == code
 
 
-def test_a_second_signal_hurries_the_stop(folder, deaf):
+def test_a_second_signal_hurries_the_stop(folder, sleepy_process):
     """Sent to a platform whose worker would give its handler some seconds more."""
     with up(folder, SHUTDOWN_GRACE_SEC="60") as platform:
-        call("submit", str(deaf), "-p", "seconds=60", "--data", str(folder))
+        call("submit", str(sleepy_process), "-p", "seconds=60", "--data", str(folder))
         eventually(lambda: _is(platform, "SELECT FROM dagapp.dag_tasks WHERE status = 'running'"))
         everything = platform.pids()
         begun = time.monotonic()

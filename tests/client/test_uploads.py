@@ -52,11 +52,11 @@ class CuttingProxy:
     async def _serve(self, reader, writer) -> None:
         self.connections += 1
         there, back = await asyncio.open_connection(self._host, self._port)
-        is_mute = self.connections % 3 == 0
-        answers = asyncio.create_task(self._pass_on(there, writer, 0 if is_mute else 10**9))
+        is_silent = self.connections % 3 == 0
+        answers = asyncio.create_task(self._pass_on(there, writer, 0 if is_silent else 10**9))
         await self._pass_on(reader, back, self._most_bytes)
         back.close()
-        if not is_mute:
+        if not is_silent:
             await answers
         answers.cancel()
         writer.close()
@@ -126,10 +126,10 @@ async def test_another_file_with_the_same_name_gets_a_suffix_or_is_refused(datab
 
 
 async def test_a_platform_that_stays_away_ends_the_upload_with_its_error(database, tmp_path, file):
-    async with AsyncClient(attempts=1) as nowhere:
-        nowhere.json.connection._find = lambda: "http://127.0.0.1:1"
+    async with AsyncClient(attempts=1) as unreachable:
+        unreachable.json.connection._find = lambda: "http://127.0.0.1:1"
         with pytest.raises(Unavailable):
-            await nowhere.upload(file)
+            await unreachable.upload(file)
     async with platform(database, tmp_path) as url, AsyncClient(url, attempts=1) as client:
 
         def leave(arrived: int, _total: int) -> None:
@@ -190,8 +190,8 @@ async def test_the_blocking_client_uploads_with_its_key(database, tmp_path, file
             return info, [source.blob for source in client.sources()], client.upload_info(info.upload_id)
 
     async with platform(database, tmp_path, auth_enabled=True) as url:
-        info, sources, asked = await asyncio.to_thread(upload, url)
+        info, sources, requests = await asyncio.to_thread(upload, url)
 
     assert sources == [info.source.blob] == ["ddh/scene.tif"]
-    assert asked == info
+    assert requests == info
     assert arrived[-1] == len(DATA)

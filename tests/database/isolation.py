@@ -251,7 +251,9 @@ class Interleaver:
     @classmethod
     @asynccontextmanager
     async def on(cls, dsn: str) -> AsyncIterator[Self]:
-        connections = [await connect(_impatient(dsn), role=f"session-{n}", lock_timeout_seconds=0) for n in (1, 2)]
+        connections = [
+            await connect(_with_short_timeouts(dsn), role=f"session-{n}", lock_timeout_seconds=0) for n in (1, 2)
+        ]
         watcher = await connect(dsn, role="watcher")
         try:
             yield cls(connections, watcher)
@@ -346,7 +348,7 @@ class Interleaver:
             await self._settle(actor)
 
 
-def _impatient(dsn: str) -> str:
+def _with_short_timeouts(dsn: str) -> str:
     given = psycopg.conninfo.conninfo_to_dict(dsn)
     options = f"{given.pop('options', '')} -c deadlock_timeout=50ms".strip()
     return psycopg.conninfo.make_conninfo(**{**given, "options": options})

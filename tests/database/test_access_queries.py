@@ -96,8 +96,8 @@ def test_a_decision_reads_no_table_of_assets_from_end_to_end(filled: str, name: 
         connection.execute(f"SET plan_cache_mode = {plan}")
         connection.execute(f"PREPARE it AS {text}")
         cursor = ClientCursor(connection)
-        asked = f"EXPLAIN (COSTS OFF) EXECUTE it ({', '.join(['%s'] * len(names))})"
-        lines = [row[0] for row in cursor.execute(asked, [VALUES[name][each] for each in names]).fetchall()]
+        statement = f"EXPLAIN (COSTS OFF) EXECUTE it ({', '.join(['%s'] * len(names))})"
+        lines = [row[0] for row in cursor.execute(statement, [VALUES[name][each] for each in names]).fetchall()]
 
     assert [
         line for line in lines if re.search(r"Seq Scan on (?:geospatial_|asset_|api_keys|layer_|external_)", line)

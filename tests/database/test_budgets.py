@@ -30,10 +30,10 @@ async def test_a_worker_that_knows_one_limit_also_respects_the_limit_of_another_
 
     async with await psycopg.AsyncConnection.connect(bench.dsn) as other:
         await other.execute("SELECT FROM dagapp.dag_queues WHERE queue = %s FOR UPDATE", [QUEUE])
-        asking = asyncio.create_task(take(bench, Demand((QUEUE, NARROW), ("echo",), 5)))
-        done, _ = await asyncio.wait([asking], timeout=0.5)
+        claiming = asyncio.create_task(take(bench, Demand((QUEUE, NARROW), ("echo",), 5)))
+        done, _ = await asyncio.wait([claiming], timeout=0.5)
         await other.rollback()
-    taken = await asking
+    taken = await claiming
 
     assert not done, "another worker holds the budget, and may be claiming"
     assert [task.queue for task in taken] == [QUEUE]

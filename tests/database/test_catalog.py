@@ -529,18 +529,18 @@ async def test_what_others_made_fail_is_tried_again(catalog_database, monkeypatc
 async def test_waiting_for_other_writers_does_not_count_as_time_of_a_statement(catalog_database):
     """The session's own limit is shorter than the wait."""
     async with (
-        opened(catalog_database, statement_timeout_seconds=0.3) as hurried,
+        opened(catalog_database, statement_timeout_seconds=0.3) as limited,
         await psycopg.AsyncConnection.connect(catalog_database) as holder,
     ):
-        await hurried.write([an_item("a")])
-        await hurried.prepare((0, 1))
+        await limited.write([an_item("a")])
+        await limited.prepare((0, 1))
         await holder.execute("SELECT pg_advisory_xact_lock(hashtextextended('dagmaster.catalog:dem', 0))")
-        writers = [asyncio.create_task(hurried.put((0, 1))) for _ in range(3)]
+        writers = [asyncio.create_task(limited.put((0, 1))) for _ in range(3)]
         await asyncio.sleep(1)
         await holder.rollback()
         await asyncio.gather(*writers)
 
-    assert await hurried.reader.item_ids("dem") == ["a"]
+    assert await limited.reader.item_ids("dem") == ["a"]
 
 
 @pytest.mark.requirement("C1")

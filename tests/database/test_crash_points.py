@@ -195,8 +195,8 @@ class Trial:
     async def forgotten(self) -> None:
         """Until the server has noticed that its client is gone."""
         deadline = time.monotonic() + 10
-        asked = "SELECT 1 FROM pg_stat_activity WHERE application_name LIKE %s AND datname = current_database()"
-        while await self.stage.rows(asked, f"%{DOOMED}%"):
+        statement = "SELECT 1 FROM pg_stat_activity WHERE application_name LIKE %s AND datname = current_database()"
+        while await self.stage.rows(statement, f"%{DOOMED}%"):
             assert time.monotonic() < deadline, "the session of the dead process is still there"
             await asyncio.sleep(0.005)
 

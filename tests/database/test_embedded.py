@@ -214,7 +214,7 @@ def test_a_normal_user_has_a_cluster_too():
     data_folder.mkdir(mode=0o700)
     os.chown(data_folder, NOBODY, NOBODY)
 
-    child = multiprocessing.get_context("fork").Process(target=start_as_nobody, args=(data_folder, a_name()))
+    child = multiprocessing.get_context("fork").Process(target=start_unprivileged, args=(data_folder, a_name()))
     child.start()
     child.join(60)
     shutil.rmtree(data_folder)
@@ -222,7 +222,7 @@ def test_a_normal_user_has_a_cluster_too():
     assert child.exitcode == 0
 
 
-def start_as_nobody(data_folder: Path, name: str) -> None:
+def start_unprivileged(data_folder: Path, name: str) -> None:
     os.setgroups([])
     os.setgid(NOBODY)
     os.setuid(NOBODY)

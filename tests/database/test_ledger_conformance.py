@@ -1355,10 +1355,10 @@ async def test_a_task_is_lost_only_when_a_scan_sees_its_lapsed_lease(bench):
     await bench.set_clock(59)
     early = await driver.turn("overdue")
     await bench.set_clock(61)
-    elsewhere = await driver.turn("started")
+    of_other_job = await driver.turn("started")
 
     assert early == []
-    assert [type(item) for item in elsewhere] == [Started]
+    assert [type(item) for item in of_other_job] == [Started]
 
 
 @every_worker_ledger

@@ -179,8 +179,10 @@ async def test_a_notification_sent_with_a_commit_arrives_after_it(connection, da
     async with await psycopg.AsyncConnection.connect(database, autocommit=True) as other:
         await notifier.wait(5)  # it listens
         for number in range(50):
-            tell = Call("notify_channels", {"channels": ["dagmaster_results"]})
-            running = asyncio.create_task(pipeline.execute(connection, [Call("put", {"number": number}), BREAK, tell]))
+            notify = Call("notify_channels", {"channels": ["dagmaster_results"]})
+            running = asyncio.create_task(
+                pipeline.execute(connection, [Call("put", {"number": number}), BREAK, notify])
+            )
             assert await notifier.wait(5) == {"results"}
             row = await (await other.execute("SELECT count(*) FROM visits")).fetchone()
             assert row == (number + 1,)

@@ -202,8 +202,8 @@ def test_tasks_without_a_handler_on_this_worker_cost_one_index_probe(large_job, 
     with psycopg.connect(conninfo(dsn, "test", 15, 3, 10, settings=BY_KEY)) as connection:
         connection.execute(f"PREPARE it AS {text}")
         cursor = ClientCursor(connection)
-        asked = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) EXECUTE it ({', '.join(['%s'] * len(names))})"
-        plan = cursor.execute(asked, list(values.values())).fetchone()[0][0]["Plan"]
+        statement = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) EXECUTE it ({', '.join(['%s'] * len(names))})"
+        plan = cursor.execute(statement, list(values.values())).fetchone()[0][0]["Plan"]
         connection.rollback()
 
     assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] < 50

@@ -261,15 +261,15 @@ def test_what_is_made_from_nothing_is_what_is_wanted(empty_database):
 
 @pytest.mark.requirement("D4")
 def test_a_starting_platform_restores_dropped_objects(database):
-    said = []
+    messages = []
     with psycopg.connect(database) as connection:
         connection.execute("ALTER TABLE dagapp.dag_jobs DROP COLUMN deadline_at CASCADE")
 
-    assert ensure_schema(database, said.append) == "current"
-    complete_schema(database, said.append)
+    assert ensure_schema(database, messages.append) == "current"
+    complete_schema(database, messages.append)
 
     assert deploy.status(database).is_current
-    assert any("deadline_at" in line for line in said)
+    assert any("deadline_at" in line for line in messages)
 
 
 @pytest.mark.requirement("D4")
@@ -587,8 +587,10 @@ def test_a_migration_that_waited_says_that_another_one_migrated(database):
 def second_waits(dsn: str) -> bool:
     """Whether another deployment has asked for the lock."""
     with psycopg.connect(dsn) as connection:
-        asked = "SELECT 1 FROM pg_stat_activity WHERE query LIKE '%pg_try_advisory_lock%' AND pid <> pg_backend_pid()"
-        rows = connection.execute(f"{asked} AND datname = current_database()").fetchall()
+        statement = (
+            "SELECT 1 FROM pg_stat_activity WHERE query LIKE '%pg_try_advisory_lock%' AND pid <> pg_backend_pid()"
+        )
+        rows = connection.execute(f"{statement} AND datname = current_database()").fetchall()
     return len(rows) > 0
 
 

@@ -43,14 +43,14 @@ def variables(text: str) -> dict[str, str]:
 
 def modules() -> dict[str, str]:
     """The text of each container app, by its name."""
-    found = re.split(r"^module (\w+) 'app.bicep' = ", MAIN, flags=re.MULTILINE)
-    return {name: text.split("\n}\n")[0] for name, text in zip(found[1::2], found[2::2], strict=True)}
+    parts = re.split(r"^module (\w+) 'app.bicep' = ", MAIN, flags=re.MULTILINE)
+    return {name: text.split("\n}\n")[0] for name, text in zip(parts[1::2], parts[2::2], strict=True)}
 
 
 def value(module: str, parameter: str) -> str:
-    found = re.search(rf"^    {parameter}: '?([^'\n]+)'?$", module, re.MULTILINE)
-    assert found, parameter
-    return found[1]
+    match = re.search(rf"^    {parameter}: '?([^'\n]+)'?$", module, re.MULTILINE)
+    assert match, parameter
+    return match[1]
 
 
 def without_comments(text: str) -> str:

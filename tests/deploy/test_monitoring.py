@@ -51,11 +51,11 @@ def expressions() -> Iterator[tuple[str, str]]:
 
 
 def samples_of(text: str) -> Exposed:
-    found: Exposed = defaultdict(set)
+    exposed: Exposed = defaultdict(set)
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            found[sample.name] |= set(sample.labels)
-    return found
+            exposed[sample.name] |= set(sample.labels)
+    return exposed
 
 
 @pytest.fixture(scope="module")

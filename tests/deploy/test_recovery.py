@@ -47,10 +47,10 @@ async def test_a_dump_is_restored_and_jobs_continue(catalog_database, empty_data
     await asyncio.to_thread(run, block_with("pg_dump"), tmp_path, DATABASE_URL=catalog_database)
     await asyncio.to_thread(run, block_with("pg_restore"), tmp_path, DATABASE_URL=empty_database)
     await asyncio.to_thread(run_platform, block_with("dagmaster db migrate"), empty_database, tmp_path)
-    said = await asyncio.to_thread(run_platform, block_with("dagmaster verify-storage"), empty_database, tmp_path)
+    output = await asyncio.to_thread(run_platform, block_with("dagmaster verify-storage"), empty_database, tmp_path)
 
-    assert "1 job," in said
-    assert "compared with 5 references: clean" in said
+    assert "1 job," in output
+    assert "compared with 5 references: clean" in output
     await run_a_job(empty_database, tmp_path / "after")
 
 
@@ -127,14 +127,14 @@ def test_a_database_is_restored_to_a_time_between_two_approvals(archiving, tmp_p
         as_server(restored, commands, PGDATA=str(restored.data), target_time=between)
         restored.start()
         wait_until_promoted(restored.dsn)
-        said = run_platform(block_with("dagmaster verify-storage"), restored.dsn, tmp_path)
+        output = run_platform(block_with("dagmaster verify-storage"), restored.dsn, tmp_path)
         report = asyncio.run(verify_storage(restored.dsn, storage, reads_content=True, least_age=NOW))
         datasets = execute(restored.dsn, "SELECT array_agg(DISTINCT collection ORDER BY collection) FROM pgstac.items")
     finally:
         restored.remove()
 
     assert datasets == ["first", "second"]
-    assert "1 job," in said
+    assert "1 job," in output
     assert report.served == 0
     assert report.objects_read == 6
     newer = {(each.path or "").partition("/third")[0]: each.message for each in report.findings}

@@ -49,12 +49,12 @@ _LIBC = ctypes.CDLL(None)
 def die_with(parent: int) -> Callable[[], None]:
     """A function for a child to ask the kernel to be killed when its parent ends."""
 
-    def ask() -> None:
+    def set_death_signal() -> None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:
             os._exit(1)
 
-    return ask
+    return set_death_signal
 
 
 # --- used by tests ---------------------------------------------------------------------------------------------------

@@ -143,7 +143,7 @@ def pause_once(ctx: Any) -> None:
         ctypes.PyDLL(None).pause()
 
 
-async def _ask(what: str, *arguments: str) -> None:
+async def _send(what: str, *arguments: str) -> None:
     from dagmaster import faults, settings
     from dagmaster.database.ledger.postgres import PostgresLedger
     from dagmaster.operations.cancel import cancel
@@ -179,4 +179,4 @@ async def _submit(ledger: Any, file: Path, count: int, key: str | None = None) -
 
 
 if __name__ == "__main__":
-    asyncio.run(_ask(*sys.argv[1:]))
+    asyncio.run(_send(*sys.argv[1:]))

@@ -142,20 +142,20 @@ async def test_an_orchestrator_dies_at_each_commit_and_another_one_takes_the_job
         publishing(database, tmp_path) as publisher,
         fleet(database, tmp_path, workers=1, **QUICK, workflow_folders=tmp_path / "workflows") as running,
     ):
-        doomed, heir = running.process("orchestrator"), running.process("orchestrator")
+        doomed, successor = running.process("orchestrator"), running.process("orchestrator")
         for visit in range(1, 20):
             submitted = await submit(publisher, workflow, f"dem-{visit}")
             if workflow == "sleeping":
                 await request_cancel(database, submitted.job_id)
             doomed.start(crash_point=f"{point}:{visit}")
             if has_died := await dies(running, doomed, submitted.job_id):
-                heir.start()
+                successor.start()
             await running.wait(submitted.job_id)
 
             assert await processing_events(running.rows, submitted) == [event]
             assert await states(running.rows, submitted) == (state, state)
             assert doomed.exit_code == (CRASHED if has_died else None)
-            for process in (doomed, heir):
+            for process in (doomed, successor):
                 process.kill()
             if not has_died:
                 break

@@ -73,11 +73,11 @@ async def test_a_running_handler_is_notified_within_a_second_and_waiting_nodes_n
     async with engine(database, handlers=HANDLERS) as running:
         job_id = await running.submit(workflow(two("listening")))
         await running_task(running, job_id)
-        asked = time.monotonic()
+        requested_at = time.monotonic()
 
         answer = await cancel(running.ledger, job_id, by="ana", reason="wrong file")
         await until(lambda: asyncio.sleep(0, _ran))
-        notified_seconds = time.monotonic() - asked
+        notified_seconds = time.monotonic() - requested_at
         job = await running.wait(job_id)
 
         assert answer.is_new

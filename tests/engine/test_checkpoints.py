@@ -86,12 +86,12 @@ async def test_what_was_checkpointed_is_done_once_wherever_the_handler_is_interr
             for kind in kinds
             for hold in (1, 2, 3)
         }
-        bereft = await running.submit_one(PHASES.replace("WHAT", kinds[0]), **params, hold=3)
-        pids = await running.until(lambda: _held(running, holds | {bereft: 3}), 30, "the phases that hold")
-        (tmp_path / f"{bereft}_2").unlink()
+        interrupted = await running.submit_one(PHASES.replace("WHAT", kinds[0]), **params, hold=3)
+        pids = await running.until(lambda: _held(running, holds | {interrupted: 3}), 30, "the phases that hold")
+        (tmp_path / f"{interrupted}_2").unlink()
 
         await interrupt(running, pids)
-        states = await running.wait([*holds, bereft], 30)
+        states = await running.wait([*holds, interrupted], 30)
 
         assert set(states) == {"completed"}
         worked = Counter(
@@ -99,12 +99,18 @@ async def test_what_was_checkpointed_is_done_once_wherever_the_handler_is_interr
         )
         expected = [(job_id, 1, phase) for job_id, hold in holds.items() for phase in range(1, hold + 1)]
         expected += [(job_id, 2, phase) for job_id, hold in holds.items() for phase in range(hold, 4)]
-        expected += [(bereft, 1, 1), (bereft, 1, 2), (bereft, 1, 3), (bereft, 2, 2), (bereft, 2, 3)]
+        expected += [
+            (interrupted, 1, 1),
+            (interrupted, 1, 2),
+            (interrupted, 1, 3),
+            (interrupted, 2, 2),
+            (interrupted, 2, 3),
+        ]
         assert worked == Counter(tuple(map(str, line)) for line in expected)
-        for job_id in (*holds, bereft):
+        for job_id in (*holds, interrupted):
             node = (await running.nodes(job_id))["work"]
             assert (node["attempt"], node["retry_count"], node["loss_count"]) == (2, 0, losses)
-        assert "no longer exists" in await _log_of(running, bereft)
+        assert "no longer exists" in await _log_of(running, interrupted)
 
 
 async def _log_of(running: Fleet, job_id: UUID) -> str:
@@ -124,7 +130,7 @@ async def test_handlers_in_c_calls_are_given_back_and_a_second_signal_hurries(da
         await running.until(lambda: _held(running, dict(zip(jobs, (1, 2), strict=True))), 30, "the handlers")
 
         stopped.signal(signal.SIGTERM)
-        await running.until(lambda: _says(stopped.log, "worker is stopping"), 10, "the worker to stop")
+        await running.until(lambda: _has_logged(stopped.log, "worker is stopping"), 10, "the worker to stop")
         await running.start("worker")
         assert stopped.is_running
         stopped.signal(signal.SIGTERM)
@@ -138,7 +144,7 @@ async def test_handlers_in_c_calls_are_given_back_and_a_second_signal_hurries(da
             assert (node["retry_count"], node["loss_count"]) == (0, 0)
 
 
-async def _says(log: Path, words: str) -> bool:
+async def _has_logged(log: Path, words: str) -> bool:
     return words in log.read_text()
 
 

@@ -165,9 +165,9 @@ def test_every_named_crash_point_is_swept():
     }
     ends = {*ENDING["orchestrator"], *ENDING["worker"]}
 
-    elsewhere = {*CALLED, *CALLBACKS, *BROKER}
-    assert named | ends | elsewhere == set(faults.POINTS)
-    assert not (named | ends) & elsewhere
+    covered_by_others = {*CALLED, *CALLBACKS, *BROKER}
+    assert named | ends | covered_by_others == set(faults.POINTS)
+    assert not (named | ends) & covered_by_others
 
 
 # --- processes die one after the other while jobs keep coming --------------------------------------------------------

@@ -33,10 +33,10 @@ async def test_a_job_completes_although_a_dask_worker_and_the_scheduler_are_kill
 ) -> None:
     """The first attempt of each child would take a minute, so it ends only because it is lost."""
     cluster = DaskCluster(tmp_path)
-    here = {"PYTHONPATH": str(ROOT)}
+    environment = {"PYTHONPATH": str(ROOT)}
     try:
         cluster.start_scheduler()
-        cluster.start_workers(2, env=here)
+        cluster.start_workers(2, env=environment)
         settings = {"worker_executor": "dask", "dask_scheduler_address": cluster.address, "task_lease_sec": 5}
         async with fleet(database, tmp_path, orchestrators=1, workers=1, **settings) as running:
             job = await running.submit_one(NOTES, file=str(running.executions))
@@ -50,7 +50,7 @@ async def test_a_job_completes_although_a_dask_worker_and_the_scheduler_are_kill
             cluster.scheduler.kill()
             cluster.scheduler.wait()
             cluster.start_scheduler()
-            cluster.start_workers(2, env=here)
+            cluster.start_workers(2, env=environment)
 
             states = await running.wait(job, 50)
 

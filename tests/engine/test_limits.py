@@ -75,10 +75,10 @@ ONE = """
 async def test_a_higher_priority_is_claimed_first(database):
     async with engine(database, workers=0) as running:
         running.add(workflow(ONE))
-        asked = [Submission(workflow_id="one", priority=priority) for priority in (0, 5, 10, 0, 5, 10)]
-        await submit(running.ledger, running.library, asked)
+        submissions = [Submission(workflow_id="one", priority=priority) for priority in (0, 5, 10, 0, 5, 10)]
+        await submit(running.ledger, running.library, submissions)
         running.notifier.notify(JOBS)
-        while len(await running.rows("SELECT 1 FROM dagapp.dag_tasks WHERE status = 'queued'")) < len(asked):
+        while len(await running.rows("SELECT 1 FROM dagapp.dag_tasks WHERE status = 'queued'")) < len(submissions):
             await asyncio.sleep(0.05)
 
         await running.start_worker(worker_slots=1)

@@ -151,7 +151,7 @@ async def test_fifty_random_kills_lose_no_job_and_count_no_result_twice(database
         children = await _children_of_running_workers(running)
         assert running.survivors().keys() <= children, "a child process outlived its worker"
         print(f"\n{kills} kills in {killed_for:.1f} s, all done after {seconds:.1f} s")
-        _tell_of_duplicates(running, len(jobs) * (light + heavy), kills)
+        _print_duplicates(running, len(jobs) * (light + heavy), kills)
         assert seconds < 60
 
 
@@ -176,7 +176,7 @@ def _parent_of(pid: int) -> int:
         return 0
 
 
-def _tell_of_duplicates(running: Fleet, tasks: int, kills: int) -> None:
+def _print_duplicates(running: Fleet, tasks: int, kills: int) -> None:
     """Tasks may run more than once; none may not run at all."""
     executed = running.executed()
     again = len(executed) - tasks

@@ -199,8 +199,8 @@ async def test_statistics_of_a_mosaic_agree_with_gdal(hub: Hub) -> None:
     )
     vrt = hub.folder / "all.vrt"
     subprocess.run(["gdalbuildvrt", "-q", vrt, *hub.cogs("dem")], check=True)
-    said = subprocess.run(["gdalinfo", "-json", "-stats", vrt], check=True, capture_output=True, text=True)
-    (expected,) = [band["metadata"][""] for band in json.loads(said.stdout)["bands"]]
+    completed = subprocess.run(["gdalinfo", "-json", "-stats", vrt], check=True, capture_output=True, text=True)
+    (expected,) = [band["metadata"][""] for band in json.loads(completed.stdout)["bands"]]
     (statistics,) = job["result_data"]["statistics"]
 
     assert statistics["minimum"] == pytest.approx(float(expected["STATISTICS_MINIMUM"]), rel=1e-9)
@@ -633,7 +633,7 @@ async def test_served_documents_have_urls_of_the_server_that_is_asked(hub: Hub) 
     await hub.process("scene", hub.file("scene.tif"), "process_large_raster", tile_size=1024)
     app = create_app(Settings(public_url=None), hub.running.dsn, storage=hub.publisher.storage)
 
-    def ask() -> tuple[dict[str, Any], list[dict[str, Any]], list[int]]:
+    def read_served() -> tuple[dict[str, Any], list[dict[str, Any]], list[int]]:
         with TestClient(app, base_url="http://localhost:8123") as client:
             collection = client.get("/stac/collections/scene").json()
             items = client.get("/stac/collections/scene/items").json()["features"]
@@ -641,7 +641,7 @@ async def test_served_documents_have_urls_of_the_server_that_is_asked(hub: Hub) 
             files = [collection["assets"]["mosaic"]["href"], items[0]["assets"]["data"]["href"], *links]
             return collection, items, [client.get(url).status_code for url in files]
 
-    collection, items, statuses = await asyncio.to_thread(ask)
+    collection, items, statuses = await asyncio.to_thread(read_served)
 
     assert statuses == [200] * 5
     assert len(items) == len(hub.cogs("scene"))

@@ -122,8 +122,8 @@ async def test_a_job_shows_within_seconds_that_no_worker_serves_its_queue(databa
 
         async def reasons() -> Any:
             waiting = await ok(http.get(f"/api/v1/jobs/{job_id}/waiting"))
-            found = [each for node in waiting["nodes"] for each in node["reasons"]]
-            return next((each for each in found if each["code"] == "no_worker"), None)
+            listed = [each for node in waiting["nodes"] for each in node["reasons"]]
+            return next((each for each in listed if each["code"] == "no_worker"), None)
 
         reason = await until(reasons, timeout=3)
         await running.start_worker([HEAVY])

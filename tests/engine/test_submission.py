@@ -26,20 +26,20 @@ ONCE = """
 """
 
 
-def asked(key=None, by=None, **inputs):
+def submission(key=None, by=None, **inputs):
     return Submission(workflow_id="once", input_params=inputs, idempotency_key=key, submitted_by=by)
 
 
 async def test_a_repeated_submission_answers_in_every_state(database):
     async with engine(database, orchestrators=0, workers=0) as running:
         running.add(workflow(ONCE))
-        first = await submit_once(running.ledger, running.library, asked(n=1))
-        waiting = await submit_once(running.ledger, running.library, asked(n=1))
+        first = await submit_once(running.ledger, running.library, submission(n=1))
+        waiting = await submit_once(running.ledger, running.library, submission(n=1))
         await running.start_orchestrator()
         await running.start_worker()
         await running.wait(first.job_id)
 
-        done = await submit_once(running.ledger, running.library, asked(n=1))
+        done = await submit_once(running.ledger, running.library, submission(n=1))
 
         assert (first.status, waiting.status, done.status) == ("accepted", "already_processing", "already_completed")
         assert first.job_id == waiting.job_id == done.job_id
@@ -49,12 +49,12 @@ async def test_a_repeated_submission_answers_in_every_state(database):
 async def test_a_failed_job_says_where_it_failed_and_force_starts_a_new_one(database):
     async with engine(database) as running:
         running.add(workflow(ONCE))
-        first = await submit_once(running.ledger, running.library, asked(n=1, fail=True))
+        first = await submit_once(running.ledger, running.library, submission(n=1, fail=True))
         await running.wait(first.job_id)
 
-        again = await submit_once(running.ledger, running.library, asked(n=1, fail=True))
-        forced = await submit_once(running.ledger, running.library, asked(n=1, fail=True), force=True)
-        after = await submit_once(running.ledger, running.library, asked(n=1, fail=True))
+        again = await submit_once(running.ledger, running.library, submission(n=1, fail=True))
+        forced = await submit_once(running.ledger, running.library, submission(n=1, fail=True), force=True)
+        after = await submit_once(running.ledger, running.library, submission(n=1, fail=True))
 
         assert (again.status, again.job_status, again.failed_stage) == ("previously_failed", "failed", "trouble")
         assert "start" in again.completed_stages
@@ -69,7 +69,7 @@ async def test_of_two_that_race_one_creates_the_job(database):
         running.add(workflow(ONCE))
         ledgers = [PostgresLedger(database, f"racer-{n}") for n in range(8)]
 
-        answers = await asyncio.gather(*(submit_once(each, running.library, asked(n=7)) for each in ledgers))
+        answers = await asyncio.gather(*(submit_once(each, running.library, submission(n=7)) for each in ledgers))
 
         assert len({answer.job_id for answer in answers}) == 1
         assert sorted(answer.status for answer in answers) == ["accepted"] + ["already_processing"] * 7
@@ -81,10 +81,10 @@ async def test_of_two_that_race_one_creates_the_job(database):
 async def test_the_same_key_with_other_inputs_is_a_conflict(database):
     async with engine(database, orchestrators=0, workers=0) as running:
         running.add(workflow(ONCE))
-        await submit_once(running.ledger, running.library, asked("k", n=1))
+        await submit_once(running.ledger, running.library, submission("k", n=1))
 
         with pytest.raises(Conflict) as refused:
-            await submit_once(running.ledger, running.library, asked("k", n=2), force=True)
+            await submit_once(running.ledger, running.library, submission("k", n=2), force=True)
 
         assert refused.value.code == "job.key-conflict"
         assert len(await running.rows("SELECT 1 FROM dagapp.dag_jobs")) == 1
@@ -94,8 +94,8 @@ async def test_keys_belong_to_their_submitter(database):
     async with engine(database, orchestrators=0, workers=0) as running:
         running.add(workflow(ONCE))
 
-        mine = await submit_once(running.ledger, running.library, asked("k", by="me", n=1))
-        yours = await submit_once(running.ledger, running.library, asked("k", by="you", n=2))
+        mine = await submit_once(running.ledger, running.library, submission("k", by="me", n=1))
+        yours = await submit_once(running.ledger, running.library, submission("k", by="you", n=2))
 
         assert (mine.status, yours.status) == ("accepted", "accepted")
 

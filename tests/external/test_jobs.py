@@ -110,8 +110,8 @@ async def test_a_public_dataset_is_copied_verified_and_withdrawn(hub: Hub, exter
     assert [(path.name, sha256(path)) for path in copies] == [(path.name, sha256(path)) for path in hub.cogs("scene")]
     assert len(copies) >= 3
     assert all(cog_validate(path, strict=True, quiet=True)[0] for path in copies)
-    said = subprocess.run(["gdalinfo", "-json", copies[0]], check=True, capture_output=True, text=True)
-    assert json.loads(said.stdout)["driverShortName"] == "GTiff"
+    completed = subprocess.run(["gdalinfo", "-json", copies[0]], check=True, capture_output=True, text=True)
+    assert json.loads(completed.stdout)["driverShortName"] == "GTiff"
 
     # The manifest names every object with its size and checksum.
     manifest = json.loads((external.folder / "manifests/scene/v0/r1/manifest.json").read_bytes())

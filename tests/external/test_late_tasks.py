@@ -69,8 +69,8 @@ async def exporting(kit: Kit, chore: ExternalCopyChore) -> UUID:
 )
 async def test_what_is_written_too_late_is_removed_again(kit: Kit, chore: ExternalCopyChore, tmp_path, happening: str):
     job_id = await exporting(kit, chore)
-    calm = context(kit, job_id, WorkerCopy())
-    plan = copying.plan(calm, copying.PlanParams(asset_id="dem", version_ordinal=0))
+    current = context(kit, job_id, WorkerCopy())
+    plan = copying.plan(current, copying.PlanParams(asset_id="dem", version_ordinal=0))
     params = copying.CopyParams(target=plan.target, batch=plan.batches[0])
 
     with pytest.raises(DagmasterError):

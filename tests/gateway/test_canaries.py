@@ -326,8 +326,8 @@ async def _use(site: Site, places: Places) -> Known:
             answer = await client.post(url, json=body, headers=headers)
             assert answer.status_code >= 400, (name, answer.text)
             places.add("answers", answer.text)
-        asked = await client.get(f"{orchestrator}/api/jobs/status/{OLD_ID}", headers=operator)
-        places.add("answers", json.dumps(receipt), asked.text)
+        response = await client.get(f"{orchestrator}/api/jobs/status/{OLD_ID}", headers=operator)
+        places.add("answers", json.dumps(receipt), response.text)
         subscriber = dict.fromkeys(("successUri", "inProgressUri", "failedUri"), site.callback_url)
         body = {"workflow_id": "leaky", "subscriber": subscriber}
         job = await ok(client.post(f"{front}/api/gateway/submit", json=body, headers=operator), 202)

@@ -94,7 +94,7 @@ async def test_partners_submit_and_poll_through_the_host(kit: Kit, tmp_path, mon
         submitted = await host.request("POST", "/api/platform/submit", SUBMISSION, **{"X-API-Key": key})
         status = await host.request("GET", "/api/platform/status/order%3A7", **{"x-api-key": key})
         unknown = await host.request("GET", "/api/platform/status/nothing", **{"X-API-Key": key})
-        nowhere = await host.request("GET", "/nowhere", **{"X-API-Key": key})
+        no_route = await host.request("GET", "/nowhere", **{"X-API-Key": key})
         anonymous = await host.request("GET", "/api/platform/status/order%3A7")
         forged = await host.request("GET", "/api/platform/status/order%3A7", **{"X-API-Key": f"{key[:-2]}xx"})
         large = await host.request("POST", "/api/platform/submit", {"x": "y" * 1_100_000}, **{"X-API-Key": key})
@@ -105,16 +105,18 @@ async def test_partners_submit_and_poll_through_the_host(kit: Kit, tmp_path, mon
     assert submitted.status_code == 202, submitted.get_body()
     assert json.loads(status.get_body())["request_id"] == "order:7"
     assert json.loads(status.get_body())["status"] == "received"
-    refused = [unknown, nowhere, anonymous, forged, large]
+    refused = [unknown, no_route, anonymous, forged, large]
     assert [answer.status_code for answer in refused] == [404, 404, 401, 401, 413]
     assert {answer.mimetype for answer in refused} == {"application/problem+json"}
     assert len(starts) == 1
 
 
 async def test_a_database_that_is_down_at_the_start_is_an_outage_and_not_the_end(tmp_path, monkeypatch):
-    nowhere = "postgresql://x@127.0.0.1:1/none"
+    unreachable = "postgresql://x@127.0.0.1:1/none"
     monkeypatch.setattr(reads, "pool", partial(reads.pool, wait_seconds=0.5))
-    host = Host(monkeypatch, AUTH_ENABLED="true", GATEWAY_DATABASE_URL=nowhere, ORCHESTRATOR_URLS="http://127.0.0.1:1")
+    host = Host(
+        monkeypatch, AUTH_ENABLED="true", GATEWAY_DATABASE_URL=unreachable, ORCHESTRATOR_URLS="http://127.0.0.1:1"
+    )
     alive = await host.request("GET", "/livez")
     ready = await host.request("GET", "/readyz")
     await host.app.middleware._app.close()

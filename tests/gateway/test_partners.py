@@ -290,14 +290,14 @@ async def test_only_operators_and_administrators_reach_jobs_admin_and_proxy(kit:
             await client.get(f"/api/proxy/orchestrator/{path}", headers=keys["admin"])
             for path in ("%2e%2e/x", "a/%2e%2e/b", "%2f%2fevil.example", "a%5cb", "a%3fb=c", "a%0ab")
         ]
-        elsewhere = await client.get("/api/proxy/database/x", headers=keys["admin"])
+        unknown = await client.get("/api/proxy/database/x", headers=keys["admin"])
 
     assert {name for name, seen in allowed.items() if seen} == {"operator", "admin"}
     assert allowed["operator"] == allowed["admin"] == set(paths)
     assert [name for name, status in jobs.items() if status == 200] == ["reviewer", "author", "operator", "admin"]
     assert [name for name, status in metrics.items() if status == 200] == ["author", "operator", "admin", "monitor"]
     assert {answer.status_code for answer in traversals} <= {400, 404}
-    assert elsewhere.status_code == 422
+    assert unknown.status_code == 422
 
 
 @pytest.mark.requirement("G2", "X3")

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.requirement("G3")
 
 
 @pytest.fixture
-def cluster_without_haste(tmp_path: Path) -> Iterator[Cluster]:
+def protected_cluster(tmp_path: Path) -> Iterator[Cluster]:
     """As users have it: clusters of tests ask only gateways for passwords."""
     cluster = Cluster.at(None if IS_ROOT else tmp_path, a_name())
     yield cluster
@@ -134,17 +134,17 @@ def test_the_name_of_the_role_has_that_of_the_database():
     assert role_of("d" * 63) != role_of("d" * 62)
 
 
-def test_in_the_embedded_server_it_cannot_become_the_superuser(cluster_without_haste: Cluster):
+def test_in_the_embedded_server_it_cannot_become_the_superuser(protected_cluster: Cluster):
     """Without the file of the superuser's password, which it has no reason to know."""
-    with cluster_without_haste as cluster:
+    with protected_cluster as cluster:
         psycopg.connect(cluster.dsn).close()
         without = cluster.dsn.partition("&passfile=")[0]
         with pytest.raises(psycopg.OperationalError, match=r"no password supplied|password authentication failed"):
             psycopg.connect(f"{without}&passfile=/nonexistent")
 
 
-def test_a_server_of_an_earlier_release_gets_passwords_at_its_next_start(cluster_without_haste: Cluster):
-    with cluster_without_haste as cluster:
+def test_a_server_of_an_earlier_release_gets_passwords_at_its_next_start(protected_cluster: Cluster):
+    with protected_cluster as cluster:
         cluster.stop()
         (cluster.folder / "pgpass").unlink()  # as an earlier release left it: without a password
         again = Cluster(cluster.folder, cluster.socket_folder, cluster.user)

@@ -42,8 +42,8 @@ async def test_a_partner_uploads_a_file_and_submits_it(database, tmp_path):
             part = await client.patch(where, content=DATA[offset : offset + 30_000], headers={**hub, **at(offset)})
             assert part.status_code == 204, part.text
             offset = int(part.headers["upload-offset"])
-            asked = await client.head(where, headers=hub)
-            assert asked.headers["upload-offset"] == str(offset)
+            response = await client.head(where, headers=hub)
+            assert response.headers["upload-offset"] == str(offset)
         upload = await ok(client.get(where, headers=hub))
         wrong = await client.patch(where, content=b"x", headers={**hub, **at(3)})
         foreign = [
@@ -77,12 +77,12 @@ async def test_the_gateway_refuses_what_it_can_refuse_itself(database, tmp_path)
         forbidden = await client.post(UPLOADS, json={"name": "a", "size_bytes": 1}, headers=viewer)
         anonymous = await client.patch(where, content=b"x", headers=at(0))
         unreachable = await client.patch(where, content=b"x", headers={**hub, **at(0)})
-        elsewhere = await client.get(f"{UPLOADS}/..%2f..%2fkeys", headers=hub)
+        outside = await client.get(f"{UPLOADS}/..%2f..%2fkeys", headers=hub)
 
     check(large, 413, "request.too-large")
     assert (forbidden.status_code, anonymous.status_code) == (403, 401)
     check(unreachable, 503, "gateway.no-orchestrator")
-    assert elsewhere.status_code in (404, 422)
+    assert outside.status_code in (404, 422)
 
 
 async def test_what_reached_the_gateway_before_the_client_was_lost_is_kept(database, tmp_path):

@@ -31,7 +31,7 @@ def names(monkeypatch):
     return answers
 
 
-def found(storage, url, **params):
+def find(storage, url, **params):
     return find_source(storage, SourceParams(blob_name=url, **params), JOB_ID)
 
 
@@ -41,8 +41,8 @@ def test_a_file_is_downloaded_once_and_its_copy_is_read(server, storage, names, 
     names["files.test"] = [["127.0.0.1"], ["169.254.169.254"]]
     url = f"{server.url}/a/my%20dem.tif?x=1"
 
-    first = found(storage, url)
-    again = found(storage, url, etag=etag_of(storage, first))
+    first = find(storage, url)
+    again = find(storage, url, etag=etag_of(storage, first))
 
     assert first == again
     assert len(server.requests) == 1
@@ -58,7 +58,7 @@ def test_a_file_is_downloaded_once_and_its_copy_is_read(server, storage, names, 
 def test_files_of_one_name_at_two_urls_are_two_files(server, storage, names):
     names["files.test"] = [["127.0.0.1"], ["127.0.0.1"]]
 
-    one, other = (found(storage, f"{server.url}/{folder}/dem.tif") for folder in ("a", "b"))
+    one, other = (find(storage, f"{server.url}/{folder}/dem.tif") for folder in ("a", "b"))
 
     assert one.name == other.name
     assert one.location != other.location
@@ -70,7 +70,7 @@ def test_a_host_with_a_private_address_is_not_asked(server, storage, names, addr
     names["files.test"] = [["127.0.0.1", address]]
 
     with pytest.raises(NotAllowed) as refused:
-        found(storage, f"{server.url}/a.tif")
+        find(storage, f"{server.url}/a.tif")
 
     assert refused.value.code == "source.private"
     assert server.requests == []
@@ -81,7 +81,7 @@ def test_a_redirect_into_the_network_is_not_followed(server, storage, names):
     names |= {"files.test": [["127.0.0.1"]], "inside.test": [["169.254.169.254"]]}
 
     with pytest.raises(NotAllowed, match=r"inside\.test"):
-        found(storage, f"{server.url}/a.tif")
+        find(storage, f"{server.url}/a.tif")
 
 
 def test_private_servers_stay_refused_for_jobs_if_the_command_line_may_read_them(server, tmp_path, names):
@@ -90,7 +90,7 @@ def test_private_servers_stay_refused_for_jobs_if_the_command_line_may_read_them
     settings = Settings(storage_folder=tmp_path, allow_https_sources=True, allow_private_sources=True)
 
     with pytest.raises(NotAllowed):
-        found(open_storage(settings), f"{server.url}/a.tif")
+        find(open_storage(settings), f"{server.url}/a.tif")
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_only_an_outage_of_the_server_is_tried_again(server, storage, names, pat
     names["files.test"] = [["127.0.0.1"]]
 
     with pytest.raises(kind):
-        found(storage, f"{server.url}/{path}")
+        find(storage, f"{server.url}/{path}")
 
 
 def test_a_file_above_the_limit_is_refused(server, tmp_path, names):
@@ -108,6 +108,6 @@ def test_a_file_above_the_limit_is_refused(server, tmp_path, names):
     settings = Settings(storage_folder=tmp_path, allow_https_sources=True, max_download_mb=1)
 
     with pytest.raises(InvalidRequest) as refused:
-        found(open_storage(settings), f"{server.url}/endless.tif")
+        find(open_storage(settings), f"{server.url}/endless.tif")
 
     assert refused.value.code == "source.too-large"

@@ -43,7 +43,7 @@ class Dice(Protocol):
 
     def pick(self, options: Sequence[Any]) -> Any: ...
 
-    def several(self, options: Sequence[Any], least: int, most: int, *, unique: bool = False) -> list[Any]: ...
+    def pick_many(self, options: Sequence[Any], least: int, most: int, *, unique: bool = False) -> list[Any]: ...
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class HypothesisDice:
     def pick(self, options: Sequence[Any]) -> Any:
         return self.draw(st.sampled_from(options))
 
-    def several(self, options: Sequence[Any], least: int, most: int, *, unique: bool = False) -> list[Any]:
+    def pick_many(self, options: Sequence[Any], least: int, most: int, *, unique: bool = False) -> list[Any]:
         return list(self.draw(st.lists(st.sampled_from(options), min_size=least, max_size=most, unique=unique)))
 
 
@@ -70,7 +70,7 @@ class SeededDice:
     def pick(self, options: Sequence[Any]) -> Any:
         return self.random.choice(options)
 
-    def several(self, options: Sequence[Any], least: int, most: int, *, unique: bool = False) -> list[Any]:
+    def pick_many(self, options: Sequence[Any], least: int, most: int, *, unique: bool = False) -> list[Any]:
         if unique:
             return self.random.sample(options, self.random.randint(least, min(most, len(options))))
         return self.random.choices(options, k=self.random.randint(least, most))
@@ -123,7 +123,7 @@ def make_case(dice: Dice, max_blocks: int, workflow_id: str = "random") -> Case:
 
 
 def _dependencies(making: _Making) -> dict[str, list[str]]:
-    names = making.dice.several(making.open, 1, 3, unique=True)
+    names = making.dice.pick_many(making.open, 1, 3, unique=True)
     if len(names) > 1 and making.chance(35):
         cut = making.dice.integer(0, len(names) - 2)
         return {"any_of": names[cut:], **({"all_of": names[:cut]} if cut else {})}
@@ -142,7 +142,7 @@ def _add(making: _Making, node_id: str, node: dict[str, Any], depends_on: dict[s
 def _script(making: _Making, node_id: str) -> None:
     if not making.chance(40):
         return
-    script = making.dice.several(HICCUPS, 0, 4)
+    script = making.dice.pick_many(HICCUPS, 0, 4)
     making.scripts[node_id] = [*script, "data"] if making.chance(25) else script
 
 

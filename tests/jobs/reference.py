@@ -35,9 +35,9 @@ class Reference:
 
     def _state(self, name: str) -> str:
         node = self.nodes[name]
-        said = node.depends_on
-        needed = [self._word(source, name) for source in said.all_of] if said else []
-        options = [self._word(source, name) for source in said.any_of] if said else []
+        declared = node.depends_on
+        needed = [self._word(source, name) for source in declared.all_of] if declared else []
+        options = [self._word(source, name) for source in declared.any_of] if declared else []
         if "broken" in needed:
             return LOST
         if options and "go" not in options:

@@ -108,13 +108,13 @@ class Simulation:
 
     def run(self, disorder: int = 60) -> None:
         """Some disorder, then whatever is left in order: it must come to an end."""
-        deeds = [self.turn] * 5 + [self.claim_tasks] * 3 + [self.report_one] * 5 + [self.pass_time] * 2
-        deeds += [self.replace_owner, self.doubt, self.crash, self.repeat_a_report, self.stop_what_is_asked]
-        deeds += [self.cancel] * self.cancels
+        actions = [self.turn] * 5 + [self.claim_tasks] * 3 + [self.report_one] * 5 + [self.pass_time] * 2
+        actions += [self.replace_owner, self.doubt, self.crash, self.repeat_a_report, self.stop_on_request]
+        actions += [self.cancel] * self.cancels
         for _ in range(disorder):
             if self.is_over:
                 break
-            self.random.choice(deeds)()
+            self.random.choice(actions)()
         for _ in range(1000):
             if self.is_over:
                 break
@@ -126,7 +126,7 @@ class Simulation:
         """Everything that can be done now; else wait for what comes next."""
         before = self._marks()
         self.turn()
-        self.stop_what_is_asked()
+        self.stop_on_request()
         self.claim_tasks()
         for task in list(self.held):
             if self.script(task) not in ("lost", "overran"):
@@ -267,10 +267,10 @@ class Simulation:
         self.owner = self._claim()
         return rerun
 
-    def stop_what_is_asked(self) -> None:
+    def stop_on_request(self) -> None:
         """A worker that is asked to stop gives its tasks back, or finishes before it hears."""
-        asked = at_once(self.ledger.take_stops(self.worker_id))
-        for task in [task for task in self.held if task.task_id in asked and self.random.random() < 0.8]:
+        stops = at_once(self.ledger.take_stops(self.worker_id))
+        for task in [task for task in self.held if task.task_id in stops and self.random.random() < 0.8]:
             key = (task.job_id, task.node_id, task.attempt)
             report = Report(*key, TaskStatus.RETURNED)
             at_once(self.ledger.exchange(self.worker_id, [report], Demand((QUEUE,)), lease_seconds=1))

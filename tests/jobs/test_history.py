@@ -226,17 +226,17 @@ def test_no_damage_confuses_the_check_itself(seed):
     events = sound_events()
     for _ in range(random.randint(1, 6)):
         spot, other = random.randrange(len(events)), random.randrange(len(events))
-        donor = events[other]
+        source = events[other]
         match random.randrange(4):
             case 0:
-                events[spot], events[other] = donor, events[spot]
+                events[spot], events[other] = source, events[spot]
             case 1:
-                events.insert(spot, donor)
+                events.insert(spot, source)
             case 2:
-                events[spot] = events[spot]._replace(node_id=donor.node_id)
+                events[spot] = events[spot]._replace(node_id=source.node_id)
             case 3:
                 events[spot] = events[spot]._replace(
-                    event_status=donor.event_status, attempt=donor.attempt, event_data=donor.event_data
+                    event_status=source.event_status, attempt=source.attempt, event_data=source.event_data
                 )
 
     assert isinstance(checked(events), list)

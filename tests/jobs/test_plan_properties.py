@@ -34,7 +34,7 @@ def run_and_compare(case: Case) -> None:
     assert run.all_ended()
     assert status == expected.outcome()
     if expected.has_critical_failure():
-        _agrees_as_far_as_it_went(run, expected)
+        _agrees_so_far(run, expected)
     else:
         _agrees(run, expected)
 
@@ -66,7 +66,7 @@ def _gathered_agrees(run: Simulation, expected: Reference, name: str) -> None:
     assert [entry["index"] for entry in output.get("failed", [])] == failed  # type: ignore[union-attr, call-overload, index]
 
 
-def _agrees_as_far_as_it_went(run: Simulation, expected: Reference) -> None:
+def _agrees_so_far(run: Simulation, expected: Reference) -> None:
     """In a failing job nothing new begins: a node came to what it should, or to nothing."""
     for name in expected.nodes:
         state = STATES.get(run.states()[name], "cancelled")

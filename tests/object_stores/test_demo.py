@@ -46,9 +46,9 @@ def test_the_demo_makes_the_same_pixels_in_every_store(azurite, s3_server, tmp_p
 
     assert len(expected) == 6
     for name, server in (("azure", azurite), ("s3", s3_server)):
-        said = demo(tmp_path / name, server.settings)
+        output = demo(tmp_path / name, server.settings)
         assert cogs_of(server.settings_for(tmp_path, silver_container="dagmaster-demo-silver")) == expected
         assert hashlib.sha256((tmp_path / name / "preview.png").read_bytes()).hexdigest() == picture
         logs = "".join(file.read_text(errors="replace") for file in (tmp_path / name).glob("**/*.log"))
         for secret in ("sig=", "s3-canary-secret", server.settings.get("AZURE_STORAGE_ACCOUNT_KEY", "sig=")):
-            assert secret not in said + logs
+            assert secret not in output + logs

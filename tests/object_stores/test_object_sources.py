@@ -117,14 +117,14 @@ def unshown(_title: str, *, is_bytes: bool = True) -> Iterator[Bar]:
 
 @pytest.mark.parametrize("scheme", ["az", "s3"])
 def test_a_job_reads_an_object_in_place_where_that_is_allowed(both, scheme, tmp_path):
-    def made(name: str, **others: object):
+    def create_cog(name: str, **others: object):
         source = {"blob_name": f"{scheme}://{BUCKET}/{name}"}
         params = {"source": source, "about": ABOUT, "target_crs": "EPSG:4326"}
         return run_handler("raster.create_cog", params, settings=settings_of(both, **others))
 
-    output = made("2024/été 1.tif", allow_object_sources=True).output
-    forbidden = made("2024/été 1.tif")
-    missing = made("none.tif", allow_object_sources=True)
+    output = create_cog("2024/été 1.tif", allow_object_sources=True).output
+    forbidden = create_cog("2024/été 1.tif")
+    missing = create_cog("none.tif", allow_object_sources=True)
 
     assert output["cog_blob"].endswith(".tif")
     assert forbidden.error["code"] == "source.not-allowed"

@@ -122,7 +122,7 @@ async def test_signatures_and_tokens_are_nowhere(platform, catalog_database, tmp
         await approve(store, good.asset_id, 0, caller=ADMIN, clearance=Clearance.PUBLIC)
         await export(running, others)
         await send_callbacks(dsn, others)
-        places.add("tiles", *await look_at_tiles(maps.url, storage))
+        places.add("tiles", *await read_tiles(maps.url, storage))
         known = {"asset_id": good.asset_id, "job_id": str(good.job_id), "collection_id": "signed-good", "limit": "10"}
         known |= {"version_ordinal": "0", "platform_id": "local", "request_id": good.request_id, "node_id": "validate"}
         places.add("the orchestrator", *await _read_everything(orchestrator.url, app.openapi(), key, known))
@@ -141,7 +141,7 @@ async def test_signatures_and_tokens_are_nowhere(platform, catalog_database, tmp
     assert statuses["good.tif"] == "completed"
     assert places.with_any({each: each for each in received}) == set()
     traces = {
-        place: found[0] for place, texts in places.texts.items() for text in texts if (found := TRACES.search(text))
+        place: match[0] for place, texts in places.texts.items() for text in texts if (match := TRACES.search(text))
     }
     assert traces == {}
     # The search covers what it says, and signatures were really used.
@@ -174,7 +174,7 @@ async def send_callbacks(dsn: str, settings: dict[str, object]) -> None:
     await sender.close()
 
 
-async def look_at_tiles(url: str, storage: Storage) -> list[str]:
+async def read_tiles(url: str, storage: Storage) -> list[str]:
     """What the map server says of a file in a store, and of one that is gone."""
     (cog,) = storage.list(Folder(Zone.SILVER, storage.containers[Zone.SILVER], "cogs/signed-good"))
     paths = ["/tiles/signed-good/info?version=0", f"/files/silver/{cog.location.path}"]

@@ -207,9 +207,9 @@ async def test_if_all_bytes_are_there_the_next_request_finishes_the_upload(datab
             patched.setattr(UploadStore, "finish", _fails)
             with pytest.raises(RuntimeError):
                 await sent(uploads, upload)
-        asked = await uploads.get(upload.upload_id, ADA)
+        info = await uploads.get(upload.upload_id, ADA)
 
-    assert asked.is_finished
+    assert info.is_finished
     assert stored(tmp_path).read_bytes() == DATA
     assert list((tmp_path / "bronze/.uploads").iterdir()) == []
 

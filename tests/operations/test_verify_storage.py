@@ -248,10 +248,10 @@ async def test_named_objects_in_other_containers_are_looked_up(kit: Kit) -> None
     missing = await verify_storage(kit.dsn, kit.storage)
     kit.storage.put(Location(Zone.BRONZE, "archive", "a.tif"), b"12345")
     kit.storage.put(Location(Zone.BRONZE, "archive", "b.tif"), b"of someone else")
-    found = await verify_storage(kit.dsn, kit.storage, least_age=NOW)
+    report = await verify_storage(kit.dsn, kit.storage, least_age=NOW)
 
     assert about(missing, "archive") == {("missing", "a.tif", False)}
-    assert about(found, "archive") == set()
+    assert about(report, "archive") == set()
 
 
 async def test_the_comparison_cannot_write_to_the_database(kit: Kit) -> None:

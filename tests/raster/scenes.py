@@ -69,10 +69,10 @@ def gdalinfo_statistics(*paths: Path) -> list[dict[str, float]]:
     """Exact statistics of the rasters together, by GDAL's tools."""
     together = paths[0].with_name("together.vrt")
     subprocess.run(["gdalbuildvrt", "-q", "-overwrite", together, *paths], check=True)
-    said = subprocess.run(
+    completed = subprocess.run(
         ["gdalinfo", "-json", "-stats", "--config", "GDAL_PAM_ENABLED", "NO", together],
         check=True,
         capture_output=True,
         text=True,
     )
-    return [band["metadata"][""] for band in json.loads(said.stdout)["bands"]]
+    return [band["metadata"][""] for band in json.loads(completed.stdout)["bands"]]

@@ -602,7 +602,7 @@ def test_the_docs_name_every_finding_with_its_severity() -> None:
         raised |= {(code, kind) for kind, code in re.findall(r'\b(error|warn|info)\(\s*"(raster\.[a-z0-9-]+)"', text)}
 
     assert raised - documented == set()
-    elsewhere = {code for code, _ in documented - raised}
+    not_raised = {code for code, _ in documented - raised}
     sources = "".join(
         (root / f"src/dagmaster/{name}.py").read_text()
         for name in (
@@ -616,7 +616,7 @@ def test_the_docs_name_every_finding_with_its_severity() -> None:
             "handlers/raster/cogs",
         )
     )
-    assert {code for code in elsewhere if f'"{code}"' not in sources} == set()
+    assert {code for code in not_raised if f'"{code}"' not in sources} == set()
 
 
 def test_the_examples_of_the_page_are_true(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,9 +44,9 @@ def cog(
 def require_valid(path: Path) -> None:
     is_valid, errors, warnings = cog_validate(path, strict=True, quiet=True)
     assert (is_valid, errors, warnings) == (True, [], [])
-    said = subprocess.run(["gdalinfo", str(path)], check=True, capture_output=True, text=True)
-    assert "LAYOUT=COG" in said.stdout
-    assert not said.stderr
+    completed = subprocess.run(["gdalinfo", str(path)], check=True, capture_output=True, text=True)
+    assert "LAYOUT=COG" in completed.stdout
+    assert not completed.stderr
     with tifffile.TiffFile(path) as file:
         assert file.pages[0].is_tiled
 

@@ -41,8 +41,8 @@ def gdalwarps_resolution(folder: Path, crs: str, transform: Six) -> tuple[float,
         folder / "s.tif", np.zeros((1000, 2000), "uint8"), crs=crs, transform=Affine(*transform), sparse_ok=True
     )
     subprocess.run(["gdalwarp", "-q", "-t_srs", "EPSG:4326", "-of", "VRT", source, folder / "t.vrt"], check=True)
-    said = subprocess.run(["gdalinfo", "-json", folder / "t.vrt"], check=True, capture_output=True, text=True)
-    _, x, _, _, _, y = json.loads(said.stdout)["geoTransform"]
+    completed = subprocess.run(["gdalinfo", "-json", folder / "t.vrt"], check=True, capture_output=True, text=True)
+    _, x, _, _, _, y = json.loads(completed.stdout)["geoTransform"]
     return x, -y
 
 

@@ -216,8 +216,10 @@ def test_classes_keep_their_set(tmp_path: Path) -> None:
 
 
 def checksums(path: Path) -> list[int]:
-    said = subprocess.run(["gdalinfo", "-checksum", "-json", str(path)], check=True, capture_output=True, text=True)
-    return [band["checksum"] for band in json.loads(said.stdout)["bands"]]
+    completed = subprocess.run(
+        ["gdalinfo", "-checksum", "-json", str(path)], check=True, capture_output=True, text=True
+    )
+    return [band["checksum"] for band in json.loads(completed.stdout)["bands"]]
 
 
 @pytest.mark.parametrize(

@@ -49,8 +49,8 @@ def collar(values: Any, value: float) -> Any:
 
 
 def gdalinfo(path: str) -> dict[str, Any]:
-    said = subprocess.run(["gdalinfo", "-json", path], check=True, capture_output=True, text=True)
-    return dict(json.loads(said.stdout))
+    completed = subprocess.run(["gdalinfo", "-json", path], check=True, capture_output=True, text=True)
+    return dict(json.loads(completed.stdout))
 
 
 def with_alpha(values: Any, alpha: Any) -> Any:

@@ -86,8 +86,8 @@ async def test_the_map_server_states_it(monkeypatch: pytest.MonkeyPatch, is_inse
     ids=str,
 )
 def test_up_states_it(options: dict[str, Any], expected: list[str]):
-    said: list[str] = []
-    state: Any = SimpleNamespace(json=False, say=said.append, console=SimpleNamespace(print=lambda _table: None))
+    lines: list[str] = []
+    state: Any = SimpleNamespace(json=False, say=lines.append, console=SimpleNamespace(print=lambda _table: None))
     local: Any = SimpleNamespace(
         settings=Settings(**options),
         folder=Path("data"),
@@ -103,4 +103,4 @@ def test_up_states_it(options: dict[str, Any], expected: list[str]):
 
     _announce(state, local)
 
-    assert [line for line in said if "authentication" in line] == expected
+    assert [line for line in lines if "authentication" in line] == expected

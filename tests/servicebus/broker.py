@@ -218,8 +218,8 @@ class Service(Handler):
         return True
 
     def _queue_of(self, address: str) -> BrokerQueue | None:
-        found = self.queues.get(address.removesuffix(DEAD_LETTERS))
-        return found.dead_letters if found and address.endswith(DEAD_LETTERS) else found
+        queue = self.queues.get(address.removesuffix(DEAD_LETTERS))
+        return queue.dead_letters if queue and address.endswith(DEAD_LETTERS) else queue
 
     # Deliveries, in both directions
 

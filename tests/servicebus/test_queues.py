@@ -23,12 +23,12 @@ def test_a_locked_message_is_delivered_to_nobody_else_until_its_lock_expires():
     queue.put(a_message(), 0)
 
     first = queue.take(0)
-    nothing = queue.take(9)
+    empty = queue.take(9)
     queue.expire_locks(10)
     second = queue.take(10)
 
     assert first is not None
-    assert nothing is None
+    assert empty is None
     assert second is not None
     assert second[1].delivery_count == 1
     assert not queue.complete(first[0], 10), "the first lock is lost"

@@ -251,10 +251,10 @@ def test_only_ids_of_tasks_are_accepted(body: bytes) -> None:
 
 
 async def test_the_managed_identity_is_the_credential_of_the_sdk() -> None:
-    asked: list[httpx2.Request] = []
+    requests: list[httpx2.Request] = []
 
     def answer(request: httpx2.Request) -> httpx2.Response:
-        asked.append(request)
+        requests.append(request)
         return httpx2.Response(200, json={"access_token": "secret", "expires_on": "4102444800"})
 
     settings = load(transport="servicebus", service_bus_namespace="example-bus")
@@ -266,7 +266,7 @@ async def test_the_managed_identity_is_the_credential_of_the_sdk() -> None:
     await credential.close()
 
     assert (token.token, token.expires_on) == ("secret", 4102444800)
-    assert asked[0].url.params["resource"] == "https://servicebus.azure.net"
+    assert requests[0].url.params["resource"] == "https://servicebus.azure.net"
     assert host_of(settings) == "example-bus.servicebus.windows.net"
 
 

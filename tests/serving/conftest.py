@@ -155,7 +155,7 @@ def _tiled(storage: Storage, folder: Path):
 
 def _grown(storage: Storage, folder: Path):
     """As a job leaves it that adds a version to a dataset with one."""
-    items, said = [], []
+    items, collections = [], []
     for ordinal, value in ((0, 10), (1, 30)):
         edition, box = Edition("grown", ordinal), (10.0 + ordinal, 50.0, 11.0 + ordinal, 51.0)
         cog = stored(storage, folder, edition.cog("a.tif"), np.full((1, 256, 256), value, np.uint16), box)
@@ -174,8 +174,8 @@ def _grown(storage: Storage, folder: Path):
         }
         renders = {"default": {"assets": ["data"], "rescale": [[0, 2 * value]]}}
         more = {"assets": {"mosaic": asset}, "renders": renders, "dagmaster:version_ordinal": ordinal}
-        said.append(collection("grown", (10.0, 50.0, 12.0, 51.0), **more))
-    return joined(*said), items
+        collections.append(collection("grown", (10.0, 50.0, 12.0, 51.0), **more))
+    return joined(*collections), items
 
 
 def _across(storage: Storage, folder: Path):

@@ -157,7 +157,7 @@ def client(app) -> Iterator[TestClient]:
 
 
 @dataclass(frozen=True)
-class Asked:
+class RevisionKey:
     dataset: str
     version: int
     revision: int
@@ -171,36 +171,36 @@ class Asked:
         return {"ids": [self.item], "collections": [self.dataset]}
 
 
-def tiles(path: str, **options: Any) -> Callable[[Asked], dict[str, Any]]:
-    def request(asked: Asked) -> dict[str, Any]:
+def tiles(path: str, **options: Any) -> Callable[[RevisionKey], dict[str, Any]]:
+    def request(revision: RevisionKey) -> dict[str, Any]:
         sign = "&" if "?" in path else "?"
-        query = f"{sign}version={asked.version}&rev={asked.revision}"
-        return {"url": f"/tiles/{asked.dataset}/{path}{query}", **options}
+        query = f"{sign}version={revision.version}&rev={revision.revision}"
+        return {"url": f"/tiles/{revision.dataset}/{path}{query}", **options}
 
     return request
 
 
-def search_tiles(path: str) -> Callable[[Asked], dict[str, Any]]:
-    return lambda asked: {"url": f"/searches/{encode(asked.search)}/{path}"}
+def search_tiles(path: str) -> Callable[[RevisionKey], dict[str, Any]]:
+    return lambda revision: {"url": f"/searches/{encode(revision.search)}/{path}"}
 
 
-def of_revision(path: str) -> Callable[[Asked], dict[str, Any]]:
-    return lambda asked: {
-        "url": f"/stac/collections/{asked.dataset}{path.format(item=asked.item)}",
-        "params": {"version": asked.version, "rev": asked.revision},
+def of_revision(path: str) -> Callable[[RevisionKey], dict[str, Any]]:
+    return lambda revision: {
+        "url": f"/stac/collections/{revision.dataset}{path.format(item=revision.item)}",
+        "params": {"version": revision.version, "rev": revision.revision},
     }
 
 
-def listed(path: str) -> Callable[[Asked], dict[str, Any]]:
-    return lambda asked: {"url": f"/stac/collections/{asked.dataset}{path.format(item=asked.item)}"}
+def listed(path: str) -> Callable[[RevisionKey], dict[str, Any]]:
+    return lambda revision: {"url": f"/stac/collections/{revision.dataset}{path.format(item=revision.item)}"}
 
 
-def always(url: str, **options: Any) -> Callable[[Asked], dict[str, Any]]:
-    return lambda _asked: {"url": url, **options}
+def always(url: str, **options: Any) -> Callable[[RevisionKey], dict[str, Any]]:
+    return lambda _revision: {"url": url, **options}
 
 
 TILE, SIZED = f"WebMercatorQuad/{Z}/{X}/{Y}", "16x16.png"
-IN_TILES: dict[str, Callable[[Asked], dict[str, Any]]] = {
+IN_TILES: dict[str, Callable[[RevisionKey], dict[str, Any]]] = {
     "/tiles/{tileMatrixSetId}/{z}/{x}/{y}.{format}": tiles(f"tiles/{TILE}.png"),
     "/tiles/{tileMatrixSetId}/{z}/{x}/{y}": tiles(f"tiles/{TILE}"),
     "/{tileMatrixSetId}/tilejson.json": tiles("WebMercatorQuad/tilejson.json"),
@@ -237,11 +237,11 @@ STAC_COLLECTION = "/stac/collections/{collection_id}"
 
 # Data of one revision.
 OF_REVISION = {
-    **{(m, f"/tiles/{{asset_id}}{path}"): ask for path, ask in IN_TILES.items() for m in ("GET", "HEAD")},
-    **{("POST", f"/tiles/{{asset_id}}{path}"): ask for path, ask in POSTED.items()},
+    **{(m, f"/tiles/{{asset_id}}{path}"): make for path, make in IN_TILES.items() for m in ("GET", "HEAD")},
+    **{("POST", f"/tiles/{{asset_id}}{path}"): make for path, make in POSTED.items()},
     **{
-        (method, FILES): lambda asked: {
-            "url": f"/files/silver/silver/cogs/{asked.dataset}/v{asked.version}/r{asked.revision}/x.tif"
+        (method, FILES): lambda revision: {
+            "url": f"/files/silver/silver/cogs/{revision.dataset}/v{revision.version}/r{revision.revision}/x.tif"
         }
         for method in ("GET", "HEAD")
     },
@@ -251,7 +251,7 @@ OF_REVISION = {
 }
 # Items that the catalogue lists, or their collection.
 OF_CATALOGUE = {
-    **{(m, f"/searches/{{search_id}}{path}"): ask for path, ask in SEARCHED.items() for m in ("GET", "HEAD")},
+    **{(m, f"/searches/{{search_id}}{path}"): make for path, make in SEARCHED.items() for m in ("GET", "HEAD")},
     ("GET", f"{STAC_COLLECTION}/items/{{item_id}}"): listed("/items/{item}"),
 }
 OF_COLLECTION = {
@@ -317,13 +317,19 @@ def test_every_route_is_known(app):
 
 
 def request_of(
-    route: tuple[str, str], ask: Callable[[Asked], dict[str, Any]], asked: Asked, caller: str
+    route: tuple[str, str], make: Callable[[RevisionKey], dict[str, Any]], revision: RevisionKey, caller: str
 ) -> dict[str, Any]:
-    return {"method": route[0] or "GET", "headers": {**key(caller), "X-Request-ID": "same"}, **ask(asked)}
+    return {"method": route[0] or "GET", "headers": {**key(caller), "X-Request-ID": "same"}, **make(revision)}
 
 
-def send(client: TestClient, route: tuple[str, str], ask: Callable[[Asked], dict[str, Any]], asked: Asked, caller: str):
-    return client.request(**request_of(route, ask, asked, caller))
+def send(
+    client: TestClient,
+    route: tuple[str, str],
+    make: Callable[[RevisionKey], dict[str, Any]],
+    revision: RevisionKey,
+    caller: str,
+):
+    return client.request(**request_of(route, make, revision, caller))
 
 
 def send_all(client: TestClient, requests: Sequence[dict[str, Any]]) -> list[httpx2.Response]:
@@ -338,10 +344,10 @@ def send_all(client: TestClient, requests: Sequence[dict[str, Any]]) -> list[htt
     return client.portal.call(send)
 
 
-def described(response: Any, asked: Asked) -> tuple[int, dict[str, str], str]:
+def described(response: Any, revision: RevisionKey) -> tuple[int, dict[str, str], str]:
     """What a client can tell of a response, without what it has asked for itself."""
     text = response.text
-    for own in (encode(asked.search), asked.item, asked.dataset):
+    for own in (encode(revision.search), revision.item, revision.dataset):
         text = text.replace(own, "…")
     text = re.sub(r"\b[vr]\d+\b", "…", text)
     headers = {name: value for name, value in response.headers.items() if name != "content-length"}
@@ -351,9 +357,9 @@ def described(response: Any, asked: Asked) -> tuple[int, dict[str, str], str]:
 MISSING: dict[tuple[Any, ...], tuple[int, dict[str, str], str]] = {}
 
 
-def missing(client, routes, twin: Asked) -> list[tuple[int, dict[str, str], str]]:
+def missing(client, routes, twin: RevisionKey) -> list[tuple[int, dict[str, str], str]]:
     """The responses to requests that find nothing; sent once."""
-    places = [(route, ask, twin, caller) for route, ask in routes.items() for caller in CALLERS]
+    places = [(route, make, twin, caller) for route, make in routes.items() for caller in CALLERS]
     new = [place for place in places if place not in MISSING]
     responses = send_all(client, [request_of(*place) for place in new])
     MISSING.update(zip(new, (described(response, twin) for response in responses), strict=True))
@@ -361,15 +367,15 @@ def missing(client, routes, twin: Asked) -> list[tuple[int, dict[str, str], str]
 
 
 def check_all(client, routes, state: State, name: str, readers: str) -> None:
-    asked, twin = Asked(name, state.version, state.revision), Asked(*state.twin)
-    places = [(route, ask, asked, caller) for route, ask in routes.items() for caller in CALLERS]
+    revision, twin = RevisionKey(name, state.version, state.revision), RevisionKey(*state.twin)
+    places = [(route, make, revision, caller) for route, make in routes.items() for caller in CALLERS]
     responses = send_all(client, [request_of(*place) for place in places])
     wrong = []
     for (route, _, _, caller), response, expected in zip(places, responses, missing(client, routes, twin), strict=True):
         if caller in readers.split():
             is_right = response.status_code == 200
         else:
-            is_right = expected[0] == 404 and described(response, asked) == expected
+            is_right = expected[0] == 404 and described(response, revision) == expected
         if not is_right:
             wrong.append((route, caller, response.status_code, response.text[:200]))
     assert wrong == []
@@ -398,8 +404,10 @@ def test_a_collection_is_found_by_those_who_may_see_an_item_of_it(client, name):
 @pytest.mark.parametrize("route", WITHOUT_DATA, ids=" ".join)
 def test_routes_without_data_are_the_same_for_all(client, route):
     for dataset in ("ouo", "unknown"):
-        asked = Asked(dataset, 0, 1)
-        responses = [described(send(client, route, WITHOUT_DATA[route], asked, caller), asked) for caller in CALLERS]
+        revision = RevisionKey(dataset, 0, 1)
+        responses = [
+            described(send(client, route, WITHOUT_DATA[route], revision, caller), revision) for caller in CALLERS
+        ]
         assert responses[0][0] in (200, 307)
         assert [each == responses[0] for each in responses] == [True] * len(CALLERS)
 

@@ -50,13 +50,13 @@ def test_tiles_of_a_tilejson_are_kept_for_ever(client, dataset):
 @pytest.mark.parametrize("dataset", ["plain", "tiled"])
 def test_a_cached_tile_is_answered_as_not_modified_without_rendering_it(client, dataset, monkeypatch):
     latest = f"/tiles/{dataset}/tiles/WebMercatorQuad/9/270/172.png"
-    asked = [(latest, SHORT), (pinned(client, dataset), PINNED)]
-    etags = {client.get(address).headers["etag"] for address, _ in asked}
+    expected = [(latest, SHORT), (pinned(client, dataset), PINNED)]
+    etags = {client.get(address).headers["etag"] for address, _ in expected}
     assert len(etags) == 1
     (etag,) = etags
 
     monkeypatch.setattr("dagmaster.serving.readers.ReaderInput.open_cog", None)
-    for address, kept in asked:
+    for address, kept in expected:
         again = client.get(address, headers={"If-None-Match": etag})
         assert (again.status_code, again.content) == (304, b"")
         assert (again.headers["etag"], again.headers["cache-control"]) == (etag, kept)

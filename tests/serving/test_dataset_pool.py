@@ -47,12 +47,12 @@ def test_two_at_once_get_one_each(path):
 def test_many_threads_read_what_is_there(tmp_path):
     pool = DatasetPool(max_idle=4)
     paths = [cog(tmp_path / f"{value}.tif", value) for value in range(1, 7)]
-    asked = [index % len(paths) for index in range(300)]
+    indexes = [index % len(paths) for index in range(300)]
 
     with ThreadPoolExecutor(8) as threads:
-        read = list(threads.map(lambda index: value_of(pool, paths[index]), asked))
+        read = list(threads.map(lambda index: value_of(pool, paths[index]), indexes))
 
-    assert read == [index + 1 for index in asked]
+    assert read == [index + 1 for index in indexes]
     assert len(pool) <= 4
 
 

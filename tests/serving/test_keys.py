@@ -98,7 +98,7 @@ async def test_what_is_decided_takes_effect_with_the_next_request_of_a_key(datas
         round_trips.clear()
         await client.get(URLS[0], headers={"X-API-Key": keys["viewer"]})
         of_one_request = list(round_trips)
-        found = [
+        leaks = [
             await client.get(url, headers={"X-API-Key": keys["viewer"]})
             for url in ("/stac/search", "/stac/collections/dem/items", "/stac/collections", "/stac/queryables")
         ]
@@ -114,8 +114,8 @@ async def test_what_is_decided_takes_effect_with_the_next_request_of_a_key(datas
     assert unpublished == {"viewer": {404}, "reviewer": {404}, **others}
     assert revoked == {**approved, "viewer": {401}}
     assert of_one_request == [["find_key", "publication_of_dataset"]]
-    assert [response.status_code for response in found] == [200] * 4
-    assert [len(response.json()["features"]) for response in found[:2]] == [1, 1]
+    assert [response.status_code for response in leaks] == [200] * 4
+    assert [len(response.json()["features"]) for response in leaks[:2]] == [1, 1]
     with psycopg.connect(dataset) as connection:
         used = connection.execute("SELECT count(*) FROM dagapp.api_keys WHERE last_used_at IS NOT NULL").fetchall()
     assert used == [(3,)]

@@ -61,7 +61,7 @@ def test_the_style_is_used_and_withdrawn_and_addresses_of_tiles_change_with_it(c
     withdraw(assets.dsn, dataset)
     after = shown(client, dataset)
 
-    asked = client.get(f"/tiles/{dataset}/preview.png?colormap_name=plasma&bidx=1&rescale=0,50")
+    explicit = client.get(f"/tiles/{dataset}/preview.png?colormap_name=plasma&bidx=1&rescale=0,50")
     assert styled[0] != before[0]
     assert after[0] == before[0]
     assert styled[1]["tiles"] != before[1]["tiles"] == after[1]["tiles"]
@@ -69,7 +69,7 @@ def test_the_style_is_used_and_withdrawn_and_addresses_of_tiles_change_with_it(c
     assert "© Survey" in styled[1]["attribution"]
     assert styled[2]["title"] == METADATA["title"]
     assert styled[2]["renders"]["default"]["colormap_name"] == "plasma"
-    assert asked.content == styled[0]
+    assert explicit.content == styled[0]
     assert client.get(f"/tiles/{dataset}/map").status_code == 200
 
 

@@ -24,7 +24,7 @@ def open_to_all(served, storage):
 
 
 @pytest.fixture
-def nowhere(storage, cluster):
+def without_catalog(storage, cluster):
     """On a database that has no catalogue."""
     with TestClient(
         create_app(load(), cluster.dsn_of("postgres"), storage=storage), base_url="http://localhost"
@@ -79,14 +79,14 @@ def test_other_sites_may_read_only_what_is_served_to_everybody(client, open_to_a
         assert open_to_all.get(path, headers=there).headers["access-control-allow-origin"] == "*"
 
 
-def test_without_a_catalogue_it_says_what_to_do(nowhere):
-    assert nowhere.get("/livez").status_code == 200
+def test_without_a_catalogue_it_says_what_to_do(without_catalog):
+    assert without_catalog.get("/livez").status_code == 200
     for path in ("/stac/collections", "/stac/search", "/stac/collections/x", "/tiles/x/info"):
-        answer = nowhere.get(path)
+        answer = without_catalog.get(path)
         assert (answer.status_code, answer.json()["code"]) == (503, "database.not-deployed"), path
         assert "deploy" in answer.json()["hint"]
         assert answer.headers["retry-after"]
-    ready = nowhere.get("/readyz")
+    ready = without_catalog.get("/readyz")
     assert ready.status_code == 503
     assert ready.json()["checks"][0]["hint"]
 

@@ -68,7 +68,7 @@ def test_a_file_that_is_gone_is_not_named_by_its_place_in_the_store(from_objects
 
 
 def _require_no_trace(answer, server) -> None:
-    said = answer.text + str(answer.headers)
+    response_text = answer.text + str(answer.headers)
     address = server.settings.get("S3_ENDPOINT") or server.settings["AZURE_STORAGE_ENDPOINT"].removesuffix("/{account}")
     for trace in ("sig=", "/vsi", address.partition("://")[2], "devstoreaccount1", "X-Amz"):
-        assert trace not in said, trace
+        assert trace not in response_text, trace

@@ -29,7 +29,7 @@ def server(served, storage, tmp_path_factory):
         DAGMASTER_DATA=str(tmp_path_factory.mktemp("data")),
     )
     try:
-        yield said(process, "maps are served")["url"], process
+        yield wait_for_event(process, "maps are served")["url"], process
     finally:
         process.kill()
         process.communicate()
@@ -43,7 +43,7 @@ def folder_of(storage):
     return Path(storage.gdal_path(Location(Zone.SILVER, "silver", "x"))).parents[2]
 
 
-def said(process: subprocess.Popen, event: str) -> dict:
+def wait_for_event(process: subprocess.Popen, event: str) -> dict:
     assert process.stderr is not None
     for line in process.stderr:
         fact = json.loads(line)
@@ -128,7 +128,7 @@ def test_the_server_stops_on_a_signal(served, storage, tmp_path):
         LOG_LEVEL="info",
         DAGMASTER_DATA=str(tmp_path),
     )
-    url = said(process, "maps are served")["url"]
+    url = wait_for_event(process, "maps are served")["url"]
     assert urllib.request.urlopen(f"{url}/readyz", timeout=20).status == 200
 
     process.send_signal(signal.SIGTERM)

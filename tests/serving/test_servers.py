@@ -143,9 +143,9 @@ def test_the_cookie_of_a_session_reads_what_its_key_reads(servers, served, asset
 def test_pages_of_other_sites_may_read_what_is_public(servers):
     client, _ = servers
     site = {"Origin": "https://portal.example.org"}
-    asks = {"Access-Control-Request-Method": "GET", "Access-Control-Request-Headers": "x-api-key"}
+    request = {"Access-Control-Request-Method": "GET", "Access-Control-Request-Headers": "x-api-key"}
 
-    preflight = client.options("/stac/search", headers={**site, **asks})
+    preflight = client.options("/stac/search", headers={**site, **request})
     answer = client.get("/stac/collections/plain", headers=site)
 
     assert preflight.status_code == 200

@@ -223,14 +223,14 @@ def test_the_cogs_of_a_tile_are_read_in_the_mosaics_order_each_as_often_as_it_is
 def test_a_source_says_which_revision_it_is():
     edition = Edition("x", 3, 2)
     place = Location(Zone.SILVER, "silver", edition.cog("x.tif"))
-    said = {
+    answers = {
         "properties": {"dagmaster:revision": 2, "updated": "2024"},
         "bbox": [170, -10, 0, -170, 10, 9],
         "assets": {"data": {"href": href(place), "file:checksum": "1220ab"}},
     }
 
-    source = cog_source("x", {}, said, 3)
-    again = cog_source("x", {}, {**said, "properties": {"dagmaster:revision": 2, "updated": "2025"}}, 3)
+    source = cog_source("x", {}, answers, 3)
+    again = cog_source("x", {}, {**answers, "properties": {"dagmaster:revision": 2, "updated": "2025"}}, 3)
 
     assert (source.ordinal, source.revision, source.location) == (3, 2, place)
     assert source.bounds == (170, -10, -170, 10)

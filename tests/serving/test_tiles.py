@@ -96,10 +96,12 @@ def test_a_tile_has_the_size_that_is_asked_for(client):
 def test_heights_are_shown_with_the_catalogues_stretch_and_colours(client):
     """Without any parameter: a float32 raster would be black otherwise."""
     bare = decoded(client.get(f"/tiles/dem/{tile_at(10.5, 50.5, 8)}.png").content)
-    said = decoded(client.get(f"/tiles/dem/{tile_at(10.5, 50.5, 8)}.png?rescale=0,2000&colormap_name=terrain").content)
+    styled = decoded(
+        client.get(f"/tiles/dem/{tile_at(10.5, 50.5, 8)}.png?rescale=0,2000&colormap_name=terrain").content
+    )
     grey = decoded(client.get(f"/tiles/dem/{tile_at(10.5, 50.5, 8)}.png?colormap_name=gray").content)
 
-    assert (bare == said).all()
+    assert (bare == styled).all()
     assert len(np.unique(bare[0])) > 50
     assert not (grey == bare).all()
 
@@ -168,8 +170,8 @@ def test_tilejson_has_bounds_zooms_and_pinned_tiles(client, dataset, zooms):
 
 
 def test_tilejson_passes_the_style_to_its_tiles(client):
-    asked = "rescale=0,10&colormap_name=viridis&tilesize=256&tile_format=png"
-    (address,) = client.get(f"/tiles/dem/WebMercatorQuad/tilejson.json?{asked}").json()["tiles"]
+    query = "rescale=0,10&colormap_name=viridis&tilesize=256&tile_format=png"
+    (address,) = client.get(f"/tiles/dem/WebMercatorQuad/tilejson.json?{query}").json()["tiles"]
 
     assert "{y}.png?rescale=0,10&colormap_name=viridis&tilesize=256&version=1&rev=1-" in address
 

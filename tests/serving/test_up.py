@@ -16,7 +16,7 @@ pytestmark = pytest.mark.requirement("C2")
 PATIENCE_SECONDS = 60
 
 
-def asked(url: str) -> dict:
+def get(url: str) -> dict:
     """The answer, once there is one."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
@@ -31,19 +31,19 @@ def test_a_platform_serves_maps_and_starts_them_again(tmp_path):
     with up(tmp_path / "data", SERVING_ENABLED="true", SERVING_PORT="0", API_PORT="0") as platform:
         url = platform.facts["serving_url"]
         (child,) = [child for child in platform.facts["children"] if child["role"] == "serving"]
-        assert asked(f"{url}/readyz")["is_ready"]
-        assert asked(f"{url}/stac/collections")["collections"] == []
+        assert get(f"{url}/readyz")["is_ready"]
+        assert get(f"{url}/stac/collections")["collections"] == []
         # UI, API and maps have one address; links name the address of the request.
         one = platform.facts["api_url"]
         assert (platform.facts["maps_url"], platform.facts["ui_url"]) == (one, f"{one}/ui/")
-        assert {link["href"].split("/stac")[0] for link in asked(f"{one}/stac/collections")["links"]} == {one}
+        assert {link["href"].split("/stac")[0] for link in get(f"{one}/stac/collections")["links"]} == {one}
 
         os.kill(child["pid"], signal.SIGKILL)
-        assert asked(f"{url}/readyz")["is_ready"]
-        assert asked(f"{one}/stac/collections")["collections"] == []
+        assert get(f"{url}/readyz")["is_ready"]
+        assert get(f"{one}/stac/collections")["collections"] == []
         done = call("submit", "hello_world", "-p", "name=You", "--wait", "--json", "--data", str(tmp_path / "data"))
 
-        code, _, said = platform.end()
+        code, _, stderr = platform.end()
         assert (code, done.returncode) == (0, 0)
-        assert "serving 1" in said
-        assert "Traceback" not in said
+        assert "serving 1" in stderr
+        assert "Traceback" not in stderr

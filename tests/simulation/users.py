@@ -47,7 +47,7 @@ class SimulatedUser:
     async def _submit(self) -> UUID:
         """Each attempt has the same idempotency key, so that all of them make one job."""
 
-        def ask() -> Awaitable[UUID]:
+        def create() -> Awaitable[UUID]:
             job = NewJob(
                 self._world.job_id(),
                 self._workflow,
@@ -58,7 +58,7 @@ class SimulatedUser:
             )
             return self._ledger.create_once(job, "the same")
 
-        job_id: UUID = await self._until_answered(ask)
+        job_id: UUID = await self._until_answered(create)
         self._world.acknowledged[self._name] = job_id
         return job_id
 
@@ -104,16 +104,16 @@ class SimulatedUser:
             await asyncio.sleep(3 * self._random.random())
             await self._until_answered(lambda: self._ledger.set_queue(QUEUE, is_paused=False))
 
-    async def _once(self, ask: Callable[[], Awaitable[Any]]) -> None:
+    async def _once(self, create: Callable[[], Awaitable[Any]]) -> None:
         """The call is not repeated after an error."""
         try:
-            await ask()
+            await create()
         except (Conflict, NotFound, Unavailable):
             return
 
-    async def _until_answered(self, ask: Callable[[], Awaitable[Any]]) -> Any:
+    async def _until_answered(self, create: Callable[[], Awaitable[Any]]) -> Any:
         while True:
             try:
-                return await ask()
+                return await create()
             except Unavailable:
                 await asyncio.sleep(self._random.uniform(0.2, 1.0))

@@ -23,8 +23,8 @@ def test_the_examples_of_a_page_are_valid(page, tmp_path, monkeypatch):
     # A fence would count as output that is expected.
     text = "\n".join("" if line.startswith("```") else line for line in (PAGES / page).read_text().splitlines())
     examples = doctest.DocTestParser().get_doctest(text, {}, page, page, 0)
-    said: list[str] = []
-    failed = doctest.DocTestRunner().run(examples, out=said.append)
+    messages: list[str] = []
+    failed = doctest.DocTestRunner().run(examples, out=messages.append)
 
     assert failed.attempted > 5
-    assert failed.failed == 0, "".join(said)
+    assert failed.failed == 0, "".join(messages)

@@ -36,20 +36,20 @@ def editions(said: dict) -> set[tuple[str, int, int]]:
 def test_a_newer_version_speaks_and_the_older_one_stays():
     old, new = of_version(0), of_version(1)
 
-    said = joined(old, new)
+    collection = joined(old, new)
 
-    assert problems(said) == []
-    assert editions(said) == {("mosaic", 1, 1), ("mosaic-v0", 0, 1)}
-    assert said["assets"]["tiling_scheme-v0"] == old["assets"]["tiling_scheme"]
-    assert said["renders"]["v0"]["assets"] == ["mosaic-v0"]
-    assert said["version"] == new["version"]
+    assert problems(collection) == []
+    assert editions(collection) == {("mosaic", 1, 1), ("mosaic-v0", 0, 1)}
+    assert collection["assets"]["tiling_scheme-v0"] == old["assets"]["tiling_scheme"]
+    assert collection["renders"]["v0"]["assets"] == ["mosaic-v0"]
+    assert collection["version"] == new["version"]
 
 
 def test_a_revision_replaces_its_own_version_only():
-    said = joined(joined(of_version(0), of_version(1)), of_version(1, 2))
-    older = joined(said, of_version(0, 2))
+    collection = joined(joined(of_version(0), of_version(1)), of_version(1, 2))
+    older = joined(collection, of_version(0, 2))
 
-    assert editions(said) == {("mosaic", 1, 2), ("mosaic-v0", 0, 1)}
+    assert editions(collection) == {("mosaic", 1, 2), ("mosaic-v0", 0, 1)}
     assert editions(older) == {("mosaic", 1, 2), ("mosaic-v0", 0, 2)}
     assert older["dagmaster:revision"] == 2
     assert older["version"] == "1"
@@ -59,20 +59,20 @@ def test_a_version_that_is_one_file_now_has_no_mosaic_any_more():
     single = of_version(0, 2)
     del single["assets"]["mosaic"], single["assets"]["tiling_scheme"]
 
-    said = joined(joined(of_version(0), of_version(1)), single)
+    collection = joined(joined(of_version(0), of_version(1)), single)
 
-    assert editions(said) == {("mosaic", 1, 1)}
-    assert "v0" not in said["renders"]
+    assert editions(collection) == {("mosaic", 1, 1)}
+    assert "v0" not in collection["renders"]
 
 
 def test_what_is_known_is_not_touched_and_created_stays():
     old, new = of_version(0) | {"created": "2024-01-01T00:00:00Z"}, of_version(1) | {"created": "2025-01-01T00:00:00Z"}
     before = copy.deepcopy((old, new))
 
-    said = joined(old, new)
+    collection = joined(old, new)
 
     assert (old, new) == before
-    assert said["created"] == "2024-01-01T00:00:00Z"
+    assert collection["created"] == "2024-01-01T00:00:00Z"
 
 
 def test_summaries_of_both_versions_are_combined():
@@ -85,11 +85,11 @@ def test_summaries_of_both_versions_are_combined():
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 3)), min_size=1, max_size=6))
 def test_in_any_order_each_version_is_there_once_as_it_came_last(arrivals):
-    said = of_version(*arrivals[0])
+    collection = of_version(*arrivals[0])
     for arrival in arrivals[1:]:
-        said = joined(said, of_version(*arrival))
+        collection = joined(collection, of_version(*arrival))
 
     newest = max(ordinal for ordinal, _ in arrivals)
     expected = {("mosaic" if o == newest else f"mosaic-v{o}", o, r) for o, r in dict(arrivals).items()}
-    assert editions(said) == expected
-    assert said["dagmaster:version_ordinal"] == newest
+    assert editions(collection) == expected
+    assert collection["dagmaster:version_ordinal"] == newest

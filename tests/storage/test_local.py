@@ -102,20 +102,20 @@ def test_a_file_with_a_second_link_is_copied_so_that_the_object_cannot_change(st
 @pytest.mark.requirement("S4")
 @pytest.mark.parametrize("create_only", [False, True])
 def test_a_file_from_another_file_system_is_copied(store, create_only):
-    elsewhere = Path("/dev/shm") / f"dagmaster-file-{os.getpid()}"
-    if not elsewhere.parent.is_dir():
+    other_disk = Path("/dev/shm") / f"dagmaster-file-{os.getpid()}"
+    if not other_disk.parent.is_dir():
         pytest.skip("no second file system")
-    elsewhere.write_bytes(b"from afar")
+    other_disk.write_bytes(b"from afar")
     try:
-        if elsewhere.stat().st_dev == Path(store._root.parent).stat().st_dev:
+        if other_disk.stat().st_dev == Path(store._root.parent).stat().st_dev:
             pytest.skip("not a second file system")
-        stored = store.put_file(at("x"), elsewhere, move=True, create_only=create_only)
+        stored = store.put_file(at("x"), other_disk, move=True, create_only=create_only)
 
-        assert not elsewhere.exists()
+        assert not other_disk.exists()
         assert store.get(at("x")) == b"from afar"
         assert stored.size_bytes == 9
     finally:
-        elsewhere.unlink(missing_ok=True)
+        other_disk.unlink(missing_ok=True)
 
 
 @pytest.mark.requirement("S1")

@@ -324,12 +324,12 @@ def read(path: str) -> None:
 
 
 def test_what_a_store_refuses_or_does_not_have_has_a_name(storage, server, tmp_path):
-    nowhere = Location(Zone.SILVER, "never-made", "x")
+    missing = Location(Zone.SILVER, "never-made", "x")
 
     with pytest.raises(NotFound) as no_container:
-        storage.put(nowhere, b"x")
+        storage.put(missing, b"x")
     with pytest.raises(NotFound):
-        storage.get(nowhere)
+        storage.get(missing)
 
     assert no_container.value.code == "storage.no-container"
     assert list(storage.list(Folder(Zone.SILVER, "never-made"))) == []

@@ -181,7 +181,7 @@ def test_orchestrator_worker_and_command_line_know_an_installed_package(cluster:
         job = call("submit", "river_length", "-p", "river=Po", "--wait", **path)
         failed = call("submit", "river_length", "-p", "river=Styx", "--wait", **path)
         refused = call("submit", "half", **path)
-        _, _, said = platform.end()
+        _, _, stderr = platform.end()
 
     assert "river_length" in listed.stdout, listed.stderr
     assert job.returncode == 0, job.stderr
@@ -190,7 +190,7 @@ def test_orchestrator_worker_and_command_line_know_an_installed_package(cluster:
     assert "no river is named Styx" in failed.stdout + failed.stderr
     assert refused.returncode == 4
     assert "bad.yaml" in refused.stderr  # the file by its name only: the message does not show the folders of a user
-    assert "half_package/bad.yaml" in said
+    assert "half_package/bad.yaml" in stderr
 
 
 async def test_broken_packages_are_reported_and_block_no_others(database, tmp_path):

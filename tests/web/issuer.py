@@ -94,13 +94,13 @@ class Issuer:
 
     def authorize(self, query: str) -> str:
         """The address to which a browser is led back from the page of the issuer."""
-        asked = dict(parse_qsl(query))
-        assert (asked["response_type"], asked["code_challenge_method"]) == ("code", "S256")
-        assert (asked["client_id"], "openid" in asked["scope"].split()) == (CLIENT, True)
+        parameters = dict(parse_qsl(query))
+        assert (parameters["response_type"], parameters["code_challenge_method"]) == ("code", "S256")
+        assert (parameters["client_id"], "openid" in parameters["scope"].split()) == (CLIENT, True)
         code = secrets.token_urlsafe(16)
-        self.codes[code] = asked
-        back = {"code": code, "state": asked["state"], "iss": self.url}
-        return f"{asked['redirect_uri']}?{urlencode(back)}"
+        self.codes[code] = parameters
+        back = {"code": code, "state": parameters["state"], "iss": self.url}
+        return f"{parameters['redirect_uri']}?{urlencode(back)}"
 
     def redeem(self, body: str, authorization: str | None) -> tuple[int, bytes]:
         """A code is accepted once, from the client that knows the verifier, and the secret if there is one."""
@@ -108,7 +108,7 @@ class Issuer:
         if "/token" in self.answers:
             return self.answers["/token"]
         form = dict(parse_qsl(body))
-        asked = self.codes.pop(form.get("code", ""), None)
+        grant = self.codes.pop(form.get("code", ""), None)
         digest = hashlib.sha256(form.get("code_verifier", "").encode()).digest()
         challenge = base64.urlsafe_b64encode(digest).decode().rstrip("=")
         basic = base64.b64encode(f"{CLIENT}:{self.client_secret}".encode()).decode()
@@ -117,11 +117,11 @@ class Issuer:
             if "client_secret_basic" in self.auth_methods
             else form.get("client_secret") == self.client_secret
         )
-        if asked is None or challenge != asked["code_challenge"] or form["redirect_uri"] != asked["redirect_uri"]:
+        if grant is None or challenge != grant["code_challenge"] or form["redirect_uri"] != grant["redirect_uri"]:
             return 400, b'{"error": "invalid_grant"}'
         if not is_client:
             return 401, b'{"error": "invalid_client"}'
-        id_token = self.token(**{"aud": CLIENT, "nonce": asked["nonce"], **self.person})
+        id_token = self.token(**{"aud": CLIENT, "nonce": grant["nonce"], **self.person})
         tokens = {"id_token": id_token, "access_token": self.access_token, "token_type": "Bearer"}
         return 200, json.dumps(tokens).encode()
 

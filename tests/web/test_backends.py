@@ -39,9 +39,9 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @asynccontextmanager
 async def checked(servers: Servers, *urls: str):
-    several = Backends(urls, servers, role="test")
-    async with several.checked():
-        yield several
+    group = Backends(urls, servers, role="test")
+    async with group.checked():
+        yield group
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -50,14 +50,14 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.001)
 
 
-def order_of(several: Backends) -> list[str]:
-    return [backend.url for backend in several.candidates()]
+def order_of(group: Backends) -> list[str]:
+    return [backend.url for backend in group.candidates()]
 
 
 def test_requests_begin_with_each_server_in_turn_and_every_other_one_follows():
-    several = Backends([A, B, C], Servers(), role="test")
+    group = Backends([A, B, C], Servers(), role="test")
 
-    orders = [order_of(several) for _ in range(6)]
+    orders = [order_of(group) for _ in range(6)]
 
     assert [orders.count(order) for order in orders] == [2] * 6
     assert {order[0] for order in orders} == {A, B, C}
@@ -67,13 +67,13 @@ def test_requests_begin_with_each_server_in_turn_and_every_other_one_follows():
 @pytest.mark.parametrize("fault", [httpx2.ConnectError("refused"), httpx2.ConnectTimeout("slow"), 503])
 async def test_a_server_that_is_down_is_the_last_one_for_as_long_as_it_is_down_and_still_tried(fault):
     servers = Servers(a=fault, b=200)
-    async with checked(servers, A, B) as several:
+    async with checked(servers, A, B) as group:
         await until(lambda: servers.checks["a"] > 3 * backends.HANGS_AFTER)
-        orders = [order_of(several) for _ in range(4)]
-        alone = several.has_healthy
+        orders = [order_of(group) for _ in range(4)]
+        alone = group.has_healthy
         servers.behaviour["a"] = 200
-        await until(lambda: all(state.is_healthy for state in several.states()))
-        firsts = {order_of(several)[0] for _ in range(4)}
+        await until(lambda: all(state.is_healthy for state in group.states()))
+        firsts = {order_of(group)[0] for _ in range(4)}
 
     assert orders == [[B, A]] * 4
     assert alone
@@ -82,13 +82,13 @@ async def test_a_server_that_is_down_is_the_last_one_for_as_long_as_it_is_down_a
 
 async def test_a_server_that_accepts_connections_and_does_not_respond_is_not_tried_until_it_does():
     servers = Servers(a=httpx2.ReadTimeout("silent"), b=200)
-    async with checked(servers, A, B) as several:
+    async with checked(servers, A, B) as group:
         await until(lambda: servers.checks["a"] > backends.HANGS_AFTER)
-        hanging = order_of(several)
+        hanging = order_of(group)
         servers.behaviour["a"] = 503
         before = servers.checks["a"]
         await until(lambda: servers.checks["a"] > before + 1)
-        responding = order_of(several)
+        responding = order_of(group)
 
     assert hanging == [B]
     assert responding == [B, A]
@@ -96,11 +96,11 @@ async def test_a_server_that_accepts_connections_and_does_not_respond_is_not_tri
 
 async def test_one_check_without_a_response_is_not_enough():
     servers = Servers(a=httpx2.ReadTimeout("busy"))
-    several = Backends([A], servers, role="test")
+    group = Backends([A], servers, role="test")
     orders = []
     for result in (httpx2.ReadTimeout("busy"), 200, httpx2.ReadTimeout("busy"), httpx2.ReadTimeout("busy")):
         servers.behaviour["a"] = result
-        await several._check(several._backends[0])
-        orders.append(order_of(several))
+        await group._check(group._backends[0])
+        orders.append(order_of(group))
 
     assert orders == [[A], [A], [A], []]

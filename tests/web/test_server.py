@@ -16,11 +16,11 @@ from dagmaster.web.server import TimedProtocol, WebServer
 
 
 async def test_what_is_under_way_is_finished_and_the_port_given_back():
-    app, is_asked, may_answer = FastAPI(), asyncio.Event(), asyncio.Event()
+    app, has_arrived, may_answer = FastAPI(), asyncio.Event(), asyncio.Event()
 
     @app.get("/slow")
     async def slow() -> str:
-        is_asked.set()
+        has_arrived.set()
         await may_answer.wait()
         return "done"
 
@@ -28,12 +28,12 @@ async def test_what_is_under_way_is_finished_and_the_port_given_back():
     running = asyncio.create_task(server.run())
     await asyncio.wait_for(server.until_started(), 10)
     async with AsyncClient(base_url=server.url) as client:
-        asked = asyncio.create_task(client.get("/slow"))
-        await asyncio.wait_for(is_asked.wait(), 10)
+        request = asyncio.create_task(client.get("/slow"))
+        await asyncio.wait_for(has_arrived.wait(), 10)
         port = int(server.url.rpartition(":")[2])
         server.finish()
         may_answer.set()
-        answer = await asyncio.wait_for(asked, 10)
+        answer = await asyncio.wait_for(request, 10)
         await asyncio.wait_for(running, 10)
 
     assert answer.json() == "done"

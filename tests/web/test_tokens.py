@@ -110,10 +110,10 @@ async def test_times_have_a_leeway_of_a_minute(local, verifier):
 
 
 async def test_one_of_several_audiences_is_enough(local):
-    several = verifier_of(local, oidc_audience="a,dagmaster")
+    verifier = verifier_of(local, oidc_audience="a,dagmaster")
 
-    assert await several.caller(local.token(aud=["x", "dagmaster"]))
-    await refused(several, local.token(aud=["x"]))
+    assert await verifier.caller(local.token(aud=["x", "dagmaster"]))
+    await refused(verifier, local.token(aud=["x"]))
 
 
 @pytest.mark.parametrize("name", ["none", "None", "NONE", "nOnE", "", None])

@@ -151,10 +151,10 @@ class TalkativeChild:
 
 
 async def test_a_child_that_sends_faster_than_its_frames_are_taken_waits() -> None:
-    here, there = asyncio.Queue[Any](), asyncio.Queue[Any]()
+    worker_end, child_end = asyncio.Queue[Any](), asyncio.Queue[Any]()
     child = TalkativeChild()
-    relay = asyncio.create_task(dask_agent.FrameRelay(OneEnd(there, here), child, 10).run())
-    comm = OneEnd(here, there)
+    relay = asyncio.create_task(dask_agent.FrameRelay(OneEnd(child_end, worker_end), child, 10).run())
+    comm = OneEnd(worker_end, child_end)
     remote = dask.RemoteChild(comm, "tcp://there", await comm.read(), SimpleNamespace(release=lambda: None), 10)
 
     for _ in range(200):
@@ -308,15 +308,15 @@ async def test_no_child_outlives_a_platform_worker_that_is_killed_or_silent(
 async def test_a_dask_worker_with_another_version_runs_no_task(
     shared: DaskCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here = dask_agent.versions()
-    monkeypatch.setattr(dask_agent, "versions", lambda: here | {"dagmaster": "999.0"})
+    versions = dask_agent.versions()
+    monkeypatch.setattr(dask_agent, "versions", lambda: versions | {"dagmaster": "999.0"})
     executor = DaskExecutor(ClusterAddress(shared.address, slots=5), memory_mb=2048)
     await executor.start()
     try:
         await until(lambda: executor.about()["cluster"]["refused_dask_workers"] != {}, 30)
 
         (problem,) = executor.about()["cluster"]["refused_dask_workers"].values()
-        assert f"it has dagmaster {here['dagmaster']}" in problem
+        assert f"it has dagmaster {versions['dagmaster']}" in problem
         assert "this worker has dagmaster 999.0" in problem
         assert executor.slots == 0
     finally:

@@ -13,13 +13,13 @@ from dagmaster.worker.process_pool import Pool
 pytestmark = pytest.mark.requirement("H1")
 
 
-async def ask(ctx):
+async def count_jobs(ctx):
     async with ctx.database.connection() as connection:
         row = await (await connection.execute("SELECT count(*) FROM dagapp.dag_jobs")).fetchone()
     return {"jobs": row[0]}
 
 
-def ask_plainly(ctx):
+def count_jobs_blocking(ctx):
     with ctx.connect() as connection:
         return {"jobs": connection.execute("SELECT count(*) FROM dagapp.dag_jobs").fetchone()[0]}
 
@@ -31,7 +31,7 @@ def a_task() -> TaskMessage:
         job_id=job_id,
         node_id="a",
         attempt=1,
-        handler="ask",
+        handler="count_jobs",
         params={},
         queue="q",
         timeout_seconds=20,
@@ -42,12 +42,12 @@ async def test_an_async_handler_has_the_workers_pool(database):
     async with pool(database, "handlers", 0, 2) as connections:
         context = TaskContext(a_task(), PostgresLedger(database), connections)
 
-        assert await ask(context) == {"jobs": 0}
+        assert await count_jobs(context) == {"jobs": 0}
 
 
 async def test_a_plain_handler_connects_from_its_own_process(database):
     processes = Pool(memory_mb=2048)
-    registration = Registration("ask", f"{__name__}:ask_plainly", is_async=False)
+    registration = Registration("count_jobs", f"{__name__}:count_jobs_blocking", is_async=False)
     task = a_task()
     try:
         async with pool(database, "handlers", 0, 2) as connections:

@@ -130,10 +130,11 @@ async def test_a_hung_c_call_and_all_it_started_is_dead_after_its_timeout(harnes
 async def test_a_cancelled_handler_is_asked_first_and_killed_after_its_grace_time(
     harness: Harness, tmp_path: Path
 ) -> None:
-    polite, deaf = a_task("poll_flags", note=str(tmp_path / "polite")), a_task("spawn", note=str(tmp_path / "deaf"))
-    contexts = [harness.context(task) for task in (polite, deaf)]
+    polite, ignoring = a_task("poll_flags", note=str(tmp_path / "polite")), a_task("spawn", note=str(tmp_path / "deaf"))
+    contexts = [harness.context(task) for task in (polite, ignoring)]
     running = [
-        asyncio.create_task(harness.run(task, context)) for task, context in zip((polite, deaf), contexts, strict=True)
+        asyncio.create_task(harness.run(task, context))
+        for task, context in zip((polite, ignoring), contexts, strict=True)
     ]
     pids = await note(tmp_path / "deaf")
     await until(lambda: contexts[0].running().progress)
@@ -265,8 +266,11 @@ async def test_a_worker_that_is_asked_to_stop_returns_what_does_not_end_in_time(
     executor: Executor, tmp_path: Path
 ) -> None:
     """The worker's own loop: claims, asks handlers to stop, kills the ones that do not, reports all."""
-    polite, deaf = a_task("poll_flags", "a", note=str(tmp_path / "a")), a_task("spawn", "b", note=str(tmp_path / "b"))
-    bench = Bench([polite, deaf], executor=executor)
+    polite, ignoring = (
+        a_task("poll_flags", "a", note=str(tmp_path / "a")),
+        a_task("spawn", "b", note=str(tmp_path / "b")),
+    )
+    bench = Bench([polite, ignoring], executor=executor)
     running = asyncio.create_task(bench.worker.run())
     pids = await note(tmp_path / "b")
     await until(lambda: any(held.context.running().progress for held in bench.worker.held), 20)

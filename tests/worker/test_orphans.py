@@ -28,12 +28,12 @@ def fork(ctx):
 
 
 def leave_a_thread(ctx):
-    def haunt():
+    def report_late():
         time.sleep(0.3)
         ctx.progress(message="boo")
         ctx.save_checkpoint("stray", {"of": ctx.task_id})
 
-    threading.Thread(target=haunt, daemon=True).start()
+    threading.Thread(target=report_late, daemon=True).start()
     return {"made_by": "thread"}
 
 
@@ -120,7 +120,7 @@ def who(ctx):
     return {"pid": os.getpid()}
 
 
-def look_later(ctx):
+def facts_later(ctx):
     time.sleep(0.6)
     return process_facts(ctx)
 
@@ -183,7 +183,7 @@ async def test_a_handler_that_disturbs_its_process_disturbs_no_other_task():
     pool, ledger = Pool(memory_mb=2048), FakeLedger()
     try:
         before = await run(pool, ledger, disturb)
-        after = await run(pool, ledger, look_later)
+        after = await run(pool, ledger, facts_later)
     finally:
         await pool.close()
 

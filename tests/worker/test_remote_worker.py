@@ -488,18 +488,18 @@ LIMITED = Demand(("a", "q", "z"), ("echo",), 5, ("work",), 4, {"q": 3, "z": 1})
 
 
 async def test_an_older_platform_is_asked_for_each_limited_queue_so_that_no_limit_is_exceeded():
-    nothing = {"claimed": [], "accepted": 0, "late": []}
-    connection = Scripted(NO_ROOMS, nothing, nothing, nothing, nothing)
+    empty = {"claimed": [], "accepted": 0, "late": []}
+    connection = Scripted(NO_ROOMS, empty, empty, empty, empty)
     connection.answers[1] = a_claimed(handler="echo") | {"accepted": 1}
     ledger = HttpLedger(WorkerRequests(connection))
 
     answer = await ledger.exchange(uuid4(), [Report(JOB, "n", 1, TaskStatus.SUCCEEDED)], LIMITED, lease_seconds=60)
 
-    asked = [json.loads(content) for _, _, content in connection.requests[1:]]
-    wanted = [(*each["demand"]["queues"], each["demand"]["light"], each["demand"]["heavy"]) for each in asked]
+    bodies = [json.loads(content) for _, _, content in connection.requests[1:]]
+    wanted = [(*each["demand"]["queues"], each["demand"]["light"], each["demand"]["heavy"]) for each in bodies]
     assert wanted == [("q", 3, 0), ("q", 0, 2), ("z", 1, 0), ("z", 0, 1), ("a", 4, 0), ("a", 0, 4)]
-    assert [len(each["reports"]) for each in asked] == [1, 0, 0, 0, 0, 0]
-    assert not any("rooms" in each["demand"] for each in asked)
+    assert [len(each["reports"]) for each in bodies] == [1, 0, 0, 0, 0, 0]
+    assert not any("rooms" in each["demand"] for each in bodies)
     assert (len(answer.claimed), answer.accepted) == (1, 1)
 
 

@@ -153,8 +153,8 @@ class FakeLedger:
 
     async def take_stops(self, _worker_id: UUID) -> frozenset[str]:
         self._check()
-        asked, self.to_stop = frozenset(self.to_stop), set()
-        return asked
+        stops, self.to_stop = frozenset(self.to_stop), set()
+        return stops
 
     async def beat_worker(self, worker: WorkerInfo) -> None:
         self._check()

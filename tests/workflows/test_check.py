@@ -361,20 +361,20 @@ def test_a_queue_that_no_one_registered_is_refused():
 def test_where_no_name_is_close_those_that_exist_are_listed():
     nodes = START + "  a: {handler: zzz, queue: yyy, next: end}\n" + END
 
-    said = problems_in(nodes)
+    problems = problems_in(nodes)
 
-    (of_handler,) = [problem.message for problem in said if "no handler" in problem.message]
-    (of_queue,) = [problem.message for problem in said if "no queue" in problem.message]
+    (of_handler,) = [problem.message for problem in problems if "no handler" in problem.message]
+    (of_queue,) = [problem.message for problem in problems if "no queue" in problem.message]
     assert of_handler == f"no handler 'zzz' is registered; known are {', '.join(sorted(HANDLERS))}"
     assert of_queue == f"there is no queue 'yyy'; known are {', '.join(sorted(QUEUES))}"
 
 
 @pytest.mark.requirement("W3")
 def test_of_many_names_only_some_are_listed():
-    said = or_known("zzz", [f"handler_{n:02}" for n in range(50)])
+    hint = or_known("zzz", [f"handler_{n:02}" for n in range(50)])
 
-    assert said.startswith("; known are handler_00, handler_01")
-    assert said.endswith(", handler_29 and 20 more")
+    assert hint.startswith("; known are handler_00, handler_01")
+    assert hint.endswith(", handler_29 and 20 more")
 
 
 @pytest.mark.requirement("W4")

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.requirement("O4")
 PLANTED = "planted-function-key"
 
 
-async def jobs_here(client) -> int:
+async def count_jobs(client) -> int:
     return len((await ok(client.get("/api/v1/jobs")))["items"])
 
 
@@ -31,7 +31,7 @@ async def test_submissions_go_where_their_share_says_and_unknown_jobs_are_asked_
             status = await ok(client.get(f"/api/jobs/status/{OLD_ID}"))
             retried = await ok(client.post(f"/api/jobs/retry-stage/{OLD_ID}/3"))
             tasks = await ok(client.get(f"/api/dbadmin/tasks/{OLD_ID}", params={"stage": 2}))
-            nobodys = await client.get("/api/jobs/status/0198b2c4-7c1e-7a10-8f00-2f6f6e1c9a01")
+            unknown = await client.get("/api/jobs/status/0198b2c4-7c1e-7a10-8f00-2f6f6e1c9a01")
             own = await ok(client.get(submitted["status_url"]))
 
     assert (there["job_id"], there["served_by"], there["servedBy"]) == (OLD_ID, "legacy", "legacy")
@@ -39,8 +39,8 @@ async def test_submissions_go_where_their_share_says_and_unknown_jobs_are_asked_
     assert (status["jobId"], status["served_by"]) == (OLD_ID, "legacy")
     assert (retried["status"], retried["served_by"]) == ("stage_retry_initiated", "legacy")
     assert tasks["tasks"] == [{"task_id": "8d471f99635793f6", "score": None}]
-    assert nobodys.status_code == 404
-    assert nobodys.json()["served_by"] == "legacy"
+    assert unknown.status_code == 404
+    assert unknown.json()["served_by"] == "legacy"
     assert old.paths == [
         "/api/jobs/submit/echo_test",
         f"/api/jobs/status/{OLD_ID}",
@@ -95,14 +95,14 @@ async def test_an_old_system_that_misbehaves_is_reported_and_nothing_runs_here_i
     with old_server(fault) as old:
         settings = {"legacy_url": old.url, "legacy_shares": "*=100", "legacy_timeout_sec": 0.7, "legacy_key": PLANTED}
         async with api(shared_database, **settings) as client:
-            before = await jobs_here(client)
+            before = await count_jobs(client)
             began = time.monotonic()
             submitted = await client.post("/api/jobs/submit/echo_test", json={})
             seconds = time.monotonic() - began
-            asked = await client.get(f"/api/jobs/status/{OLD_ID}")
-            after = await jobs_here(client)
+            response = await client.get(f"/api/jobs/status/{OLD_ID}")
+            after = await count_jobs(client)
 
-    for answer in (submitted, asked):
+    for answer in (submitted, response):
         assert (answer.status_code, answer.json()["error"]) == (status, code), answer.text
         assert "hunter2" not in answer.text
         assert PLANTED not in answer.text

@@ -293,8 +293,8 @@ def _violations(page: Page, part: str) -> list[str]:
         page.set_viewport_size(DESK)  # type: ignore[arg-type]
     if not page.evaluate("'axe' in window"):
         page.evaluate(AXE.read_text())
-    found: list[str] = page.evaluate(FIND_VIOLATIONS, part)
-    return found
+    violations: list[str] = page.evaluate(FIND_VIOLATIONS, part)
+    return violations
 
 
 def _too_wide(page: Page) -> list[str]:
