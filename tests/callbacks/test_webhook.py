@@ -24,8 +24,8 @@ class Resolver:
         self.lookups: list[tuple[str, int]] = []
 
     async def __call__(self, host: str, port: int) -> Sequence[str]:
-        self.asked.append((host, port))
-        return self.answers[min(len(self.asked), len(self.answers)) - 1]
+        self.lookups.append((host, port))
+        return self.answers[min(len(self.lookups), len(self.answers)) - 1]
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ async def test_a_name_is_resolved_once_and_the_checked_address_is_called(opened)
     with pytest.raises(Unavailable, match="connection refused"):
         await send("https://a.example:8443/", b"", {}, allow_private=False, resolve=resolver)
 
-    assert resolver.asked == [("a.example", 8443)]
+    assert resolver.lookups == [("a.example", 8443)]
     assert opened == [(PUBLIC, 8443)]
 
 

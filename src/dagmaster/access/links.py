@@ -15,7 +15,6 @@ from dataclasses import dataclass
 PARAMETER = "token"
 # Of a token in a URL: longer texts are not links.
 LONGEST_TOKEN = 200
-KEY_ID = re.compile(r"[A-Za-z0-9]{1,16}")
 _FORMAT = "dgl1"
 _TOKEN = re.compile(
     rf"{_FORMAT}\.(?P<key_id>[A-Za-z0-9]{{1,16}})\.(?P<asset_id>[0-9a-f]{{32}})\.(?P<ordinal>\d{{1,9}})"

@@ -16,6 +16,7 @@ from psycopg import sql
 from psycopg.abc import AdaptContext, Buffer
 from psycopg.adapt import Loader
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.rows import scalar_row
 from psycopg.types.json import set_json_dumps, set_json_loads
 from psycopg_pool import AsyncConnectionPool
 
@@ -189,8 +190,9 @@ def require_version(server_version: int) -> None:
 async def require_own_session(connection: Connection) -> None:
     """Refuse a connection through a pooler: LISTEN, prepared statements and settings need a session of their own. The
     process that answers is then not the one that was announced when the connection was made."""
-    row = await (await connection.execute("SELECT pg_backend_pid()")).fetchone()
-    if row is None or row[0] != connection.info.backend_pid:
+    cursor = connection.cursor(row_factory=scalar_row)
+    backend_pid = await (await cursor.execute("SELECT pg_backend_pid()")).fetchone()
+    if backend_pid != connection.info.backend_pid:
         raise _pooler("the process that answers is not the one that was announced")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 from psycopg.types.json import Jsonb
 
-from dagmaster.client.models.layers import LayerInfo, LayerMetadataInfo
+from dagmaster.client.models.layers import LayerMetadataInfo
 from dagmaster.database.connect import Connection
 from dagmaster.database.queries import query
 from dagmaster.database.reads.session import models
@@ -23,11 +23,6 @@ FIELDS = ("title", "description", "keywords", "attribution", "style")
 async def read_metadata(connection: Connection, asset_id: str, layers: Sequence[str]) -> list[LayerMetadataInfo]:
     rows = await dicts(connection, "layer_metadata_of", {"asset_id": asset_id, "layers": list(layers)})
     return models(LayerMetadataInfo, rows)
-
-
-async def read_layers(connection: Connection, asset_id: str) -> list[LayerInfo]:
-    """The published ones."""
-    return models(LayerInfo, await dicts(connection, "layer_catalog_of", {"asset_id": asset_id}))
 
 
 async def write_metadata(connection: Connection, asset_id: str, layer: str, metadata: Metadata, actor: str) -> None:

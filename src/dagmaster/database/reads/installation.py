@@ -44,7 +44,6 @@ class Liveness:
 @dataclass(frozen=True, slots=True)
 class Sizes:
     events_estimate: int
-    tasks_estimate: int
     tasks_bytes: int
     dead_letters: int
     database_bytes: int

@@ -595,7 +595,6 @@ SELECT queue, status, count(*)::int AS count
 SELECT (SELECT coalesce(sum(greatest(c.reltuples, 0)), 0)::bigint
           FROM pg_partition_tree('dagapp.dag_job_events') p
           JOIN pg_class c ON c.oid = p.relid) AS events_estimate,
-       (SELECT greatest(c.reltuples, 0)::bigint FROM pg_class c WHERE c.oid = 'dagapp.dag_tasks'::regclass) AS tasks_estimate,
        (SELECT pg_relation_size('dagapp.dag_tasks')) AS tasks_bytes,
        (SELECT count(*)::int FROM dagapp.dag_dead_letters) AS dead_letters,
        pg_database_size(current_database()) AS database_bytes;

@@ -54,14 +54,6 @@ SELECT
  ORDER BY l.dataset_id, l.layer
  LIMIT %(limit)s;
 
--- name: layer_catalog_of
--- The published layers of an asset.
-SELECT
--- use: catalog_layer_columns
-  FROM dagapp.layer_catalog AS l
- WHERE l.asset_id = %(asset_id)s
- ORDER BY l.layer;
-
 -- name: layer_catalog_metadata
 -- What was edited of the published layers of a dataset.
 SELECT layer, metadata

@@ -14,6 +14,7 @@ from rasterio._err import CPLE_BaseError
 from rasterio.errors import RasterioError
 from rasterio.warp import transform_bounds
 
+from dagmaster.bbox import BBox
 from dagmaster.errors import InvalidRequest, UnfitData
 from dagmaster.handlers.raster.options import Options, reachable_grid, require_alike
 from dagmaster.quantities import counted
@@ -136,10 +137,10 @@ def _boxes(files: Sequence[RasterFacts], target_crs: str) -> Boxes:
 def _bounds_in(crs: str, file: RasterFacts) -> tuple[float, float, float, float] | None:
     assert file.bounds is not None
     try:
-        west, south, east, north = transform_bounds(parse_crs(file.crs or ""), parse_crs(crs), *file.bounds)
+        bounds = transform_bounds(parse_crs(file.crs or ""), parse_crs(crs), *file.bounds)
     except (CPLE_BaseError, RasterioError):
         return None
-    return west, south, east + 360 if east < west else east, north  # it crosses the antimeridian
+    return BBox(*bounds).unrolled()  # in another unit than degrees west is never greater than east
 
 
 def overlaps(boxes: Boxes, of: np.ufunc = np.minimum) -> NDArray[np.int64]:

@@ -77,28 +77,15 @@ class BandStatistics:
     before_compression: bool = False  # values are those before lossy compression, which changes them a little
 
     def as_json(self) -> dict[str, Any]:
-        numbers = {name: getattr(self, name) for name in (*_NUMBERS, *_MORE_NUMBERS)}
+        numbers = {name: getattr(self, name) for name in _NUMBERS}
         percentiles = {str(rank): value for rank, value in self.percentiles.items()}
         return {**numbers, "percentiles": percentiles, "histogram": self.histogram.as_json()}
 
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> "BandStatistics":
-        histogram = document["histogram"]
-        return cls(
-            **{name: document[name] for name in _NUMBERS},
-            **{name: document[name] for name in _MORE_NUMBERS if name in document},
-            percentiles={int(rank): value for rank, value in document["percentiles"].items()},
-            histogram=Histogram(histogram["min"], histogram["max"], tuple(histogram["buckets"])),
-        )
 
-
-_NUMBERS = ("minimum", "maximum", "mean", "stddev", "valid_percent", "count")
-_MORE_NUMBERS = (
-    "infinite",
-    "approximate",
-    "percentile_error",
-    "before_compression",
-)  # earlier releases did not store them
+_NUMBERS = (
+    *("minimum", "maximum", "mean", "stddev", "valid_percent", "count"),
+    *("infinite", "approximate", "percentile_error", "before_compression"),
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -37,7 +37,6 @@ _SUPPORTED: dict[bytes, str] = {
     b"\x89PNG": "PNG",
     b"\xff\xd8\xff": "JPEG",
 }
-DRIVERS = tuple(dict.fromkeys(_SUPPORTED.values()))
 
 _LONGEST_NAME = 100
 _REMOTE = ("/vsiaz/", "/vsiadls/", "/vsis3/", "/vsigs/")
