@@ -78,7 +78,7 @@ def a_problem(status: int, **members: object) -> Answering:
 
 @pytest.mark.requirement("M3")
 @pytest.mark.parametrize(
-    ("answer", "said", "code", "exit_code"),
+    ("answer", "message", "code", "exit_code"),
     [
         (plain(200, "text/html", b"<html>"), "it is not the API of a platform (text/html)", "server.not-a-platform", 5),
         (plain(200, None), "(no content type)", "server.not-a-platform", 5),
@@ -99,11 +99,11 @@ def a_problem(status: int, **members: object) -> Answering:
         (lambda request: request.wfile.write(b"SSH-2.0-OpenSSH\r\n"), "was lost", "server.lost", 5),
     ],
 )
-def test_an_unexpected_response_is_reported_as_what_it_is(answer, said, code, exit_code):
+def test_an_unexpected_response_is_reported_as_what_it_is(answer, message, code, exit_code):
     with answering(answer) as client, pytest.raises(DagmasterError) as raised:
         client.job(JOB)
 
-    assert said in raised.value.message
+    assert message in raised.value.message
     assert raised.value.code == code
     assert described(raised.value)[0] == exit_code
 

@@ -142,7 +142,7 @@ def test_a_node_that_does_not_exist_is_not_found(on_platform, command, follow):
 
 @pytest.mark.requirement("M3")
 @pytest.mark.parametrize(
-    ("command", "asked"),
+    ("command", "method"),
     [
         (("jobs", "watch", "JOB"), "job"),
         (("jobs", "events", "JOB", "--follow"), "follow"),
@@ -154,12 +154,12 @@ def test_a_node_that_does_not_exist_is_not_found(on_platform, command, follow):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_a_client_that_detaches_reports_no_outcome(on_platform, failing, monkeypatch, command, asked):
+def test_a_client_that_detaches_reports_no_outcome(on_platform, failing, monkeypatch, command, method):
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     job_id = on_platform("submit", str(failing), "--wait", "--json").json["job_id"]
-    monkeypatch.setattr(JsonClient, asked, interrupt)
+    monkeypatch.setattr(JsonClient, method, interrupt)
     arguments = [job_id if argument == "JOB" else argument for argument in command]
 
     result = on_platform(*arguments)

@@ -69,7 +69,7 @@ def test_parameters_are_read_as_the_inputs_declare(on_platform, tmp_path):
 
 @pytest.mark.requirement("M3")
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["-p", "count=many"], "-p count: expected integer, but 'many' is not JSON"),
         (["-p", "count=1.5"], "'count' must be an integer, not 1.5"),
@@ -83,11 +83,11 @@ def test_parameters_are_read_as_the_inputs_declare(on_platform, tmp_path):
         (["--correlation-id", "x" * 65], "correlation_id: must have at most 64 characters"),
     ],
 )
-def test_bad_parameters_are_refused_by_name(on_platform, arguments, said):
+def test_bad_parameters_are_refused_by_name(on_platform, arguments, message):
     refused = on_platform("submit", "fan_out_test", *arguments)
 
     assert refused.code == 2
-    assert said in refused.err
+    assert message in refused.err
     assert refused.out == ""
 
 

@@ -204,7 +204,7 @@ async def test_an_old_server_is_refused(database, monkeypatch):
 
 @pytest.mark.requirement("M3")
 @pytest.mark.parametrize(
-    ("said", "code"),
+    ("message", "code"),
     [
         ("connection failed: FATAL:  unsupported startup parameter: options", "database.pooler"),
         ("connection failed: FATAL:  sorry, too many clients already", "database.unavailable"),
@@ -212,9 +212,9 @@ async def test_an_old_server_is_refused(database, monkeypatch):
         ("connection failed: FATAL:  the database system is starting up", "database.unavailable"),
     ],
 )
-def test_rare_refusals_are_recognised_by_their_messages(said, code):
+def test_rare_refusals_are_recognised_by_their_messages(message, code):
     with pytest.raises(DagmasterError) as refused, connecting.translate_errors():
-        raise psycopg.OperationalError(said)
+        raise psycopg.OperationalError(message)
 
     assert refused.value.code == code
     assert refused.value.hint

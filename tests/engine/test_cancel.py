@@ -28,7 +28,7 @@ async def counting(ctx: Any) -> None:
     _ran.append(ctx.node_id)
 
 
-def deaf(ctx: Any) -> None:
+def ignores_stop(ctx: Any) -> None:
     """Ignores everything, and so does the program it starts."""
     Path(ctx.params["file"]).write_text(str(os.getpid()))
     time.sleep(600)
@@ -37,7 +37,7 @@ def deaf(ctx: Any) -> None:
 HANDLERS = (
     Registration("listening", "tests.engine.test_cancel:listening"),
     Registration("counting", "tests.engine.test_cancel:counting"),
-    Registration("deaf", "tests.engine.test_cancel:deaf", is_async=False),
+    Registration("ignores_stop", "tests.engine.test_cancel:ignores_stop", is_async=False),
 )
 TWO = """
     workflow_id: two
@@ -108,7 +108,7 @@ async def test_a_job_that_ended_otherwise_can_not_be_cancelled(database):
 async def test_a_handler_that_ignores_the_cancel_is_killed_after_its_grace_period(database, tmp_path):
     file = tmp_path / "pid"
     async with engine(database, handlers=HANDLERS) as running:
-        job_id = await running.submit(workflow(two("deaf", params=f"params: {{file: '{file}'}},")))
+        job_id = await running.submit(workflow(two("ignores_stop", params=f"params: {{file: '{file}'}},")))
         await running_task(running, job_id)
         await until(lambda: asyncio.sleep(0, file.exists() and file.read_text()))
         pid = int(file.read_text())

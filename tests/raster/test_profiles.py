@@ -34,7 +34,7 @@ def test_archive_is_kept_cool_and_suits_the_type() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "colors", "said"),
+    ("dtype", "colors", "message"),
     [
         ("uint16", RGB, "uint16"),
         ("uint8", ["gray"], "1 band"),
@@ -44,8 +44,8 @@ def test_archive_is_kept_cool_and_suits_the_type() -> None:
         ("float32", ["gray"], "float32"),
     ],
 )
-def test_jpeg_is_refused_with_the_reason(dtype: str, colors: list[str], said: str) -> None:
-    with pytest.raises(UnfitData, match=said) as refused:
+def test_jpeg_is_refused_with_the_reason(dtype: str, colors: list[str], message: str) -> None:
+    with pytest.raises(UnfitData, match=message) as refused:
         require_fit(profile_of(Tier.VISUALIZATION), dtype, colors)
 
     assert refused.value.code == "raster.not-for-jpeg"

@@ -345,7 +345,7 @@ def send_all(client: TestClient, requests: Sequence[dict[str, Any]]) -> list[htt
 
 
 def described(response: Any, revision: RevisionKey) -> tuple[int, dict[str, str], str]:
-    """What a client can tell of a response, without what it has asked for itself."""
+    """What a client can see of a response, without what it has requested itself."""
     text = response.text
     for own in (encode(revision.search), revision.item, revision.dataset):
         text = text.replace(own, "…")

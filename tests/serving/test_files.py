@@ -40,7 +40,7 @@ def test_head_has_the_same_headers_without_the_file(client, whole):
 
 
 @pytest.mark.parametrize(
-    ("asked", "part"),
+    ("byte_range", "part"),
     [
         ("bytes=0-9", slice(0, 10)),
         ("bytes=100-", slice(100, None)),
@@ -50,8 +50,8 @@ def test_head_has_the_same_headers_without_the_file(client, whole):
         ("bytes=-99999999", slice(None)),
     ],
 )
-def test_a_range_of_a_file_is_served(client, whole, asked, part):
-    answer = client.get(COG, headers={"Range": asked})
+def test_a_range_of_a_file_is_served(client, whole, byte_range, part):
+    answer = client.get(COG, headers={"Range": byte_range})
 
     assert answer.content == whole[part]
     if len(answer.content) < len(whole):
@@ -60,16 +60,16 @@ def test_a_range_of_a_file_is_served(client, whole, asked, part):
         assert answer.headers["content-range"] == f"bytes {first}-{first + len(answer.content) - 1}/{len(whole)}"
 
 
-@pytest.mark.parametrize("asked", ["bytes=5-2", "bytes=-", "lines=1-2", "bytes=0-1,4-5", "bytes=x-y", "bytes=1"])
-def test_an_unsupported_range_gives_the_whole_file(client, whole, asked):
-    answer = client.get(COG, headers={"Range": asked})
+@pytest.mark.parametrize("byte_range", ["bytes=5-2", "bytes=-", "lines=1-2", "bytes=0-1,4-5", "bytes=x-y", "bytes=1"])
+def test_an_unsupported_range_gives_the_whole_file(client, whole, byte_range):
+    answer = client.get(COG, headers={"Range": byte_range})
 
     assert (answer.status_code, answer.content) == (200, whole)
 
 
-@pytest.mark.parametrize("asked", ["bytes=99999999-", "bytes=99999999-999999999", "bytes=-0"])
-def test_a_range_beyond_the_file_is_refused(client, whole, asked):
-    answer = client.get(COG, headers={"Range": asked})
+@pytest.mark.parametrize("byte_range", ["bytes=99999999-", "bytes=99999999-999999999", "bytes=-0"])
+def test_a_range_beyond_the_file_is_refused(client, whole, byte_range):
+    answer = client.get(COG, headers={"Range": byte_range})
 
     assert answer.status_code == 416
     assert answer.headers["content-range"] == f"bytes */{len(whole)}"

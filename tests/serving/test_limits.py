@@ -29,7 +29,7 @@ from dagmaster.web.authentication import CALLER, LOCAL_ADMIN, LOCAL_VIEWER
 from tests.cli.processes import start
 from tests.serving.data import decoded, write_cog
 from tests.serving.test_fuzz import POLYGON, VALUES
-from tests.serving.test_process import folder_of, said
+from tests.serving.test_process import folder_of, wait_for_event
 
 pytestmark = pytest.mark.requirement("C2")
 
@@ -178,7 +178,7 @@ def test_the_server_answers_probes_while_it_encodes_large_images(served, noisy_f
             delays.append(time.monotonic() - begun)
 
     try:
-        url = said(process, "maps are served")["url"]
+        url = wait_for_event(process, "maps are served")["url"]
         threading.Thread(target=process.stderr.read, daemon=True).start()
         request("/tiles/scene/preview/600x600.png")  # starts the child process
         prober = threading.Thread(target=probe)

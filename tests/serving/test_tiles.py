@@ -75,7 +75,7 @@ def test_libraries_keep_what_they_read(client):
 
 
 @pytest.mark.parametrize(
-    ("asked", "code"),
+    ("path", "code"),
     [
         ("plain/preview.png?nodata=nan", "tiles.bad-parameter"),
         ("plain/preview.png?nodata=1e300", "tiles.bad-parameter"),
@@ -83,8 +83,8 @@ def test_libraries_keep_what_they_read(client):
         ("scene/preview.jpg?bidx=1&bidx=2", "tiles.no-picture"),
     ],
 )
-def test_a_request_that_the_data_cannot_answer_is_a_client_error(client, asked, code):
-    answer = client.get(f"/tiles/{asked}")
+def test_a_request_that_the_data_cannot_answer_is_a_client_error(client, path, code):
+    answer = client.get(f"/tiles/{path}")
 
     assert (answer.status_code, answer.json()["code"]) == (400, code)
 

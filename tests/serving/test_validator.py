@@ -15,7 +15,7 @@ import pytest
 from tests.cli.processes import start
 from tests.serving.assets import Assets
 from tests.serving.conftest import _dem, _plain, _scene, _tiled
-from tests.serving.test_process import folder_of, said
+from tests.serving.test_process import folder_of, wait_for_event
 
 pytestmark = pytest.mark.requirement("C1")
 
@@ -76,7 +76,7 @@ def url(shared_catalog, storage, tmp_path_factory):
         DAGMASTER_DATA=str(tmp_path_factory.mktemp("data")),
     )
     try:
-        yield said(process, "maps are served")["url"]
+        yield wait_for_event(process, "maps are served")["url"]
     finally:
         process.kill()
         process.communicate()

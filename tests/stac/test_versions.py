@@ -21,14 +21,14 @@ def of_version(ordinal: int, revision: int = 1, **more) -> dict:
     return collection
 
 
-def mosaics(said: dict) -> dict[str, str]:
-    return {key: asset["href"].split("/", 3)[3][-22:] for key, asset in said["assets"].items() if "mosaic" in key}
+def mosaics(collection: dict) -> dict[str, str]:
+    return {key: asset["href"].split("/", 3)[3][-22:] for key, asset in collection["assets"].items() if "mosaic" in key}
 
 
-def editions(said: dict) -> set[tuple[str, int, int]]:
+def editions(collection: dict) -> set[tuple[str, int, int]]:
     return {
         (key, asset["dagmaster:version_ordinal"], asset["dagmaster:revision"])
-        for key, asset in said["assets"].items()
+        for key, asset in collection["assets"].items()
         if key.startswith("mosaic")
     }
 
