@@ -96,7 +96,7 @@ async def measure_recoveries(arguments: argparse.Namespace) -> int:
 
 
 async def main(arguments: argparse.Namespace) -> int:
-    log.configure("error")  # what becomes of our own connections is no news here
+    log.configure("error")  # lost connections of this process are expected
     print(f"{os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}, default durability")
     if arguments.recovery:
         return await measure_recoveries(arguments)

@@ -99,7 +99,7 @@ def _draws_failure(ctx: Any) -> bool:
 
 
 def plain(ctx: SyncContext) -> dict[str, Any]:
-    """In steps with a checkpoint after each, deaf in between, as a library call is."""
+    """In steps with a checkpoint after each, without checking for a stop in between, as a library call does."""
     effect = _begin(ctx)
     last = ctx.load_checkpoint()
     for step in range(last[1] + 1 if last else 1, ctx.params["steps"] + 1):
@@ -176,7 +176,7 @@ def kill_worker(_ctx: SyncContext) -> None:
 
 @dataclass
 class Effects:
-    """What the file tells."""
+    """The lines of the file."""
 
     executed: Counter[str] = field(default_factory=Counter)  # by effect
     finished: set[str] = field(default_factory=set)

@@ -437,7 +437,7 @@ class Nemesis:
 
     async def _has_begun(self, process: Process) -> bool:
         """Whether the database knows this start of it. One that has only just been started holds nothing, and a signal
-        ends it as it ends any program that has not said otherwise yet."""
+        ends it as it ends any program that has not installed a handler for it yet."""
         with suppress(psycopg.Error):
             return await self.fleet.id_of(process) is not None
         return False
@@ -583,7 +583,7 @@ class Nemesis:
                 self._let_go(victim)
 
     async def _reset_at_commit(self, fault: Fault) -> None:
-        """What was asked is done, and who asked never hears of it."""
+        """The server commits, and its client gets no answer."""
         link, victim = await self._struck_link(fault)
         try:
             # A worker's exchange is one statement; orchestrators read a lot by single ones, of which nothing depends.

@@ -257,7 +257,7 @@ MUTANTS: Final = (
         ENGINE,
         ("tests/engine/test_engine.py", "--requirement=E8"),
         [Edit("src/dagmaster/database/notify/postgres.py", "self._hear(self._topics.values())", "pass")],
-        adapted="a bell asks for a scan once it listens, and after each reconnect: here it does not",
+        adapted="a notifier requests a scan once it listens, and after each reconnect: here it does not",
     ),
     Mutant(
         14,

@@ -6,7 +6,7 @@ from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 _NAT64 = IPv6Network("64:ff9b::/96")
 # All that is assigned. Elsewhere are translations of IPv4 addresses, such as ::ffff:0:127.0.0.1.
 _GLOBAL_UNICAST = IPv6Network("2000::/3")
-# Services of a cloud for its own machines, besides those at link-local addresses: AWS, Alibaba, Oracle, Azure.
+# Services of a cloud for its own machines, in addition to those at link-local addresses: AWS, Alibaba, Oracle, Azure.
 _METADATA = frozenset(map(ip_address, ("fd00:ec2::254", "100.100.100.200", "192.0.0.192", "168.63.129.16")))
 
 IpAddress = IPv4Address | IPv6Address

@@ -91,7 +91,7 @@ export function useResource<T>(
 
 /** The present time, renewed every second, for ages and durations of what still runs. */
 export const now: Signal<number> = signal(Date.now());
-/** The same, renewed every ten seconds, for what is told in minutes or more. */
+/** The same, renewed every ten seconds, for what is shown in minutes or more. */
 const nowAndThen: Signal<number> = signal(Date.now());
 setInterval(() => {
   if (document.hidden) return;

@@ -1,7 +1,7 @@
 """Sessions of people who signed in with a browser: `dgs_<session id>_<secret>`, in a cookie that scripts cannot read.
 
 The id finds the session's row, and the hash of the text is compared with it, as for keys. The CSRF token is derived
-from the text: the server tells it to pages of its own origin, and pages of other origins can neither ask nor derive it.
+from the text: the server returns it to pages of its own origin; those of other origins can neither read nor derive it.
 """
 
 import base64

@@ -3,7 +3,7 @@
     POST /uploads ──▶ Location          HEAD ──▶ Upload-Offset
     PATCH, Upload-Offset: N ──▶ 204, Upload-Offset: M ── … ──▶ M is the size: the object is in the bronze zone
 
-The protocol is tus 1.0.0, so that its clients can be used. Besides, POST accepts JSON, and GET answers with it.
+The protocol is tus 1.0.0, so that its clients can be used. In addition, POST accepts JSON, and GET answers with it.
 """
 
 from email.utils import format_datetime

@@ -62,7 +62,7 @@ def visible_result(caller: Caller, result: AssetSubmissionResult) -> AssetSubmis
 
 def visible_part(caller: Caller, asset: AssetInfo, name: str) -> AssetInfo:
     """The asset as a caller may see it; if it may not, as if nothing had the name that it has asked for: the other
-    names of the asset would tell that it exists."""
+    names of the asset would reveal that it exists."""
     if may_preview(caller):
         return asset
     if asset.platform_id == own_platform_of(caller):

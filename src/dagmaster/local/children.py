@@ -1,7 +1,7 @@
 """The roles as child processes of a local platform: started, watched, restarted, stopped.
 
-    held ──▶ starting ──▶ running ──▶ ended unasked ──▶ waiting (longer each time) ──▶ starting
-                             │               └──▶ usage error or not allowed ──▶ given up
+    held ──▶ starting ──▶ running ──▶ ended by itself ──▶ waiting (longer each time) ──▶ starting
+                             │                └──▶ usage error or not allowed ──▶ given up
                              └──▶ asked to stop ──▶ ended, or killed after its grace period
 
 A held process has loaded its software, which takes longest, and waits until it is released.
@@ -37,7 +37,7 @@ _TICK_SECONDS = 0.05
 
 @dataclass(slots=True)
 class ChildProcess:
-    """One process, which serves on `listening`. `failures` counts how often it ended unasked since it last ran well."""
+    """One process, which serves on `listening`. `failures` counts its unrequested ends since it last ran well."""
 
     role: str
     number: int
@@ -97,7 +97,7 @@ class ChildProcess:
                 gate.write(b"!")
 
     def tend(self, say: Say) -> None:
-        """Notice that the process has ended unasked; restart it after its wait."""
+        """Notice that the process has ended by itself; restart it after its wait."""
         if self._start_at is not None:
             if time.monotonic() >= self._start_at:
                 self.start()

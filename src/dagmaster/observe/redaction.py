@@ -119,8 +119,8 @@ _protected = _ProtectedValues()
 
 
 def protect(secrets: Iterable[str]) -> None:
-    """From now on, hide these values in all texts of this process, also where nothing tells that they are secrets: a
-    library or another server may repeat them. Short ones are left out."""
+    """From now on, hide these values in all texts of this process, also where no name or format marks them as secrets:
+    a library or another server may repeat them. Short ones are left out."""
     _protected.add(secrets)
 
 
@@ -219,7 +219,7 @@ def _value_of(text: str, match: re.Match[str], hidden_to: int) -> _Value:
     match match.lastgroup:
         case "jwt":
             return _Value(*match.span(), is_word=True)
-        case "key":  # the id stays: it tells which key to revoke
+        case "key":  # the id stays: it identifies the key to revoke
             return _Value(start, _end(_KEY_SECRET, text, start), is_word=True)
         case "pem":
             end = text.find("-----END", start)

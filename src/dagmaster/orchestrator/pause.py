@@ -4,7 +4,7 @@ import asyncio
 
 
 async def pause(wanted: asyncio.Event, seconds: float) -> None:
-    """Wait until the next turn is due, or wanted earlier. The wish is fulfilled by that turn, so it is cleared."""
+    """Wait until the next turn is due, or requested earlier. That turn serves the request, so the event is cleared."""
     try:
         async with asyncio.timeout(seconds):
             await wanted.wait()

@@ -60,7 +60,7 @@ _NAMED_DATASET = re.compile(rf"{TILES}/(?P<name>[^/]+)/")
 
 @dataclass(frozen=True, slots=True)
 class ExpectedPublication:
-    """What the decision on a request will ask for, as far as its URL tells."""
+    """What the decision on a request will read, as far as its URL shows."""
 
     name: str
     ordinal: int | None

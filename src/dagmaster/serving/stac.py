@@ -255,7 +255,7 @@ def _unknown_as(error: NotFoundError) -> Iterator[None]:
 
 def _limited_to(search_request: Any, listed: Collections) -> Any:
     """The search, in the listed collections only. pgSTAC does not read the partitions of others at all, so that neither
-    a filter nor a sorting can tell anything about them."""
+    a filter nor a sorting can reveal anything about them."""
     if listed is None:
         return search_request
     wanted = search_request.collections

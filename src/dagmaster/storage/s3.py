@@ -214,7 +214,7 @@ class S3Backend:
         )
 
     def _credential(self) -> Any:
-        """For obstore, which asks again shortly before it expires. botocore does not tell when that is."""
+        """For obstore, which requests it again shortly before it expires. botocore does not report that time."""
         keys = self._key_pair()
         expires_at = None if self._given_key_pair else datetime.now(UTC) + _EXPIRES_SOON
         return {

@@ -1,4 +1,4 @@
-"""What a handler reports besides its output (error texts, progress, log lines), made safe to send and to store.
+"""What a handler reports in addition to its output (error texts, progress, log lines), made safe to send and to store.
 
 A handler may report anything: lone surrogates, NUL characters, NaN, objects whose text cannot be made, five megabytes.
 Neither jsonb nor a frame between processes can hold those. Everything passes through here, for async handlers and for

@@ -112,7 +112,7 @@ export function Skeleton({ lines = 6, height = 20 }: { lines?: number; height?: 
 
 /** What the server says about a request with an outdated ETag is for programs. */
 const CHANGED_MEANWHILE = {
-  title: "It has changed since you opened it: somebody else may have decided already.",
+  title: "It has changed since you opened it: someone else may have decided already.",
   hint: "Nothing was changed. Close this, look at it again, and then decide.",
 };
 

@@ -42,7 +42,7 @@ export default function ReviewPage() {
   lastPlace.current = place;
   const item = items[place];
   const [dialog, setDialog] = useState<"keys" | "bulk" | null>(null);
-  // As it was when the dialog was opened: meanwhile somebody else may decide, and the list then shows another one.
+  // As it was when the dialog was opened: meanwhile someone else may decide, and the list then shows another one.
   const [decision, setDecision] = useState<{ action: "approve" | "reject"; decided: Decided } | null>(null);
   const decide = (action: "approve" | "reject") => item && setDecision({ action, decided: asDecided(item) });
   const [selected, setSelected] = useState<ReadonlySet<string>>(new Set());

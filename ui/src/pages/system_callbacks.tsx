@@ -51,7 +51,7 @@ export function Callbacks() {
         empty={
           <Empty title="No submitter has asked for callbacks">
             <p>
-              A submission with <code>callback_url</code> is told when its job has ended. Its deliveries are listed
+              A submission with <code>callback_url</code> is notified when its job has ended. Its deliveries are listed
               here.
             </p>
           </Empty>

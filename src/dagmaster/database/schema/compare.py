@@ -187,7 +187,7 @@ def _differences(connection: sa.Connection, metadata: sa.MetaData) -> list[Any]:
         "compare_server_default": False,
     }
     with warnings.catch_warnings():
-        # SQLAlchemy wonders about constraints that are not validated yet; we compare these ourselves.
+        # SQLAlchemy warns about constraints that are not validated yet; we compare these ourselves.
         warnings.filterwarnings("ignore", "Can't validate argument", sa.exc.SAWarning)
         differences = compare_metadata(MigrationContext.configure(connection, opts=options), metadata)
     flat = [difference for difference in differences if isinstance(difference, tuple)]

@@ -120,7 +120,7 @@ class HttpTransport:
 
 
 class HttpNotifier:
-    """Tells the platform that claimed tasks still run. A notification that is lost only delays what people see."""
+    """Notifies the platform that claimed tasks still run. A notification that is lost only delays what people see."""
 
     def __init__(self, requests: WorkerRequests, worker_id: UUID) -> None:
         self._requests = requests
