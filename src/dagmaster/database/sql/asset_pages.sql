@@ -86,17 +86,7 @@ SELECT dagapp.shown_request_id(s.request_id) AS request_id, s.platform_id, s.ver
 
 -- name: callbacks_of_requests
 -- The callbacks of some requests, newest first.
-SELECT e.callback_id, e.sequence, e.request_id, e.platform_id, e.status, e.url, e.job_id, e.state,
-       coalesce(e.lease_until > dagapp.clock(), false) AS is_under_way, e.attempts, e.next_attempt_at, e.created_at, e.ended_at,
-       last.status_code AS last_status_code, last.error AS last_error
-  FROM dagapp.callback_events e
-  LEFT JOIN LATERAL (
-       SELECT d.status_code, d.error
-         FROM dagapp.callback_deliveries d
-        WHERE d.callback_id = e.callback_id AND d.finished_at IS NOT NULL
-        ORDER BY d.number DESC
-        LIMIT 1) AS last
-    ON true
+-- use: shown_callbacks
  WHERE e.request_id = ANY (%(request_ids)s::text[]) AND e.platform_id = ANY (%(platform_ids)s::text[])
  ORDER BY e.sequence DESC
  LIMIT 1000;

@@ -175,8 +175,7 @@ RETURNING created_at,
 INSERT INTO dagapp.asset_events (platform_id, action, actor, detail)
 VALUES (%(platform_id)s, 'secret_rotated', %(actor)s, jsonb_build_object('overlap_seconds', %(overlap)s::float8));
 
--- name: api_callbacks
--- Callbacks, newest first, a page at a time, each with the result of its last attempt; or the one with an id.
+-- part: shown_callbacks
 SELECT e.callback_id, e.sequence, e.request_id, e.platform_id, e.status, e.url, e.job_id, e.state,
        coalesce(e.lease_until > dagapp.clock(), false) AS is_under_way, e.attempts, e.next_attempt_at, e.created_at, e.ended_at,
        last.status_code AS last_status_code, last.error AS last_error
@@ -188,6 +187,10 @@ SELECT e.callback_id, e.sequence, e.request_id, e.platform_id, e.status, e.url, 
         ORDER BY d.number DESC
         LIMIT 1) AS last
     ON true
+
+-- name: api_callbacks
+-- Callbacks, newest first, a page at a time, each with the result of its last attempt; or the one with an id.
+-- use: shown_callbacks
  WHERE (%(after)s::bigint IS NULL OR e.sequence < %(after)s)
    AND (%(request_id)s::text IS NULL OR e.request_id = %(request_id)s)
    AND (%(platform_id)s::text IS NULL OR e.platform_id = %(platform_id)s)
