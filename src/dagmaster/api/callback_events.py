@@ -98,12 +98,7 @@ async def rotate_platform_secret(
     finally:
         await store.close()
     response.headers["Cache-Control"] = "no-store"
-    return RotatedSecret(
-        platform_id=rotated.platform_id,
-        secret=rotated.secret,
-        created_at=rotated.created_at,
-        previous_until=rotated.previous_until,
-    )
+    return rotated
 
 
 async def _detail(services: Services, callback_id: UUID) -> CallbackDetail:

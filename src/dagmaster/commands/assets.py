@@ -35,10 +35,7 @@ async def reindex_asset(context: CommandContext, request: ReindexCommand) -> Rei
     """Rebuild the STAC collection and items of an asset from the documents of its approved revisions.
 
     No file is read. What is not published is removed from the catalogue."""
-    rebuilt = await reindex(context.store, request.asset, context.decision(reason=request.reason))
-    return ReindexResult(
-        asset_id=rebuilt.asset_id, dataset_id=rebuilt.dataset_id, versions=rebuilt.versions, items=rebuilt.items
-    )
+    return await reindex(context.store, request.asset, context.decision(reason=request.reason))
 
 
 @command("assets.review_many", Permission.ASSETS_REVIEW)

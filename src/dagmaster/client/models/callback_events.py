@@ -66,6 +66,6 @@ class RotatedSecret(ApiModel):
     """Only this response shows the secret. `previous_until` is null if there was no other."""
 
     platform_id: str
-    secret: str
+    secret: str = Field(repr=False)
     created_at: datetime
     previous_until: datetime | None

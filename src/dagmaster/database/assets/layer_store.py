@@ -6,6 +6,7 @@ from typing import Any
 
 from dagmaster.assets.layers import LAYERS
 from dagmaster.assets.states import Clearance
+from dagmaster.client.models.commands import ReindexResult
 from dagmaster.client.models.layers import LayerInfo, LayerMetadataInfo
 from dagmaster.database.assets import layers, rows
 from dagmaster.database.assets.layers import Metadata
@@ -28,14 +29,6 @@ class LayerChange:
 
     info: LayerMetadataInfo
     is_changed: bool
-
-
-@dataclass(frozen=True, slots=True)
-class RebuiltCollection:
-    asset_id: str
-    dataset_id: str
-    versions: int
-    items: int
 
 
 class LayerStore(AssetStore):
@@ -134,20 +127,22 @@ class LayerStore(AssetStore):
 
         return await self._transaction("publish_layer", act)
 
-    async def rebuild_items(self, key: str, decision: Decision, writer: Writer) -> RebuiltCollection:
+    async def rebuild_items(self, key: str, decision: Decision, writer: Writer) -> ReindexResult:
         """Write the collection and all items of a published asset again, from the stored documents."""
         known = await self.state(key)
         if known is not None and known.state.published:
             await self.prepare(writer(known.dataset_id), known.state.published)
 
-        async def act(connection: Connection) -> RebuiltCollection:
+        async def act(connection: Connection) -> ReindexResult:
             asset = await self._lock(connection, key, [])
             editions = asset.state.published
             await writer(asset.dataset_id).publish(connection, [], editions)
             items = await _count(connection, asset.dataset_id, editions)
             detail = {**decision.detail, "items": items, "versions": len(editions)}
             await rows.add_event(connection, replace(decision, detail=detail), asset_id=asset.asset_id)
-            return RebuiltCollection(asset.asset_id, asset.dataset_id, len(editions), items)
+            return ReindexResult(
+                asset_id=asset.asset_id, dataset_id=asset.dataset_id, versions=len(editions), items=items
+            )
 
         return await self._transaction("publish_layer", act)
 

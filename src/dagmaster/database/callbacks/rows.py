@@ -1,4 +1,4 @@
-"""Callbacks and secrets as the sender and operators get them, and the limits of a claim."""
+"""Callbacks as the sender gets them, and the limits of a claim."""
 
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -37,13 +37,3 @@ class CallbackLimits:
 class ClaimedCallbacks:
     callbacks: tuple[ClaimedCallback, ...]
     are_pending: bool  # these or others
-
-
-@dataclass(frozen=True, slots=True)
-class NewSecret:
-    """`previous_until` is when the secrets before it expire; None if there were none."""
-
-    platform_id: str
-    secret: str = field(repr=False)
-    created_at: datetime
-    previous_until: datetime | None

@@ -8,7 +8,8 @@ from uuid import UUID
 from dagmaster.callbacks.model import LONGEST_ERROR
 from dagmaster.callbacks.schedule import Consequence, DeliveryAttempt
 from dagmaster.callbacks.signing import new_secret
-from dagmaster.database.callbacks.rows import CallbackLimits, ClaimedCallback, ClaimedCallbacks, NewSecret
+from dagmaster.client.models.callback_events import RotatedSecret
+from dagmaster.database.callbacks.rows import CallbackLimits, ClaimedCallback, ClaimedCallbacks
 from dagmaster.database.connect import Connection
 from dagmaster.database.notify.notifier import CALLBACKS, Notifier
 from dagmaster.database.queries import query
@@ -72,7 +73,7 @@ class PostgresCallbacks(Session):
             await connection.execute(query("callbacks_note_repeat"), values)
         self._notify(CALLBACKS)
 
-    async def rotate_secret(self, platform_id: str, *, overlap_seconds: float, actor: str) -> NewSecret:
+    async def rotate_secret(self, platform_id: str, *, overlap_seconds: float, actor: str) -> RotatedSecret:
         """Give a platform a new secret. The others sign for `overlap_seconds` more."""
         secret = new_secret()
         values = {"platform_id": platform_id, "secret": secret, "overlap": overlap_seconds, "actor": actor}
@@ -83,7 +84,7 @@ class PostgresCallbacks(Session):
             await connection.execute(query("callbacks_forget_secrets"), values)
             (row,) = await dicts(connection, "callbacks_new_secret", values)
             await connection.execute(query("callbacks_note_rotation"), values)
-        return NewSecret(platform_id, secret, **row)
+        return RotatedSecret(platform_id=platform_id, secret=secret, **row)
 
 
 async def _secrets(connection: Connection, platforms: Iterable[str]) -> dict[str, tuple[str, ...]]:

@@ -3,8 +3,9 @@
 from typing import Any
 
 from dagmaster.access.caller import Caller
+from dagmaster.client.models.commands import ReindexResult
 from dagmaster.client.models.layers import LayerMetadataChange, LayerMetadataInfo, LayerMetadataRequest
-from dagmaster.database.assets.layer_store import LayerChange, LayerStore, RebuiltCollection
+from dagmaster.database.assets.layer_store import LayerChange, LayerStore
 from dagmaster.database.assets.layers import FIELDS, Metadata
 from dagmaster.database.assets.rows import Decision
 from dagmaster.operations.assets.change import writer_of
@@ -46,6 +47,6 @@ async def withdraw_metadata(store: LayerStore, key: str, layer: str, decision: D
     return await store.withdraw_layer(key, layer, decision, writer_of)
 
 
-async def reindex(store: LayerStore, key: str, decision: Decision) -> RebuiltCollection:
+async def reindex(store: LayerStore, key: str, decision: Decision) -> ReindexResult:
     """Rebuild the STAC collection and items of an asset from the documents of its approved revisions."""
     return await store.rebuild_items(key, decision, writer_of)
