@@ -10,15 +10,14 @@ WORKFLOWS = "dagmaster.workflows"
 
 def added(group: str) -> list[EntryPoint]:
     """The entry points of a group, sorted: if two have the same name, every process uses the same one."""
-    points = _installed(tuple(sys.path)).select(group=group)
-    return sorted(points, key=lambda point: (_package(point), point.name))
+    return sorted(_installed(group, tuple(sys.path)), key=lambda point: (_package(point), point.name))
 
 
-@lru_cache(maxsize=1)
-def _installed(_path: tuple[str, ...]) -> EntryPoints:
+@lru_cache(maxsize=2)
+def _installed(group: str, _path: tuple[str, ...]) -> EntryPoints:
     """Cached, because it reads a file of every installed package. A package that is installed later needs a new process
     anyway."""
-    return entry_points()
+    return entry_points(group=group)
 
 
 def named(point: EntryPoint) -> str:
