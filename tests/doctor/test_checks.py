@@ -393,6 +393,16 @@ def test_the_number_of_connections_is_judged(monkeypatch, used, expected):
     assert ("not enough for one more of each" in judgements[0].observation) is (expected is not OK)
 
 
+def test_an_orchestrator_needs_more_connections_with_a_broker(monkeypatch):
+    monkeypatch.setattr(database, "server", FakeServer({"settings": SETTINGS, "doctor_connections": [row(used=1)]}))
+    with_broker = database_with(transport="servicebus", service_bus_namespace="example-bus")
+
+    (usual,), (more,) = (list(database.check_connections(on)) for on in (database_with(), with_broker))
+
+    assert "an orchestrator takes up to 54" in usual.observation
+    assert "an orchestrator takes up to 56" in more.observation
+
+
 @pytest.mark.parametrize(
     ("extension", "expected"),
     [([], WARNING), ([row(available="3.3", installed=None)], OK), ([row(available="3.3", installed="3.3")], OK)],

@@ -36,6 +36,7 @@ def test_the_documented_budget_is_that_of_the_code():
     assert {name: int(count) for name, count in documented.items()} == {
         "orchestrator": budget.total(budget.orchestrator()),
         "orchestrator without the API": budget.total(budget.orchestrator(has_api=False)),
+        "orchestrator with Service Bus": budget.total(budget.orchestrator(has_broker=True)),
         "worker": budget.total(budget.worker(PROCESSES)),
         "map server": budget.total(budget.SERVING),
         "gateway": budget.total(budget.GATEWAY),

@@ -29,16 +29,16 @@ API: Final[Budget] = {
     "api-lease": 2,
     "api-payload": 4,
 }
+BROKER: Final[Budget] = {"relay": 1, "job-queue": 1}  # with TRANSPORT=servicebus
 WORKER: Final[Budget] = {**NOTIFICATIONS, **dict.fromkeys(("worker", "lease", "handler", "rescue"), 1)}
 SERVING: Final[Budget] = {"serving": 4, "serving-access": 4, "serving-keys": 4, "stac": 4}
 GATEWAY: Final[Budget] = {"gateway": 8}
 LEAST_HANDLER_CONNECTIONS: Final = 4
 
 
-def orchestrator(*, has_api: bool = True) -> Budget:
-    if not has_api:
-        return dict(ENGINE)
-    return {name: ENGINE.get(name, 0) + API.get(name, 0) for name in {**ENGINE, **API}}
+def orchestrator(*, has_api: bool = True, has_broker: bool = False) -> Budget:
+    parts = [ENGINE, API if has_api else {}, BROKER if has_broker else {}]
+    return {name: sum(part.get(name, 0) for part in parts) for name in {**parts[0], **parts[1], **parts[2]}}
 
 
 def worker(processes: int) -> Budget:

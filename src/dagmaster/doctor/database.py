@@ -122,7 +122,8 @@ def check_connections(on: Database) -> Judgements:
     settings, used = server.settings(on.dsn), server.row(on.dsn, "doctor_connections").used
     reserved = int(settings.get("superuser_reserved_connections", 0)) + int(settings.get("reserved_connections", 0))
     total = int(settings["max_connections"]) - reserved
-    orchestrator = budget.total(budget.orchestrator(has_api=on.settings.api_enabled))
+    has_broker = on.settings.transport == "servicebus"
+    orchestrator = budget.total(budget.orchestrator(has_api=on.settings.api_enabled, has_broker=has_broker))
     worker = budget.total(budget.worker(on.settings.worker_processes))
     needed = orchestrator + worker
     shortage = "; not enough for one more of each" if total - used < needed else ""
