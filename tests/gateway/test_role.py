@@ -1,12 +1,15 @@
 """The database role of the gateway reads its views, and can do nothing else."""
 
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from dagmaster.database.schema import gateway_role
 from dagmaster.database.schema.gateway_role import VIEWS, ensure_gateway_role, role_of
 from dagmaster.local.embedded import Cluster
 from tests.database.test_embedded import IS_ROOT, a_name
@@ -126,6 +129,26 @@ def test_a_new_password_ends_the_previous_one(catalog_database: str, role: str):
 
     with pytest.raises(psycopg.OperationalError):
         psycopg.connect(role)
+
+
+def test_another_database_of_the_server_may_create_the_group_at_the_same_time(
+    database: str, empty_database: str, monkeypatch: pytest.MonkeyPatch
+):
+    group = "created_twice"
+    monkeypatch.setattr(gateway_role, "GROUP", group)
+    with psycopg.connect(empty_database) as other, ThreadPoolExecutor() as threads:
+        other.execute(f"CREATE ROLE {group}")
+        ensured = threads.submit(ensure_gateway_role, database, with_password=True)
+        waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted AND locktype = 'transactionid'"
+        while not ensured.done() and other.execute(waiting).fetchone() == (0,):
+            time.sleep(0.01)
+        other.commit()
+
+        with psycopg.connect(ensured.result(20)) as gateway:
+            assert gateway.execute("SELECT pg_has_role(%s, 'MEMBER')", [group]).fetchone() == (True,)
+
+    with psycopg.connect(empty_database) as other:
+        other.execute(f"DROP ROLE {group}")
 
 
 def test_the_name_of_the_role_has_that_of_the_database():

@@ -6,6 +6,7 @@ Roles belong to the whole server, so the name has that of the database. The role
 
 import hashlib
 import secrets
+from contextlib import suppress
 from typing import Any
 
 import psycopg
@@ -73,7 +74,7 @@ def _dsn_of(dsn: str, role: str, password: str | None) -> str:
 
 
 def _ensure(connection: psycopg.Connection[Any], database: str, role: str, password: str | None) -> None:
-    # Databases of one server may be deployed at the same time.
+    # This database may be deployed twice at the same time.
     connection.execute("SELECT pg_advisory_xact_lock(hashtext('dagmaster.gateway_role'))")
     privileged = connection.execute("SELECT FROM pg_roles WHERE rolname = current_user AND rolsuper")
     is_superuser = privileged.rowcount == 1
@@ -81,7 +82,9 @@ def _ensure(connection: psycopg.Connection[Any], database: str, role: str, passw
     for needed, options in ((GROUP, "NOLOGIN"), (role, "LOGIN")):
         if not connection.execute("SELECT FROM pg_roles WHERE rolname = %s", [needed]).rowcount:
             create = sql.SQL("CREATE ROLE {} " + options + " NOINHERIT NOCREATEDB NOCREATEROLE NOREPLICATION")
-            connection.execute(create.format(sql.Identifier(needed)))
+            # Another database of this server may create the group at the same time: locks are those of one database.
+            with suppress(psycopg.errors.DuplicateObject, psycopg.errors.UniqueViolation), connection.transaction():
+                connection.execute(create.format(sql.Identifier(needed)))
     connection.execute(sql.SQL("GRANT {} TO {}").format(group, name))
     if password is not None:
         connection.execute(sql.SQL("ALTER ROLE {} LOGIN PASSWORD {}").format(name, sql.Literal(password)))
