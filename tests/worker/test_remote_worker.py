@@ -11,7 +11,7 @@ from uuid import UUID, uuid4
 
 import orjson
 import pytest
-from httpx2 import Response
+from httpx2 import ReadError, Response
 from tests.engine.harness import Engine, engine, fast_settings, open_gate, until, workflow
 from tests.traces import Collector, facts
 from tests.worker.over_http import a_key, connection_with, platform, worker_api
@@ -216,6 +216,59 @@ async def _shows(running: Engine, job_id: UUID, status: str) -> bool:
 
 async def _queued(running: Engine, job_id: UUID) -> bool:
     return any(task["status"] == "queued" for task in await running.tasks(job_id))
+
+
+class LosingApi:
+    """An API whose first response to each kind of request is lost: the request has had its effect by then."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+        self.lost: set[str] = set()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        kind = f"{scope['method']} {scope['path'].rpartition('/')[2]}"
+        if scope["method"] == "DELETE" or kind in self.lost:
+            await self._app(scope, receive, send)
+            return
+        messages: list[Any] = []
+
+        async def keep(message: Any) -> None:
+            messages.append(message)
+
+        await self._app(scope, receive, keep)
+        if kind != "POST stops" or b"work_1" in messages[-1]["body"]:  # most of these are empty
+            self.lost.add(kind)
+            raise ReadError("the connection was closed")
+        for message in messages:
+            await send(message)
+
+
+async def test_a_response_that_is_lost_does_no_harm_whichever_it_is(database):
+    key = await a_key(database, "partner")
+    times = {"task_lease_sec": 2, "lease_renew_sec": 0.5}
+    async with engine(database, workers=0, **times) as running, platform(database, **times) as app:
+        losing = LosingApi(app)
+        async with remote(running, losing, key, **times) as worker:
+            large = await running.run(LARGE, 40, text="x" * 200_000)
+            phases = await running.run(PHASES, 40)
+            gated = await running.submit(GATED)
+            await until(lambda: _shows(running, gated, "running"))
+            await running.ledger.request_cancel(gated, by="test", reason=None)
+            cancelled = await running.wait(gated)
+            results = await running.rows(
+                "SELECT job_id, node_id FROM dagapp.dag_task_results WHERE accepted AND status = 'succeeded'"
+            )
+            late = worker.counters.late_reports
+
+    assert large["status"] == "completed", large["error_message"]
+    assert phases["status"] == "completed", phases["error_message"]
+    assert cancelled["status"] == "cancelled"
+    assert len(results) == len({tuple(row.values()) for row in results})
+    assert late == 0  # a report that is sent again is not late
+    assert losing.lost == {
+        *("POST start", "PUT heartbeat", "POST wait", "POST exchange", "POST report", "POST renew", "POST stops"),
+        *("POST running", "GET params", "GET results", "GET checkpoints", "PUT checkpoints", "PUT output"),
+    }
 
 
 async def test_a_worker_keeps_its_handlers_and_results_while_the_platform_is_away(database):

@@ -189,7 +189,7 @@ async def renew_leases(services: Services, worker_id: OwnWorker, renewal: RenewR
     "/{worker_id}/stops", operation_id="take_stops", summary="Take the requests to stop tasks", responses=responses()
 )
 async def take_stops(services: Services, worker_id: OwnWorker) -> TaskIds:
-    """The tasks that shall stop, each returned once."""
+    """The tasks that shall stop. Each is returned until it has ended."""
     async with services.leases.one() as ledger:
         return TaskIds(task_ids=sorted(await ledger.take_stops(worker_id)))
 

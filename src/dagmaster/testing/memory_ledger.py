@@ -1325,12 +1325,9 @@ class MemoryLedger:
         to_stop = [
             task
             for task in self.db.tasks.values()
-            if task.worker_id == worker_id
-            and task.status is TaskStatus.RUNNING
-            and task.stop_requested_at is not None
-            and task.stop_seen_at is None
+            if task.worker_id == worker_id and task.status is TaskStatus.RUNNING and task.stop_requested_at is not None
         ]
-        for task in to_stop:
+        for task in (each for each in to_stop if each.stop_seen_at is None):
             seen = task.model_copy(update={"stop_seen_at": self.db.clock()})
             self.db.tasks[task.job_id, task.node_id, task.attempt] = seen
         return frozenset(task.task_id for task in to_stop)

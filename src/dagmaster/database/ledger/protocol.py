@@ -474,7 +474,8 @@ class WorkerLedger(Protocol):
         ...
 
     async def take_stops(self, worker_id: UUID) -> frozenset[str]:
-        """The ids of tasks that this worker is asked to stop, each returned once."""
+        """The ids of running tasks that this worker is asked to stop. Each is returned until it has ended: a response
+        may be lost."""
         ...
 
     async def retire_worker(self, worker_id: UUID) -> None: ...

@@ -285,7 +285,7 @@ SELECT h.job_id::text || '_' || h.node_id || '_' || h.attempt::text AS task_id
                     WHERE r.job_id = h.job_id AND r.node_id = h.node_id AND r.attempt = h.attempt);
 
 -- name: take_stops
--- The tasks that a worker is asked to stop, each returned once; stop_seen_at records that.
+-- The tasks that a worker is asked to stop, until they have ended: a response may be lost. stop_seen_at records the first time.
 WITH asked AS MATERIALIZED (
     SELECT t.job_id, t.node_id, t.attempt
       FROM dagapp.dag_tasks t
@@ -294,12 +294,15 @@ WITH asked AS MATERIALIZED (
        AND t.status IS NOT DISTINCT FROM 'running'
      ORDER BY t.job_id, t.node_id, t.attempt
        FOR NO KEY UPDATE
+), seen AS (
+    UPDATE dagapp.dag_tasks t
+       SET stop_seen_at = dagapp.clock()
+      FROM asked a
+     WHERE t.job_id = a.job_id AND t.node_id = a.node_id AND t.attempt = a.attempt
 )
-UPDATE dagapp.dag_tasks t
-   SET stop_seen_at = dagapp.clock()
-  FROM asked a
- WHERE t.job_id = a.job_id AND t.node_id = a.node_id AND t.attempt = a.attempt
-RETURNING t.task_id;
+SELECT t.task_id
+  FROM dagapp.dag_tasks t
+ WHERE t.worker_id = %(worker_id)s AND t.stop_requested_at IS NOT NULL AND t.status IS NOT DISTINCT FROM 'running';
 
 -- name: read_results
 -- A slice of the results of a fan_out's children, in index order, by whole key: as many as a reader wants to hold, and one in
