@@ -67,6 +67,7 @@ def exposed(shared_database: str) -> dict[str, Exposed]:
 async def _exposed(dsn: str) -> dict[str, Exposed]:
     async with engine(dsn) as running, api(dsn, running) as http:
         await running.run("hello_world")
+        await ok(http.get("/livez"))  # so that a request was measured
         running.orchestrators[0].callbacks = CallbackSender(running.settings, PostgresCallbacks(dsn))
         running.orchestrators[0].relay = Relay(PostgresOutbox(dsn, "relay"), None)
         settings = running.settings.model_copy(update={"worker_queue_concurrency": ("container-tasks=2",)})
@@ -77,7 +78,6 @@ async def _exposed(dsn: str) -> dict[str, Exposed]:
             "serving": await _scraped(create_maps(Settings(), dsn)),
             "gateway": await _scraped(create_gateway(Settings(), dsn)),
         }
-        await ok(http.get("/livez"))
     # The probes of a worker add one metric of their own, which tests/worker/test_health.py reads.
     texts["worker"] += "# TYPE dagmaster_loop_still_seconds gauge\ndagmaster_loop_still_seconds 0\n"
     return {role: samples_of(text) for role, text in texts.items()}
@@ -157,6 +157,8 @@ def test_the_metrics_of_the_requirement_are_there(exposed):
     )
     assert worker["dagmaster_worker_task_duration_seconds_bucket"] == {"handler", "outcome", "le"}
     assert worker["dagmaster_worker_queue_slots"] == {"queue"}
+    for role in ("orchestrator", "serving", "gateway"):
+        assert exposed[role]["dagmaster_http_request_duration_seconds_bucket"] == {"method", "route", "status", "le"}
 
 
 def test_every_alert_has_a_severity_and_is_explained_in_the_guide():
@@ -166,6 +168,17 @@ def test_every_alert_has_a_severity_and_is_explained_in_the_guide():
         assert rule["labels"]["severity"] in ("page", "ticket")
         assert f"`{rule['alert']}`" in guide, rule["alert"]
         assert rule["annotations"]["summary"]
+
+
+def test_every_alert_is_tested_with_samples_for_which_it_fires_and_with_others():
+    cases = [
+        (case["alertname"], bool(case["exp_alerts"]))
+        for group in yaml.safe_load((DEPLOY / "prometheus/rules_test.yaml").read_text())["tests"]
+        for case in group["alert_rule_test"]
+    ]
+
+    assert {name for name, fires in cases if fires} == {rule["alert"] for rule in RULES}
+    assert {name for name, fires in cases if not fires} == {rule["alert"] for rule in RULES}
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool (Debian's package prometheus) is not installed")
