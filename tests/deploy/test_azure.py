@@ -2,6 +2,7 @@
 test_bicep.py with a grammar."""
 
 import re
+from datetime import timedelta
 from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
@@ -14,6 +15,7 @@ from dagmaster.api import health as api_health
 from dagmaster.cli.main import COMMANDS
 from dagmaster.database.catalog.pgstac import software_version
 from dagmaster.database.schema.gateway_role import role_of as gateway_role_of
+from dagmaster.orchestrator.job_queue import LONGEST_AGE
 from dagmaster.settings import DEFAULT_QUEUES
 from tests.deploy.manifests import PORTS, ROLES, ROOT, megabytes
 
@@ -141,6 +143,16 @@ def test_the_server_allows_the_extensions_that_the_catalogue_creates():
 
     assert created
     assert sorted(allowed.lower().split(",")) == sorted(created)
+
+
+def test_queues_have_the_times_that_the_guide_of_service_bus_lists():
+    queue = MAIN[MAIN.index("resource busQueues") :].partition("}]")[0]
+
+    assert "lockDuration: 'PT1M'" in queue  # a message is settled when its task is claimed
+    assert "defaultMessageTimeToLive: 'P1D'" in queue
+    assert "maxDeliveryCount: 10" in queue
+    assert "deadLetteringOnMessageExpiration: name == jobQueue" in queue
+    assert timedelta(days=1) == LONGEST_AGE
 
 
 def test_workers_serve_every_queue_and_have_the_memory_for_their_child_processes():

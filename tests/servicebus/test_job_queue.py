@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from dagmaster.errors import NotAllowed, Unavailable
-from dagmaster.orchestrator.job_queue import JobQueue
+from dagmaster.orchestrator.job_queue import LARGEST_BYTES, JobQueue
 from dagmaster.settings import load
 from dagmaster.transports.servicebus_client import ServiceBus
 from tests.servicebus.broker import BrokerOptions, BrokerThread
@@ -132,6 +132,20 @@ async def test_what_can_not_be_stored_is_dead_lettered_with_a_reason(running, se
     letters = running.queues[QUEUE].dead_letters.waiting.values()
     assert [letter.message.properties["DeadLetterReason"] for letter in letters] == ["Expired", "Malformed"]
     assert not ledger.stored
+
+
+async def test_a_submission_that_is_too_large_is_dead_lettered(running, service_bus, monkeypatch):
+    """Other tiers than Standard deliver messages of up to 100 MB."""
+    monkeypatch.setattr(running.options, "max_message_bytes", 1_000_000)
+    jobs = JobQueue(service_bus.receiver(QUEUE), ledger := Ledger())
+
+    await send(service_bus, json.dumps({"message_id": "large", "input_params": "x" * LARGEST_BYTES}))
+    await send(service_bus, '{"message_id": "small"}')
+    await taken(jobs, 2)
+
+    letters = running.queues[QUEUE].dead_letters.waiting.values()
+    assert [letter.message.properties["DeadLetterReason"] for letter in letters] == ["TooLarge"]
+    assert list(ledger.stored) == ["small"]
 
 
 async def test_the_submitter_may_be_set_by_the_platform(running, service_bus):

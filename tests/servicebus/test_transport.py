@@ -81,6 +81,20 @@ async def test_ids_are_sent_in_batches_within_the_size_limit(broker: BrokerThrea
     assert max(map(len, bodies)) < 1000
 
 
+async def test_a_message_has_the_id_of_its_task_and_expires_after_a_minute(
+    broker: BrokerThread, service_bus: ServiceBus
+) -> None:
+    """The broker may detect duplicates by the id. A longer one than Azure accepts is replaced by its hash."""
+    wanted = [*ids(1), *ids(1, "n" * 200)]
+
+    await service_bus.send_tasks("q", wanted)
+
+    short, long = (stored.message for stored in broker.queues["q"].waiting.values())
+    assert (short.ttl, long.ttl) == (60, 60)
+    assert short.id == wanted[0]
+    assert len(long.id) == 64
+
+
 async def test_a_sender_is_kept_and_replaced_after_a_failure(broker: BrokerThread, service_bus: ServiceBus) -> None:
     await service_bus.send_tasks("q", ids(1))
     first = service_bus._senders["q"]
