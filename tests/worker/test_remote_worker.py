@@ -19,6 +19,7 @@ from tests.worker.over_http import a_key, connection_with, platform, worker_api
 from dagmaster.access.worker_ids import is_worker_of, new_worker_id
 from dagmaster.api.task_watch import MOST_WAITING, WOKEN_AT_ONCE, TaskWatch
 from dagmaster.client.models.worker import StartedWorker
+from dagmaster.database.assets.keys import KeyChange, KeyStore
 from dagmaster.database.ledger.protocol import Demand, Report, Running
 from dagmaster.database.reads.remote_workers import ClaimableHandler
 from dagmaster.errors import Conflict, Fenced, InvalidRequest, NotAllowed, NotFound, Unavailable, UnfitData
@@ -27,6 +28,7 @@ from dagmaster.handlers.shipped import REGISTRATIONS
 from dagmaster.jobs.model import task_id
 from dagmaster.jobs.payload import LOADABLE_BYTES, reference_to
 from dagmaster.jobs.states import TaskStatus
+from dagmaster.operations.keys.revoke import revoke_key
 from dagmaster.roles.remote_worker import wired, without_database
 from dagmaster.settings import load
 from dagmaster.worker.http import ledger as http_ledger
@@ -309,6 +311,32 @@ class _Away:
         raise httpx2.ConnectError("Connection refused")
 
     async def aclose(self) -> None: ...
+
+
+async def test_a_worker_whose_key_is_revoked_loses_its_task_to_another(database):
+    """Its requests are refused from then on, so that its lease expires and its result never counts."""
+    key = await a_key(database, "partner")
+    times = {"task_lease_sec": 2, "lease_renew_sec": 0.5}
+    async with (
+        engine(database, workers=0, **times) as running,
+        platform(database, **times) as app,
+        remote(running, app, key, **times) as worker,
+    ):
+        job_id = await running.submit(GATED)
+        await until(lambda: _shows(running, job_id, "running"))
+        async with KeyStore(database) as store:
+            await revoke_key(store, key.split("_")[1], KeyChange("test"))
+        other = await running.start_worker()
+        await until(lambda: _holds(other, 1), 20)
+        open_gate(job_id)
+        job = await running.wait(job_id)
+        await until(lambda: _is_finished(worker))  # it tries to report
+        tasks = await running.tasks(job_id)
+        results = await running.rows("SELECT attempt, worker_id, accepted FROM dagapp.dag_task_results")
+
+    assert job["status"] == "completed"
+    assert [(task["attempt"], task["status"]) for task in tasks] == [(1, "lost"), (2, "succeeded")]
+    assert results == [{"attempt": 2, "worker_id": other.worker_id, "accepted": True}]
 
 
 def test_a_key_that_is_refused_counts_as_an_outage_so_that_results_are_kept():
