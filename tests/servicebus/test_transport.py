@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
@@ -15,7 +16,13 @@ from dagmaster.managed_identity import IdentityEndpoint, ManagedIdentity
 from dagmaster.settings import load
 from dagmaster.transports import servicebus
 from dagmaster.transports.servicebus import Malformed, ServiceBusTransport, task_id_of
-from dagmaster.transports.servicebus_client import IdentityCredential, ServiceBus, host_of, translation
+from dagmaster.transports.servicebus_client import (
+    IdentityCredential,
+    QueueReceiver,
+    ServiceBus,
+    host_of,
+    translation,
+)
 from tests.servicebus.broker import BrokerOptions, BrokerThread
 
 pytestmark = pytest.mark.requirement("Q3", "E18")
@@ -188,6 +195,35 @@ async def test_outdated_messages_are_completed_and_make_the_worker_claim(
     assert [(delivery.queue, delivery.task_id) for delivery in first] == [("q", None)]
     assert received == 1
     assert worker.counters.stale == 60
+
+
+async def test_outdated_messages_are_received_together_only_while_there_are_many(
+    broker: BrokerThread, service_bus: ServiceBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For several messages, the SDK waits up to a fifth of a second although the first one is there. The next message
+    of a queued task must not be delayed by that."""
+    asked: list[tuple[int, float]] = []
+    answers = iter([1, 1, 20, 8, 1])
+
+    async def receive(_self: QueueReceiver, count: int, wait_seconds: float) -> list[Any]:
+        asked.append((count, wait_seconds))
+        if (number := next(answers, None)) is None:
+            await asyncio.sleep(3600)
+        return [SimpleNamespace(body=b'{"task_id": "%s"}' % task.encode()) for task in ids(number or 0)]
+
+    async def complete(_self: QueueReceiver, _messages: Sequence[Any]) -> None: ...
+
+    monkeypatch.setattr(QueueReceiver, "receive", receive)
+    monkeypatch.setattr(QueueReceiver, "complete", complete)
+    worker = ServiceBusTransport(service_bus, ["q"], Tasks(()).still_queued)
+    while worker.counters.stale < 31:
+        await worker.receive(1, 20)
+    await worker.receive(0.05, 20)
+    await worker.close()
+
+    single, several = (1, servicebus.WAIT_SECONDS), (20, servicebus.DRAIN_SECONDS)
+    assert asked == [single, single, several, several, single, single]
+    assert servicebus.DRAIN_SECONDS < 0.1
 
 
 @pytest.mark.parametrize("is_away", [False, True], ids=["no room", "no database"])

@@ -31,7 +31,8 @@ from dagmaster.transports.transport import MOST_AT_ONCE, Delivery, Ticket
 
 WAIT_SECONDS: Final = 1.0  # of one call; messages are settled between two calls
 HOLD_SECONDS: Final = 2.0  # a message that the worker does not fetch within this time is given to others
-MANY_STALE: Final = 10  # outdated messages in a row; then several are received at once
+MANY_STALE: Final = 2  # outdated messages in a row; then several are received at once
+DRAIN_SECONDS: Final = 0.05  # how long such a call waits: a message that is not outdated may be among them
 MOST_ATTEMPTS: Final = 2**31 - 1  # an integer of PostgreSQL
 _log = log.get("servicebus")
 
@@ -193,13 +194,14 @@ class _Listener:
             await self._wait_until_wanted()
             return
         # One message is delivered at once; for more of them, the SDK waits a moment. Where many are outdated, more
-        # follow.
-        count = self._inbox.limit if self._stale_in_a_row >= MANY_STALE else 1
-        messages = await self._receiver.receive(count, WAIT_SECONDS)
+        # follow, until a call returns fewer than it could.
+        is_draining = self._stale_in_a_row >= MANY_STALE
+        count, seconds = (self._inbox.limit, DRAIN_SECONDS) if is_draining else (1, WAIT_SECONDS)
+        messages = await self._receiver.receive(count, seconds)
         self._counters.received += len(messages)
-        if not messages:
-            self._stale_in_a_row = 0
         await self._deliver(messages)
+        if len(messages) < count:
+            self._stale_in_a_row = 0
 
     async def _wait_until_wanted(self) -> None:
         try:
