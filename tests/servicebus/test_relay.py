@@ -11,6 +11,7 @@ import pytest
 
 from dagmaster.database.ledger.outbox import PostgresOutbox
 from dagmaster.database.ledger.postgres import PostgresLedger
+from dagmaster.database.ledger.protocol import WorkerInfo
 from dagmaster.errors import DagmasterError, InvalidRequest, Unavailable
 from dagmaster.jobs.model import OutboxMessage, task_id, task_key
 from dagmaster.jobs.states import TaskStatus
@@ -196,6 +197,48 @@ async def test_a_queue_that_was_busy_gets_fewer_messages_until_its_tasks_are_cla
 
     first, after_busy = relay_module.WINDOW, relay_module.WINDOW_AFTER_BUSY
     assert sizes == [first, after_busy, 2 * after_busy, first, first, first]
+
+
+async def test_workers_that_claim_without_messages_are_sent_fewer_and_fewer():
+    """They claim a hundred tasks between two checks, of which none was announced."""
+    bench = Bench()
+    bench.add(1000)
+    await bench.relay.turn()
+    assert await bench.relay.turn() == 0  # busy
+    sent = []
+    for claimed in range(0, 800, 100):
+        for number in range(claimed, claimed + 100):
+            bench.database.move_task((JOB, f"n{number}", 1), TaskStatus.RUNNING)
+        bench.relay._seen_busy_at["q"] = bench.relay._unaided_until["q"] = float("-inf")  # as half a second later
+        while await bench.relay.turn():
+            pass
+        sent.append(len(bench.sender.sent))
+    windows = dict(bench.relay._windows)
+
+    for number in range(800, 1000):
+        bench.database.move_task((JOB, f"n{number}", 1), TaskStatus.RUNNING)
+    for _ in range(2):  # the second one finds nothing
+        bench.relay._unaided_until.clear()
+        await bench.relay.turn()
+    bench.add(100, first=2000)
+    await bench.relay.turn()
+
+    assert sent == [relay_module.WINDOW] * 8
+    assert windows == {"q": 1}
+    assert len(bench.sender.sent) == relay_module.WINDOW + relay_module.WINDOW_AFTER_BUSY  # the outbox was empty
+
+
+@pytest.mark.parametrize(("workers", "expected"), [(0, 64), (1, 8), (10, 20), (500, 64)])
+async def test_few_workers_are_sent_few_ids(workers, expected):
+    bench = Bench()
+    bench.add(100)
+    for _ in range(workers):
+        info = WorkerInfo(uuid4(), "host", 1, "1", "worker", ("q", "other"), ("h",), {})
+        await bench.outbox.beat_worker(info)
+
+    assert await bench.relay.turn() == expected
+
+    assert len(bench.sender.sent) == expected
 
 
 async def test_a_relay_that_dies_after_sending_is_followed_by_one_that_sends_again(monkeypatch):

@@ -11,7 +11,8 @@ arrives at least once, and a second one does no harm.
 A queue is busy while tasks wait whose ids were sent: the workers have work, and a worker that is busy takes its next
 task without a message. The ids of further tasks wait in the outbox, and most of them are never needed. Only a few of
 the newest are sent when tasks are added: those that wait may be of one handler whose slots are all taken, and idle
-workers could run the new ones.
+workers could run the new ones. If all that would be sent next is claimed already, the workers need no messages: fewer
+and fewer are sent, until the outbox of the queue is empty.
 
 An error of a queue (it does not exist, access is denied, the broker is away) postpones its messages and is shown in the
 log, in the statistics of the orchestrator and by `dagmaster doctor`; workers find the tasks by polling meanwhile. An
@@ -19,8 +20,8 @@ error of a single message, which no repetition would cure, fails its task with t
 """
 
 import asyncio
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from random import Random
 from typing import Any, Final, Protocol
@@ -35,13 +36,16 @@ from dagmaster.orchestrator.pause import pause
 from dagmaster.transports.servicebus_client import TOO_LARGE, backoff_seconds
 
 WINDOW: Final = 64  # ids that are sent at once; each wakes one worker, which claims as many tasks as it has room for
+SMALLEST_WINDOW: Final = 8  # if few workers serve the queue: two for each, because some workers receive several
+COUNT_SECONDS: Final = 10.0  # between two counts of the workers
+ALIVE_SECONDS: Final = 60.0  # without a heartbeat, a worker is not counted
 WINDOW_AFTER_BUSY: Final = 16  # of a queue that was busy: most workers claim its tasks without messages
 FEW_WAITING: Final = 8  # if fewer announced tasks wait, more are announced
 REMEMBERED_SECONDS: Final = 30.0  # an older id is not counted: its message may be lost
 BUSY_SECONDS: Final = 0.5  # between two checks of a busy queue
 NEWEST: Final = 4  # ids of new tasks that are sent for a busy queue
 NEWEST_SECONDS: Final = 0.05  # between two of these for a queue
-FORGOTTEN_AT_ONCE: Final = 2000
+FORGOTTEN_AT_ONCE: Final = (100, 2000)  # messages that are looked at; twice as many as were unneeded the last time
 LEASE_SECONDS: Final = 60.0  # more than sending may take
 _log = log.get("relay")
 
@@ -78,6 +82,10 @@ class Relay:
         self._busy: frozenset[str] = frozenset()
         self._seen_busy_at: dict[str, float] = {}  # queues that were busy at the last check
         self._windows: dict[str, int] = {}  # of queues that were busy; they grow again to WINDOW
+        self._unaided_until: dict[str, float] = {}  # busy queues whose workers claim tasks that were not announced
+        self._forgotten_at_once = FORGOTTEN_AT_ONCE[0]
+        self._workers: Mapping[str, int] = {}  # by queue
+        self._counted_at = float("-inf")
         self._woken: set[str] = set()  # busy queues that have new tasks
         self._newest_sent_at: dict[str, float] = {}  # by busy queue
         self._is_wanted = asyncio.Event()
@@ -105,15 +113,19 @@ class Relay:
 
     async def turn(self) -> int:
         """Send what is due; returns how many messages were claimed."""
+        await self._count_workers()
         self._busy = await self._busy_queues()
-        limit = min((size for queue, size in self._windows.items() if queue not in self._busy), default=WINDOW)
+        limit = min((self._window(queue) for queue in {*self._workers, *self._windows} - self._busy), default=WINDOW)
         messages = await self.outbox.claim_messages(
             limit, lease_seconds=LEASE_SECONDS, busy=self._busy, newest=self._take_woken(), newest_limit=NEWEST
         )
         if not messages:
+            self._restore_windows()
             return 0
-        if not all(message.is_queued for message in messages):
-            self.counters.unneeded += await self.outbox.forget_messages(FORGOTTEN_AT_ONCE)
+        unneeded = [message for message in messages if not message.is_queued]
+        if unneeded:
+            self._note_unaided(messages, limit)
+            await self._forget(unneeded)
         by_queue: dict[str, list[ClaimedMessage]] = defaultdict(list)
         for message in messages:
             if message.is_queued:
@@ -124,6 +136,44 @@ class Relay:
         if done:
             await self.outbox.delete_messages(done)
         return len(messages)
+
+    async def _count_workers(self) -> None:
+        now = asyncio.get_running_loop().time()
+        if now - self._counted_at >= COUNT_SECONDS:
+            self._workers = await self.outbox.count_workers(ALIVE_SECONDS)
+            self._counted_at = now
+
+    def _window(self, queue: str) -> int:
+        """How many ids of a queue are sent at once."""
+        return self._windows.get(queue, self._widest(queue))
+
+    def _widest(self, queue: str) -> int:
+        """More messages than wake every worker would be outdated, and their workers would have to complete them."""
+        workers = self._workers.get(queue)
+        return min(WINDOW, max(SMALLEST_WINDOW, 2 * workers)) if workers else WINDOW
+
+    async def _forget(self, unneeded: Sequence[ClaimedMessage]) -> None:
+        """Delete these, and those behind them whose tasks were claimed meanwhile."""
+        await self.outbox.delete_messages(unneeded)
+        forgotten = await self.outbox.forget_messages(self._forgotten_at_once)
+        self.counters.unneeded += len(unneeded) + forgotten
+        fewest, most = FORGOTTEN_AT_ONCE
+        self._forgotten_at_once = max(fewest, min(most, 2 * forgotten))
+
+    def _note_unaided(self, messages: Sequence[ClaimedMessage], limit: int) -> None:
+        """Of a queue that was busy, all that would be sent next is claimed already: its workers need no messages."""
+        now = asyncio.get_running_loop().time()
+        needed = {message.queue for message in messages if message.is_queued}
+        for queue, count in Counter(message.queue for message in messages).items():
+            if queue in self._windows and queue not in needed and queue not in self._busy and count >= limit:
+                self._windows[queue] = max(1, self._windows[queue] // 2)
+                self._unaided_until[queue] = now + BUSY_SECONDS
+
+    def _restore_windows(self) -> None:
+        """Nothing waits in the outbox, except for busy queues: the next tasks may find idle workers."""
+        for queue, size in self._windows.items():
+            if queue not in self._busy:
+                self._windows[queue] = max(size, min(WINDOW_AFTER_BUSY, self._widest(queue)))
 
     def _take_woken(self) -> frozenset[str]:
         """Busy queues whose newest tasks are announced now. For other busy queues with new tasks it is too early."""
@@ -139,26 +189,27 @@ class Relay:
     async def _busy_queues(self) -> frozenset[str]:
         """Queues whose announced tasks still wait. A queue that was busy counts as busy until the next check."""
         now = asyncio.get_running_loop().time()
-        full = [queue for queue, sent in self._sent_at.items() if len(sent) >= self._windows.get(queue, WINDOW)]
+        full = [queue for queue, sent in self._sent_at.items() if len(sent) >= self._window(queue)]
         for queue in full:
             if now - self._seen_busy_at.get(queue, float("-inf")) < BUSY_SECONDS:
                 continue
             sent = {each: at for each, at in self._sent_at[queue].items() if at > now - REMEMBERED_SECONDS}
             queued = await self.outbox.queued_tasks(list(sent))
             waiting = {each: at for each, at in sent.items() if each in queued}
-            is_busy = len(waiting) >= FEW_WAITING
+            is_busy = len(waiting) >= min(FEW_WAITING, self._window(queue))
             self._sent_at[queue] = waiting if is_busy else {}
             self._note_check(queue, now, is_busy=is_busy)
-        return frozenset(queue for queue in full if self._sent_at[queue])
+        unaided = {queue for queue, until in self._unaided_until.items() if now < until}
+        return frozenset(queue for queue in full if self._sent_at[queue]) | unaided
 
     def _note_check(self, queue: str, now: float, *, is_busy: bool) -> None:
         """A queue that is no longer busy gets its next ids without a pause, and each time twice as many."""
         if is_busy:
             self._seen_busy_at[queue] = now
-            self._windows[queue] = WINDOW_AFTER_BUSY
+            self._windows[queue] = min(self._window(queue), WINDOW_AFTER_BUSY)
         elif self._seen_busy_at.pop(queue, None) is None and queue in self._windows:
             self._windows[queue] *= 2
-            if self._windows[queue] >= WINDOW:
+            if self._windows[queue] >= self._widest(queue):
                 del self._windows[queue]
 
     async def _turn_safely(self) -> int:

@@ -1365,6 +1365,11 @@ class MemoryLedger:
             claimed.append(ClaimedMessage(*key, row.queue, row.tries + 1, self._is_queued(key)))
         return claimed
 
+    async def count_workers(self, alive_seconds: float) -> Mapping[str, int]:
+        horizon = self.db.clock() - timedelta(seconds=alive_seconds)
+        alive = [worker for worker_id, worker in self.db.workers.items() if self.db.worker_beats[worker_id] > horizon]
+        return Counter(queue for worker in alive for queue in worker.queues)
+
     async def forget_messages(self, _limit: int) -> int:
         unneeded = [key for key in self.db.outbox if not self._is_queued(key)]
         for key in unneeded:

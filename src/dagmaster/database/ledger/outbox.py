@@ -45,6 +45,9 @@ class PostgresOutbox(LedgerConnection):
     async def queued_tasks(self, task_ids: Sequence[str]) -> frozenset[str]:
         return frozenset(row.task_id for row in await self._fetch("queued_tasks", keys_of(task_ids)))
 
+    async def count_workers(self, alive_seconds: float) -> Mapping[str, int]:
+        return {row.queue: row.workers for row in await self._fetch("outbox_workers", {"alive": alive_seconds})}
+
     async def delete_messages(self, messages: Sequence[ClaimedMessage]) -> None:
         await self._execute("outbox_delete", _keys(messages))
 

@@ -522,6 +522,10 @@ class Outbox(Protocol):
         """Which of these tasks are still queued."""
         ...
 
+    async def count_workers(self, alive_seconds: float) -> Mapping[str, int]:
+        """How many workers serve each queue, without those that have sent no heartbeat for so long."""
+        ...
+
     async def delete_messages(self, messages: Sequence[ClaimedMessage]) -> None:
         """The broker has them, or they need not be sent."""
         ...

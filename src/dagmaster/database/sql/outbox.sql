@@ -88,6 +88,14 @@ DELETE FROM dagapp.dag_outbox o
  WHERE o.job_id = l.job_id AND o.node_id = l.node_id AND o.attempt = l.attempt
 RETURNING 1 AS one;
 
+-- name: outbox_workers
+-- How many live workers serve each queue.
+SELECT q.queue, count(*)::int AS workers
+  FROM dagapp.workers w
+ CROSS JOIN LATERAL unnest(w.queues) AS q (queue)
+ WHERE w.heartbeat_at > dagapp.clock() - make_interval(secs => %(alive)s)
+ GROUP BY q.queue;
+
 -- name: outbox_delete
 -- The broker has acknowledged these, or their tasks are no longer queued.
 WITH sent AS MATERIALIZED (
