@@ -429,6 +429,10 @@ class BrokerProcess:
     def connection_string(self) -> str:
         return connection_string(self.port)
 
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process is not None else None
+
     def start(self) -> None:
         output: Any = self._log.open("ab") if self._log else subprocess.DEVNULL
         self._process = subprocess.Popen(self._command, stdout=output, stderr=output, cwd=_ROOT)

@@ -153,6 +153,23 @@ async def test_new_tasks_are_announced_although_others_of_their_queue_wait(monke
     assert set(bench.sender.sent[-later:]) <= set(newer)
 
 
+async def test_new_tasks_of_a_queue_that_was_busy_are_announced_at_once_when_it_no_longer_is(monkeypatch):
+    monkeypatch.setattr(relay_module, "NEWEST_SECONDS", 0.0)
+    bench = Bench()
+    bench.add(relay_module.WINDOW)
+    await bench.relay.turn()
+    assert await bench.relay.turn() == 0  # busy
+    for number in range(relay_module.WINDOW):
+        bench.database.move_task((JOB, f"n{number}", 1), TaskStatus.RUNNING)
+    new = bench.add(10, first=2000)
+    unwoken = await bench.relay.turn()
+    bench.relay.wake(["q"])
+    await bench.relay.turn()
+
+    assert unwoken == 0  # it is too early for another check
+    assert bench.sender.sent[relay_module.WINDOW :] == new
+
+
 async def test_idle_workers_that_claim_everything_at_once_are_told_of_more_without_a_pause():
     bench = Bench()
     for first in range(0, 3 * relay_module.WINDOW, relay_module.WINDOW):
@@ -199,7 +216,7 @@ async def test_a_queue_that_was_busy_gets_fewer_messages_until_its_tasks_are_cla
     assert sizes == [first, after_busy, 2 * after_busy, first, first, first]
 
 
-async def test_workers_that_claim_without_messages_are_sent_fewer_and_fewer():
+async def test_workers_that_claim_without_messages_are_sent_none():
     """They claim a hundred tasks between two checks, of which none was announced."""
     bench = Bench()
     bench.add(1000)
@@ -209,7 +226,7 @@ async def test_workers_that_claim_without_messages_are_sent_fewer_and_fewer():
     for claimed in range(0, 800, 100):
         for number in range(claimed, claimed + 100):
             bench.database.move_task((JOB, f"n{number}", 1), TaskStatus.RUNNING)
-        bench.relay._seen_busy_at["q"] = bench.relay._unaided_until["q"] = float("-inf")  # as half a second later
+        bench.relay._seen_busy_at["q"] = bench.relay._seen_unaided_at["q"] = float("-inf")  # as half a second later
         while await bench.relay.turn():
             pass
         sent.append(len(bench.sender.sent))
@@ -218,13 +235,13 @@ async def test_workers_that_claim_without_messages_are_sent_fewer_and_fewer():
     for number in range(800, 1000):
         bench.database.move_task((JOB, f"n{number}", 1), TaskStatus.RUNNING)
     for _ in range(2):  # the second one finds nothing
-        bench.relay._unaided_until.clear()
+        bench.relay._seen_unaided_at.clear()
         await bench.relay.turn()
     bench.add(100, first=2000)
     await bench.relay.turn()
 
     assert sent == [relay_module.WINDOW] * 8
-    assert windows == {"q": 1}
+    assert windows == {"q": relay_module.SMALLEST_WINDOW}
     assert len(bench.sender.sent) == relay_module.WINDOW + relay_module.WINDOW_AFTER_BUSY  # the outbox was empty
 
 

@@ -11,8 +11,8 @@ arrives at least once, and a second one does no harm.
 A queue is busy while tasks wait whose ids were sent: the workers have work, and a worker that is busy takes its next
 task without a message. The ids of further tasks wait in the outbox, and most of them are never needed. Only a few of
 the newest are sent when tasks are added: those that wait may be of one handler whose slots are all taken, and idle
-workers could run the new ones. If all that would be sent next is claimed already, the workers need no messages: fewer
-and fewer are sent, until the outbox of the queue is empty.
+workers could run the new ones. If all that would be sent next is claimed already, the workers need no messages, and the
+relay looks again later.
 
 An error of a queue (it does not exist, access is denied, the broker is away) postpones its messages and is shown in the
 log, in the statistics of the orchestrator and by `dagmaster doctor`; workers find the tasks by polling meanwhile. An
@@ -36,11 +36,11 @@ from dagmaster.orchestrator.pause import pause
 from dagmaster.transports.servicebus_client import TOO_LARGE, backoff_seconds
 
 WINDOW: Final = 64  # ids that are sent at once; each wakes one worker, which claims as many tasks as it has room for
-SMALLEST_WINDOW: Final = 8  # if few workers serve the queue: two for each, because some workers receive several
+SMALLEST_WINDOW: Final = 8  # if few workers serve the queue: two ids for each, because some workers receive several
 COUNT_SECONDS: Final = 10.0  # between two counts of the workers
 ALIVE_SECONDS: Final = 60.0  # without a heartbeat, a worker is not counted
 WINDOW_AFTER_BUSY: Final = 16  # of a queue that was busy: most workers claim its tasks without messages
-FEW_WAITING: Final = 8  # if fewer announced tasks wait, more are announced
+FEW_WAITING: Final = SMALLEST_WINDOW  # if fewer announced tasks wait, more are announced
 REMEMBERED_SECONDS: Final = 30.0  # an older id is not counted: its message may be lost
 BUSY_SECONDS: Final = 0.5  # between two checks of a busy queue
 NEWEST: Final = 4  # ids of new tasks that are sent for a busy queue
@@ -82,7 +82,7 @@ class Relay:
         self._busy: frozenset[str] = frozenset()
         self._seen_busy_at: dict[str, float] = {}  # queues that were busy at the last check
         self._windows: dict[str, int] = {}  # of queues that were busy; they grow again to WINDOW
-        self._unaided_until: dict[str, float] = {}  # busy queues whose workers claim tasks that were not announced
+        self._seen_unaided_at: dict[str, float] = {}  # queues whose workers claimed tasks that were not announced
         self._forgotten_at_once = FORGOTTEN_AT_ONCE[0]
         self._workers: Mapping[str, int] = {}  # by queue
         self._counted_at = float("-inf")
@@ -166,8 +166,8 @@ class Relay:
         needed = {message.queue for message in messages if message.is_queued}
         for queue, count in Counter(message.queue for message in messages).items():
             if queue in self._windows and queue not in needed and queue not in self._busy and count >= limit:
-                self._windows[queue] = max(1, self._windows[queue] // 2)
-                self._unaided_until[queue] = now + BUSY_SECONDS
+                self._windows[queue] = SMALLEST_WINDOW
+                self._seen_unaided_at[queue] = now
 
     def _restore_windows(self) -> None:
         """Nothing waits in the outbox, except for busy queues: the next tasks may find idle workers."""
@@ -191,16 +191,21 @@ class Relay:
         now = asyncio.get_running_loop().time()
         full = [queue for queue, sent in self._sent_at.items() if len(sent) >= self._window(queue)]
         for queue in full:
-            if now - self._seen_busy_at.get(queue, float("-inf")) < BUSY_SECONDS:
+            if self._was_checked(self._seen_busy_at, queue, now):
                 continue
             sent = {each: at for each, at in self._sent_at[queue].items() if at > now - REMEMBERED_SECONDS}
             queued = await self.outbox.queued_tasks(list(sent))
             waiting = {each: at for each, at in sent.items() if each in queued}
-            is_busy = len(waiting) >= min(FEW_WAITING, self._window(queue))
+            is_busy = len(waiting) >= FEW_WAITING
             self._sent_at[queue] = waiting if is_busy else {}
             self._note_check(queue, now, is_busy=is_busy)
-        unaided = {queue for queue, until in self._unaided_until.items() if now < until}
+        unaided = {queue for queue in self._seen_unaided_at if self._was_checked(self._seen_unaided_at, queue, now)}
         return frozenset(queue for queue in full if self._sent_at[queue]) | unaided
+
+    def _was_checked(self, checked_at: Mapping[str, float], queue: str, now: float) -> bool:
+        """Whether it is too early for another check. New tasks may find workers that have become idle."""
+        seconds = NEWEST_SECONDS if queue in self._woken else BUSY_SECONDS
+        return now - checked_at.get(queue, float("-inf")) < seconds
 
     def _note_check(self, queue: str, now: float, *, is_busy: bool) -> None:
         """A queue that is no longer busy gets its next ids without a pause, and each time twice as many."""
