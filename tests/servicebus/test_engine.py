@@ -159,6 +159,11 @@ async def test_an_orchestrator_that_dies_while_it_relays_loses_nothing(database,
         broker.options.max_message_bytes = 60
     settings = {"transport": "servicebus", "service_bus_connection_string": broker.connection_string}
     async with fleet(database, tmp_path, **settings, worker_poll_interval=0.5) as running:
+        if point in faults.around("outbox_forget"):  # a message whose task was claimed is forgotten
+            await running.rows(
+                "INSERT INTO dagapp.dag_outbox (job_id, node_id, attempt, queue)"
+                " VALUES (gen_random_uuid(), 'claimed', 1, 'dag-worker-tasks') RETURNING queue"
+            )
         doomed = running.process("orchestrator")
         doomed.start(crash_point=point)
         if point == "relay.after-store":
