@@ -13,7 +13,7 @@ import pytest
 
 from dagmaster import __version__
 from dagmaster.client import connection
-from dagmaster.database.maintenance.server import Answer, Clock
+from dagmaster.database.maintenance.server import Clock, ServerAnswer
 from dagmaster.doctor import database, findings, machine
 from dagmaster.doctor.findings import FindingLevel, Judgement
 from dagmaster.errors import Conflict, InvalidRequest, InvalidWorkflow, NotAllowed, Unavailable, WorkflowProblem
@@ -181,7 +181,7 @@ def api(monkeypatch) -> Callable[..., list[dict[str, Any]]]:
         def respond(request: httpx2.Request) -> httpx2.Response:
             clients[-1]["request"] = request
             media_type = "application/problem+json" if is_problem else "application/json"
-            status = 401 if is_problem else 200
+            status = body.get("status", 401) if is_problem else 200
             return httpx2.Response(status, json=body, headers={"Content-Type": media_type})
 
         def client(**options: Any) -> httpx2.AsyncClient:
@@ -255,6 +255,13 @@ def test_an_api_that_refuses_connections_is_a_problem():
     assert "--server" in finding.fix
 
 
+def test_what_a_running_platform_advises_is_passed_on(api):
+    advice = {"detail": "the database cannot be reached", "hint": "start PostgreSQL", "code": "database.unavailable"}
+    api({"type": "urn:dagmaster:problem:unavailable", "title": "Unavailable", "status": 503, **advice})
+
+    assert api_at("http://x") == [(PROBLEM, "the database cannot be reached", "start PostgreSQL")]
+
+
 def test_an_api_of_workers_over_http_that_refuses_connections_names_their_setting():
     with socket.create_server(("127.0.0.1", 0)) as closed:
         url = f"http://127.0.0.1:{closed.getsockname()[1]}"
@@ -310,8 +317,8 @@ class FakeServer:
         return lambda _dsn: self.answers[name]
 
 
-def database_with(answer: Answer | None = None, **settings: Any) -> database.Database:
-    return database.Database("", settings_with(**settings), 60, answer or Answer(None, 0.01, False))
+def database_with(answer: ServerAnswer | None = None, **settings: Any) -> database.Database:
+    return database.Database("", settings_with(**settings), 60, answer or ServerAnswer(None, 0.01, False))
 
 
 @pytest.fixture
@@ -341,7 +348,7 @@ def judged(monkeypatch):
 def test_servers_are_judged(facts, expected):
     facts = {"version_number": 150004, "is_standby": False, "is_read_only": False, **facts}
     seconds, is_pooled = facts.pop("answer_seconds", 0.01), facts.pop("is_pooled", False)
-    answer = Answer(row(version="15.4", **facts), seconds, is_pooled)
+    answer = ServerAnswer(row(version="15.4", **facts), seconds, is_pooled)
 
     assert levels(database.check_server(database_with(answer))) == expected
 

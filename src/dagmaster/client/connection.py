@@ -47,7 +47,7 @@ _LONGEST_BACKOFF_SECONDS = 10.0
 LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 # The request may have had its effect: only the response is missing.
 UNANSWERED = frozenset({"server.lost", "server.slow"})
-_NO_RESPONSE = {"server.unreachable", *UNANSWERED}
+NO_RESPONSE = {"server.unreachable", *UNANSWERED}
 _TEMPORARY = {
     HTTPStatus.REQUEST_TIMEOUT,
     HTTPStatus.TOO_MANY_REQUESTS,
@@ -278,7 +278,7 @@ def _encoded(body: Json) -> bytes:
 
 def is_temporary(error: Unavailable) -> bool:
     """Whether the platform may answer the same request later."""
-    return error.code in _NO_RESPONSE or error.facts.get("status") in _TEMPORARY
+    return error.code in NO_RESPONSE or error.facts.get("status") in _TEMPORARY
 
 
 def _backoff_seconds(error: Unavailable, attempt: int) -> float:

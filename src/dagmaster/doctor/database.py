@@ -36,7 +36,7 @@ class Database:
     dsn: str
     settings: Settings
     alive_seconds: float
-    answer: server.Answer
+    answer: server.ServerAnswer
 
 
 def diagnose(target: Target) -> findings.Findings:

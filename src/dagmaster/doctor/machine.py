@@ -16,7 +16,7 @@ import httpx2
 
 from dagmaster import __version__
 from dagmaster import settings as environment
-from dagmaster.client.connection import Connection
+from dagmaster.client.connection import NO_RESPONSE, Connection
 from dagmaster.client.credentials import key_for
 from dagmaster.client.models.base import parse
 from dagmaster.client.models.operations import Health
@@ -185,6 +185,8 @@ def check_api(target: Target) -> Judgements:
     try:
         health = asyncio.run(_health(url, key_for(target.settings, server=chosen, chosen=target.key)))
     except Unavailable as error:
+        if error.code not in NO_RESPONSE:
+            raise
         fix = "start the platform with `dagmaster up` or an orchestrator, or correct --server (DAGMASTER_URL)"
         if url == target.worker_url:
             fix = "check DAG_CALLBACK_URL, the network between, and whether the platform runs"

@@ -31,7 +31,7 @@ class Clock(NamedTuple):
     uncertainty_seconds: float
 
 
-class Answer(NamedTuple):
+class ServerAnswer(NamedTuple):
     """Facts about the server, how long it took to answer, and whether a pooler is in between: then the process that
     answers is not the one that was announced when the connection was made."""
 
@@ -50,12 +50,12 @@ def row(dsn: str, query_name: str, **values: Any) -> Any:
     return next(iter(rows(dsn, query_name, **values)), None)
 
 
-def server(dsn: str) -> Answer:
+def server(dsn: str) -> ServerAnswer:
     begun = time.monotonic()
     with _connected(dsn) as connection:
         (facts,) = connection.execute(query("doctor_server")).fetchall()
         announced_pid = connection.info.backend_pid
-    return Answer(facts, time.monotonic() - begun, facts.backend_pid != announced_pid)
+    return ServerAnswer(facts, time.monotonic() - begun, facts.backend_pid != announced_pid)
 
 
 def settings(dsn: str) -> dict[str, str]:
