@@ -116,10 +116,10 @@ def deploy_schema(state: State, then_migrate: bool) -> None:
     """Create what is missing; existing tables stay as they are unless --migrate is given."""
     schema = _schema(state)
     deployed = schema.deploy()
+    if not (then_migrate and state.json):
+        _print_deployed(state, deployed)
     if then_migrate:
         _print_migrated(state, schema.migrate())
-    else:
-        _print_deployed(state, deployed)
 
 
 def _print_deployed(state: State, answer: "Json") -> None:
