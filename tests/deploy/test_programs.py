@@ -175,10 +175,10 @@ def position(lines: list[str], *words: str) -> int:
 
 
 @pytest.mark.skipif(not shutil.which("kubectl"), reason="kubectl is not installed")
-def test_a_deployment_migrates_the_schema_before_it_replaces_roles():
-    overlay = str(ROOT / "deploy" / "kubernetes" / "example")
+def test_a_deployment_migrates_the_schema_before_it_replaces_roles(tmp_path):
+    overlay = copied_overlay(tmp_path)
     finished = deploy(
-        *("kubernetes", "--registry", "r.example.org", "--version", "1.2.3", "--overlay", overlay, "--dry-run"),
+        *("kubernetes", "--registry", "r.example.org", "--version", "1.2.3", "--overlay", str(overlay), "--dry-run"),
         ENGINE="docker",
     )
     lines = finished.stdout.splitlines()
@@ -192,7 +192,7 @@ def test_a_deployment_migrates_the_schema_before_it_replaces_roles():
         < position(lines, "rollout status", "deployment/orchestrator")
         < position(lines, "rollout status", "deployment/gateway")
     )
-    assert not list((ROOT / "deploy" / "kubernetes").glob(".deploy*"))
+    assert not list(overlay.parent.glob(".deploy*"))
 
 
 def test_a_deployment_on_azure_sets_every_image_explicitly():
@@ -209,18 +209,24 @@ def test_a_deployment_on_azure_sets_every_image_explicitly():
         assert update > position(lines, "job start")
 
 
+def copied_overlay(folder: Path) -> Path:
+    """A deployment writes beside its overlay, and other tests read the manifests of the repository meanwhile."""
+    return shutil.copytree(ROOT / "deploy" / "kubernetes", folder / "kubernetes") / "example"
+
+
 class Kubernetes:
     """A cluster that is reached with a stand-in of `kubectl`."""
 
     def __init__(self, folder: Path) -> None:
+        self.overlay = copied_overlay(folder)
         self._state_file = folder / "kubernetes.json"
         self._programs = stand_in(folder, "kubectl", "kubernetes_stand_in.py")
 
     def deploy(self, version: str, broken: str | None = None) -> subprocess.CompletedProcess[str]:
         """Deploy a version; `broken` never becomes ready."""
         self._state_file.write_text(json.dumps({"done": [], "broken": broken}))
-        overlay = str(ROOT / "deploy" / "kubernetes" / "example")
-        arguments = ("--registry", "r.example.org/geo", "--version", version, "--overlay", overlay, "--no-build")
+        overlay = ("--overlay", str(self.overlay))
+        arguments = ("--registry", "r.example.org/geo", "--version", version, *overlay, "--no-build")
         path = f"{self._programs}:{os.environ['PATH']}"
         return deploy("kubernetes", *arguments, PATH=path, KUBERNETES_STATE=str(self._state_file))
 
@@ -259,7 +265,7 @@ def test_on_kubernetes_the_new_version_migrates_the_schema_before_any_role_is_re
         *(["wait", f"deployment/{name}"] for name in ("orchestrator", "worker-light", "worker-raster")),
         *(["wait", f"deployment/{name}"] for name in ("serving", "gateway")),
     ]
-    assert not list((ROOT / "deploy" / "kubernetes").glob(".deploy*"))
+    assert not list(kubernetes.overlay.parent.glob(".deploy*"))
 
 
 def test_on_kubernetes_nothing_is_replaced_if_the_schema_was_not_migrated(kubernetes):

@@ -134,21 +134,25 @@ def test_a_new_password_ends_the_previous_one(catalog_database: str, role: str):
 def test_another_database_of_the_server_may_create_the_group_at_the_same_time(
     database: str, empty_database: str, monkeypatch: pytest.MonkeyPatch
 ):
-    group = "created_twice"
+    group = f"group_of_{conninfo_to_dict(database)['dbname']}"
     monkeypatch.setattr(gateway_role, "GROUP", group)
-    with psycopg.connect(empty_database) as other, ThreadPoolExecutor() as threads:
+    waiting = """SELECT FROM pg_locks l JOIN pg_stat_activity a USING (pid)
+                  WHERE NOT l.granted AND l.locktype = 'transactionid' AND a.datname = %s"""
+    deadline = time.monotonic() + 20
+    with (
+        ThreadPoolExecutor() as threads,
+        psycopg.connect(database, autocommit=True) as watching,
+        psycopg.connect(empty_database) as other,
+    ):
         other.execute(f"CREATE ROLE {group}")
         ensured = threads.submit(ensure_gateway_role, database, with_password=True)
-        waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted AND locktype = 'transactionid'"
-        while not ensured.done() and other.execute(waiting).fetchone() == (0,):
+        while not watching.execute(waiting, [watching.info.dbname]).rowcount:
+            assert time.monotonic() < deadline
             time.sleep(0.01)
         other.commit()
 
         with psycopg.connect(ensured.result(20)) as gateway:
             assert gateway.execute("SELECT pg_has_role(%s, 'MEMBER')", [group]).fetchone() == (True,)
-
-    with psycopg.connect(empty_database) as other:
-        other.execute(f"DROP ROLE {group}")
 
 
 def test_the_name_of_the_role_has_that_of_the_database():
