@@ -1,4 +1,4 @@
-"""Real faults on real processes, for any time, and a verdict: `make chaos`, `make soak`.
+"""Real faults on real processes, for as long as is asked for, and a verdict: `make chaos`, `make soak`.
 
 testbed   a PostgreSQL with default durability, links through a proxy of our own, orchestrators and workers as they ship
 load      jobs of every kind, submitted in a steady stream; each answer is noted outside the system

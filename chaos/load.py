@@ -182,7 +182,7 @@ def catalog() -> WorkflowLibrary:
 
 
 @dataclass(frozen=True)
-class JobRequest:
+class ExpectedJob:
     """A submission, and what must become of it."""
 
     kind: str
@@ -196,7 +196,7 @@ class JobRequest:
 
 @dataclass(frozen=True)
 class Acknowledged:
-    request: JobRequest
+    request: ExpectedJob
     job_id: UUID
     key: str
 
@@ -211,7 +211,7 @@ class JobRequests:
         self._file = str(file)
         self._width = width
         self._step_seconds = step_seconds
-        self._drawing: list[tuple[int, Callable[[], JobRequest]]] = [
+        self._drawing: list[tuple[int, Callable[[], ExpectedJob]]] = [
             (5, self.fan),
             (8, self.chain),
             (3, self.flaky),
@@ -222,53 +222,53 @@ class JobRequests:
             (2, self.cancelled),
         ]
 
-    def draw(self) -> JobRequest:
+    def draw(self) -> ExpectedJob:
         (chosen,) = self._random.choices(self._drawing, [weight for weight, _ in self._drawing])
         return chosen[1]()
 
     def _inputs(self, **more: Any) -> dict[str, Any]:
         return {"file": self._file, **more}
 
-    def fan(self) -> JobRequest:
+    def fan(self) -> ExpectedJob:
         count = self._random.randint(self._width // 2, self._width * 3 // 2)
         items = [self._random.randint(0, 99) for _ in range(count)]
         seconds = self._random.choice([0, 0.01, 0.05, 0.2])
         inputs = self._inputs(items=items, seconds=seconds)
-        return JobRequest("fan-out", "chaos_fan", inputs, result=[count, sum(items)], tasks=count + 1)
+        return ExpectedJob("fan-out", "chaos_fan", inputs, result=[count, sum(items)], tasks=count + 1)
 
-    def chain(self) -> JobRequest:
+    def chain(self) -> ExpectedJob:
         """Some take their time, so that there is always someone to lose a job."""
         inputs = self._inputs(seconds=self._random.choice(self._step_seconds))
-        return JobRequest("chain", f"chaos_chain{CHAIN_STEPS}", inputs, result=CHAIN_STEPS, tasks=CHAIN_STEPS)
+        return ExpectedJob("chain", f"chaos_chain{CHAIN_STEPS}", inputs, result=CHAIN_STEPS, tasks=CHAIN_STEPS)
 
-    def flaky(self) -> JobRequest:
+    def flaky(self) -> ExpectedJob:
         count = self._random.randint(self._width // 4, self._width)
         inputs = self._inputs(items=[1] * count, seed=self._random.randint(0, 10**6))
-        return JobRequest("retries", "chaos_flaky", inputs, result=[count, count], tasks=count + 1)
+        return ExpectedJob("retries", "chaos_flaky", inputs, result=[count, count], tasks=count + 1)
 
-    def route(self) -> JobRequest:
+    def route(self) -> ExpectedJob:
         value = self._random.randint(0, 100)
         result = "large" if value > 50 else "small"
-        return JobRequest("conditional", "chaos_route", self._inputs(value=value), result=result, tasks=3)
+        return ExpectedJob("conditional", "chaos_route", self._inputs(value=value), result=result, tasks=3)
 
-    def plain(self) -> JobRequest:
+    def plain(self) -> ExpectedJob:
         items = [self._random.randint(1, 3) for _ in range(self._random.randint(1, 3))]
         inputs = self._inputs(items=items, seconds=self._random.choice([0.05, 0.3]))
-        return JobRequest("processes", "chaos_plain", inputs, result=[len(items), sum(items)], tasks=len(items) + 1)
+        return ExpectedJob("processes", "chaos_plain", inputs, result=[len(items), sum(items)], tasks=len(items) + 1)
 
-    def bulk(self) -> JobRequest:
+    def bulk(self) -> ExpectedJob:
         seed = self._random.randint(10**6, 10**7 - 1)
         result = [BULK_BYTES // 8 * 8, str(seed)]
-        return JobRequest("payload", "chaos_bulk", self._inputs(seed=seed), result=result, tasks=2)
+        return ExpectedJob("payload", "chaos_bulk", self._inputs(seed=seed), result=result, tasks=2)
 
-    def full(self) -> JobRequest:
-        return JobRequest("disk full", "chaos_full", self._inputs(), result=7)
+    def full(self) -> ExpectedJob:
+        return ExpectedJob("disk full", "chaos_full", self._inputs(), result=7)
 
-    def cancelled(self) -> JobRequest:
+    def cancelled(self) -> ExpectedJob:
         inputs = self._inputs(items=[1] * self._width, seconds=1.0)
         after = self._random.uniform(0.05, 1.5)
         ends = ("cancelled", "completed")
-        return JobRequest("cancelled", "chaos_fan", inputs, ends, cancel_after=after, tasks=self._width)
+        return ExpectedJob("cancelled", "chaos_fan", inputs, ends, cancel_after=after, tasks=self._width)
 
 
 @dataclass
@@ -321,7 +321,7 @@ class Load:
         await self._notifier.close()
         await self._ledger.close()
 
-    async def submit(self, request: JobRequest) -> UUID:
+    async def submit(self, request: ExpectedJob) -> UUID:
         """Again and again under the same key, until it is acknowledged; then it is noted, and counts."""
         self._number += 1
         key = f"chaos-{self._number}"
@@ -347,10 +347,10 @@ class Load:
         with suppress(Unavailable, Conflict):
             await cancel(self._ledger, job_id)
 
-    def poison(self, name: str) -> JobRequest:
-        return JobRequest(f"poison {name}", f"chaos_poison_{name}", {}, ("failed",))
+    def poison(self, name: str) -> ExpectedJob:
+        return ExpectedJob(f"poison {name}", f"chaos_poison_{name}", {}, ("failed",))
 
-    def raster(self) -> JobRequest:
+    def raster(self) -> ExpectedJob:
         """A small scene, which becomes a few tiles with their mosaic and STAC items."""
         name = f"scene-{self._number}"
         source = self.storage / "bronze" / "bronze" / "scene.tif"
@@ -358,7 +358,7 @@ class Load:
             _draw_scene(source)
         shutil.copy(source, source.with_name(f"{name}.tif"))
         inputs = {"blob_name": f"{name}.tif", "tile_size": 512}
-        return JobRequest("raster", RASTER, inputs, tasks=10)
+        return ExpectedJob("raster", RASTER, inputs, tasks=10)
 
 
 def _draw_scene(path: Path, width: int = 700, height: int = 600) -> None:

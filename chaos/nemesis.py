@@ -186,7 +186,7 @@ class Nemesis:
         except Exception as error:
             self.broken.append(f"{fault.kind} {fault.victim}: {type(error).__name__}: {error}")
 
-    def _begin_fault(self, fault: Fault, victim: str = "") -> None:
+    def _record_begin(self, fault: Fault, victim: str = "") -> None:
         """It happens now."""
         fault.victim, fault.began = victim, time.monotonic()
         fault.counted_from = fault.began
@@ -247,11 +247,11 @@ class Nemesis:
     def _let_go(self, process: Process) -> None:
         self._busy.discard(process.name)
 
-    async def _retry(self, check: Callable[[], Awaitable[Any]]) -> Any:
+    async def _retry(self, query: Callable[[], Awaitable[Any]]) -> Any:
         """Repeat the query until there is an answer: the server may be away."""
         while True:
             try:
-                return await check()
+                return await query()
             except psycopg.Error:
                 await asyncio.sleep(0.1)
 
@@ -351,7 +351,7 @@ class Nemesis:
         victim = await self._take(role)
         try:
             lost = await self._what_depends_on(victim)
-            self._begin_fault(fault, victim.name)
+            self._record_begin(fault, victim.name)
             victim.kill()
             self._watch(fault, lost)
             await asyncio.sleep(self._dice.uniform(0, 2))
@@ -370,7 +370,7 @@ class Nemesis:
         victim = await self._take(role)
         try:
             lost = await self._what_depends_on(victim)
-            self._begin_fault(fault, victim.name)
+            self._record_begin(fault, victim.name)
             victim.freeze()
             self._watch(fault, lost)
             await asyncio.sleep(past + self._dice.uniform(1.5, 4))
@@ -387,7 +387,7 @@ class Nemesis:
             for effect, pid in _tail(self._effects).running():
                 if _is_child(pid):
                     job, node = task_of(effect)
-                    self._begin_fault(fault, f"process {pid}")
+                    self._record_begin(fault, f"process {pid}")
                     with suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
                     self._watch(fault, self._run_again([(UUID(job), node, attempt_of(effect))]))
@@ -408,7 +408,7 @@ class Nemesis:
                 await asyncio.sleep(0.02)
             if victim.is_running:
                 raise NoFreeProcessError
-            self._begin_fault(fault, f"{victim.name} at {point}")
+            self._record_begin(fault, f"{victim.name} at {point}")
             self._watch(fault, await self._what_depends_on(victim))
             victim.start()
         finally:
@@ -417,7 +417,7 @@ class Nemesis:
     async def _rolling_restart(self, fault: Fault) -> None:
         """SIGTERM to one after the other, each waited for and started again.
         How long the slowest hand-over took counts."""
-        self._begin_fault(fault, "everyone")
+        self._record_begin(fault, "everyone")
         slowest = 0.0
         for process in list(self.fleet.processes):
             if process.name in self._busy or not process.is_running or not await self._has_begun(process):
@@ -455,7 +455,7 @@ class Nemesis:
         victim = await self._take("orchestrator", "worker")
         usual = victim.command
         try:
-            self._begin_fault(fault, victim.name)
+            self._record_begin(fault, victim.name)
             victim.kill()
             victim.command = [sys.executable, "-m", "chaos.skewed", victim.role]
             victim.start()
@@ -471,7 +471,7 @@ class Nemesis:
         name = min(POISONS, key=lambda one: self._poisons[one])
         self._poisons[name] += 1
         job_id = await self.load.submit(self.load.poison(name))
-        self._begin_fault(fault, name)
+        self._record_begin(fault, name)
 
         async def has_ended() -> bool:
             return bool(
@@ -484,7 +484,7 @@ class Nemesis:
 
     async def _kill_postgres(self, fault: Fault) -> None:
         async with self._server:
-            self._begin_fault(fault)
+            self._record_begin(fault)
             self.testbed.kill_server()
             await asyncio.sleep(self._dice.uniform(0, 3))
             self.testbed.cluster.start()
@@ -492,14 +492,14 @@ class Nemesis:
 
     async def _restart_postgres(self, fault: Fault) -> None:
         async with self._server:
-            self._begin_fault(fault)
+            self._record_begin(fault)
             self.testbed.cluster.stop("fast")
             await asyncio.sleep(self._dice.uniform(0, 3))
             self.testbed.cluster.start()
             await self._watch_victim(fault, None)
 
     async def _end_sessions(self, fault: Fault) -> None:
-        self._begin_fault(fault)
+        self._record_begin(fault)
         await self._retry(
             lambda: self.fleet.rows("""
                 SELECT pg_terminate_backend(pid) FROM pg_stat_activity
@@ -515,7 +515,7 @@ class Nemesis:
                     """SELECT 1 FROM dagapp.dag_jobs WHERE status = 'running' ORDER BY random() LIMIT 10
                           FOR UPDATE SKIP LOCKED"""
                 )
-                self._begin_fault(fault, "10 jobs")
+                self._record_begin(fault, "10 jobs")
                 await asyncio.sleep(self._dice.uniform(2, 6))
         if fault.victim:
             await self._watch_victim(fault, None)
@@ -528,7 +528,7 @@ class Nemesis:
                 with suppress(psycopg.OperationalError):
                     while len(taken) < 300:
                         taken.append(await psycopg.AsyncConnection.connect(self.fleet.dsn))
-                self._begin_fault(fault, f"{len(taken)} taken")
+                self._record_begin(fault, f"{len(taken)} taken")
                 for link in self.testbed.proxy.links.values():
                     link.cut()
                 await asyncio.sleep(self._dice.uniform(1, 3))
@@ -539,7 +539,7 @@ class Nemesis:
 
     async def _fill_disk(self, fault: Fault) -> None:
         """As far as the engine can tell: what it writes is refused with SQLSTATE 53100."""
-        self._begin_fault(fault)
+        self._record_begin(fault)
         await self._retry(lambda: self.fleet.rows("INSERT INTO chaos.disk_full VALUES (clock_timestamp())"))
         await asyncio.sleep(self._dice.uniform(1, 3))
         await self._retry(lambda: self.fleet.rows("DELETE FROM chaos.disk_full"))
@@ -551,7 +551,7 @@ class Nemesis:
         if broker is None or self._broker.locked():
             raise NoFreeProcessError
         async with self._broker:
-            self._begin_fault(fault)
+            self._record_begin(fault)
             broker.kill()
             try:
                 since = await self._now()
@@ -565,10 +565,10 @@ class Nemesis:
     async def _struck_link(self, fault: Fault) -> tuple[Link, Process | None]:
         """A role's, or now and then that of who submits."""
         if self._dice.random() < 0.15:
-            self._begin_fault(fault, SUBMITTER)
+            self._record_begin(fault, SUBMITTER)
             return self.testbed.proxy.links[SUBMITTER], None
         victim = await self._take("orchestrator", "worker")
-        self._begin_fault(fault, victim.name)
+        self._record_begin(fault, victim.name)
         return self.fleet.link(victim), victim
 
     async def _cut(self, fault: Fault) -> None:
@@ -629,7 +629,7 @@ class Nemesis:
                 self._let_go(victim)
 
     async def _notifications(self, fault: Fault, what: Any) -> None:
-        self._begin_fault(fault, "everyone")
+        self._record_begin(fault, "everyone")
         links = list(self.testbed.proxy.links.values())
         for link in links:
             link.conditions.notifications = what

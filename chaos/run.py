@@ -123,8 +123,8 @@ class ChaosRun:
 
     async def _faults(self, streaming: asyncio.Task[None]) -> None:
         options = self.options
-        shuffled = FAULT_COUNTS | BROKER_FAULT_COUNTS if options.transport == "servicebus" else FAULT_COUNTS
-        kinds = draw(options.seed, options.faults, options.only, shuffled)
+        counts = FAULT_COUNTS | BROKER_FAULT_COUNTS if options.transport == "servicebus" else FAULT_COUNTS
+        kinds = draw(options.seed, options.faults, options.only, counts)
         injecting = asyncio.create_task(self.nemesis.run(kinds, moments(options.seed, options.faults, options.seconds)))
         await asyncio.wait([injecting, streaming], return_when=asyncio.FIRST_COMPLETED)
         if streaming.done():

@@ -123,11 +123,11 @@ async def test_a_cancel_at_an_instance_that_does_not_own_the_job_is_acted_on_at_
 
         await ok(client.post(f"{V1}/jobs/{job_id}/cancel", params={"wait": 0}), 202)
 
-        bodies = (
+        statement = (
             "SELECT stop_requested_at - (SELECT cancel_requested_at FROM dagapp.dag_jobs) AS after "
             "FROM dagapp.dag_tasks"
         )
-        (stop,) = await until(lambda: running.rows(f"{bodies} WHERE stop_requested_at IS NOT NULL"))
+        (stop,) = await until(lambda: running.rows(f"{statement} WHERE stop_requested_at IS NOT NULL"))
         await running.wait(job_id)
 
     assert stop["after"].total_seconds() < 1

@@ -8,7 +8,7 @@ import pytest
 
 from chaos.effects import Effects
 from chaos.figures import Outcome, percentile, recoveries, report_text
-from chaos.load import Acknowledged, JobRequest
+from chaos.load import Acknowledged, ExpectedJob
 from chaos.recovery import BOUNDS, Measured
 from chaos.run import _lost, _wrong
 from chaos.soak import trends
@@ -80,7 +80,7 @@ def row(status: str = "completed", value: Any = 7, key: str = "key") -> dict[str
     return {"status": status, "result_data": {"value": value}, "error_message": None, "idempotency_key": key}
 
 
-KNOWN = Acknowledged(JobRequest("chain", "chaos_chain6", {}, result=7), JOB, "key")
+KNOWN = Acknowledged(ExpectedJob("chain", "chaos_chain6", {}, result=7), JOB, "key")
 
 
 def test_a_job_that_is_missing_stuck_or_duplicated_counts_as_lost() -> None:

@@ -202,11 +202,11 @@ async def test_outdated_messages_are_received_together_only_while_there_are_many
 ) -> None:
     """For several messages, the SDK waits up to a fifth of a second although the first one is there. The next message
     of a queued task must not be delayed by that."""
-    asked: list[tuple[int, float]] = []
+    calls: list[tuple[int, float]] = []
     answers = iter([1, 1, 20, 8, 1])
 
     async def receive(_self: QueueReceiver, count: int, wait_seconds: float) -> list[Any]:
-        asked.append((count, wait_seconds))
+        calls.append((count, wait_seconds))
         if (number := next(answers, None)) is None:
             await asyncio.sleep(3600)
         return [SimpleNamespace(body=b'{"task_id": "%s"}' % task.encode()) for task in ids(number or 0)]
@@ -221,8 +221,8 @@ async def test_outdated_messages_are_received_together_only_while_there_are_many
     await worker.receive(0.05, 20)
     await worker.close()
 
-    single, several = (1, servicebus.WAIT_SECONDS), (20, servicebus.DRAIN_SECONDS)
-    assert asked == [single, single, several, several, single, single]
+    single, many = (1, servicebus.WAIT_SECONDS), (20, servicebus.DRAIN_SECONDS)
+    assert calls == [single, single, many, many, single, single]
     assert servicebus.DRAIN_SECONDS < 0.1
 
 

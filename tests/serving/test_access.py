@@ -157,7 +157,7 @@ def client(app) -> Iterator[TestClient]:
 
 
 @dataclass(frozen=True)
-class RevisionKey:
+class RequestedRevision:
     dataset: str
     version: int
     revision: int
@@ -171,8 +171,8 @@ class RevisionKey:
         return {"ids": [self.item], "collections": [self.dataset]}
 
 
-def tiles(path: str, **options: Any) -> Callable[[RevisionKey], dict[str, Any]]:
-    def request(revision: RevisionKey) -> dict[str, Any]:
+def tiles(path: str, **options: Any) -> Callable[[RequestedRevision], dict[str, Any]]:
+    def request(revision: RequestedRevision) -> dict[str, Any]:
         sign = "&" if "?" in path else "?"
         query = f"{sign}version={revision.version}&rev={revision.revision}"
         return {"url": f"/tiles/{revision.dataset}/{path}{query}", **options}
@@ -180,27 +180,27 @@ def tiles(path: str, **options: Any) -> Callable[[RevisionKey], dict[str, Any]]:
     return request
 
 
-def search_tiles(path: str) -> Callable[[RevisionKey], dict[str, Any]]:
+def search_tiles(path: str) -> Callable[[RequestedRevision], dict[str, Any]]:
     return lambda revision: {"url": f"/searches/{encode(revision.search)}/{path}"}
 
 
-def of_revision(path: str) -> Callable[[RevisionKey], dict[str, Any]]:
+def of_revision(path: str) -> Callable[[RequestedRevision], dict[str, Any]]:
     return lambda revision: {
         "url": f"/stac/collections/{revision.dataset}{path.format(item=revision.item)}",
         "params": {"version": revision.version, "rev": revision.revision},
     }
 
 
-def listed(path: str) -> Callable[[RevisionKey], dict[str, Any]]:
+def listed(path: str) -> Callable[[RequestedRevision], dict[str, Any]]:
     return lambda revision: {"url": f"/stac/collections/{revision.dataset}{path.format(item=revision.item)}"}
 
 
-def always(url: str, **options: Any) -> Callable[[RevisionKey], dict[str, Any]]:
+def always(url: str, **options: Any) -> Callable[[RequestedRevision], dict[str, Any]]:
     return lambda _revision: {"url": url, **options}
 
 
 TILE, SIZED = f"WebMercatorQuad/{Z}/{X}/{Y}", "16x16.png"
-IN_TILES: dict[str, Callable[[RevisionKey], dict[str, Any]]] = {
+IN_TILES: dict[str, Callable[[RequestedRevision], dict[str, Any]]] = {
     "/tiles/{tileMatrixSetId}/{z}/{x}/{y}.{format}": tiles(f"tiles/{TILE}.png"),
     "/tiles/{tileMatrixSetId}/{z}/{x}/{y}": tiles(f"tiles/{TILE}"),
     "/{tileMatrixSetId}/tilejson.json": tiles("WebMercatorQuad/tilejson.json"),
@@ -317,7 +317,10 @@ def test_every_route_is_known(app):
 
 
 def request_of(
-    route: tuple[str, str], make: Callable[[RevisionKey], dict[str, Any]], revision: RevisionKey, caller: str
+    route: tuple[str, str],
+    make: Callable[[RequestedRevision], dict[str, Any]],
+    revision: RequestedRevision,
+    caller: str,
 ) -> dict[str, Any]:
     return {"method": route[0] or "GET", "headers": {**key(caller), "X-Request-ID": "same"}, **make(revision)}
 
@@ -325,8 +328,8 @@ def request_of(
 def send(
     client: TestClient,
     route: tuple[str, str],
-    make: Callable[[RevisionKey], dict[str, Any]],
-    revision: RevisionKey,
+    make: Callable[[RequestedRevision], dict[str, Any]],
+    revision: RequestedRevision,
     caller: str,
 ):
     return client.request(**request_of(route, make, revision, caller))
@@ -344,7 +347,7 @@ def send_all(client: TestClient, requests: Sequence[dict[str, Any]]) -> list[htt
     return client.portal.call(send)
 
 
-def described(response: Any, revision: RevisionKey) -> tuple[int, dict[str, str], str]:
+def described(response: Any, revision: RequestedRevision) -> tuple[int, dict[str, str], str]:
     """What a client can see of a response, without what it has requested itself."""
     text = response.text
     for own in (encode(revision.search), revision.item, revision.dataset):
@@ -357,7 +360,7 @@ def described(response: Any, revision: RevisionKey) -> tuple[int, dict[str, str]
 MISSING: dict[tuple[Any, ...], tuple[int, dict[str, str], str]] = {}
 
 
-def missing(client, routes, twin: RevisionKey) -> list[tuple[int, dict[str, str], str]]:
+def missing(client, routes, twin: RequestedRevision) -> list[tuple[int, dict[str, str], str]]:
     """The responses to requests that find nothing; sent once."""
     places = [(route, make, twin, caller) for route, make in routes.items() for caller in CALLERS]
     new = [place for place in places if place not in MISSING]
@@ -367,7 +370,7 @@ def missing(client, routes, twin: RevisionKey) -> list[tuple[int, dict[str, str]
 
 
 def check_all(client, routes, state: State, name: str, readers: str) -> None:
-    revision, twin = RevisionKey(name, state.version, state.revision), RevisionKey(*state.twin)
+    revision, twin = RequestedRevision(name, state.version, state.revision), RequestedRevision(*state.twin)
     places = [(route, make, revision, caller) for route, make in routes.items() for caller in CALLERS]
     responses = send_all(client, [request_of(*place) for place in places])
     wrong = []
@@ -404,7 +407,7 @@ def test_a_collection_is_found_by_those_who_may_see_an_item_of_it(client, name):
 @pytest.mark.parametrize("route", WITHOUT_DATA, ids=" ".join)
 def test_routes_without_data_are_the_same_for_all(client, route):
     for dataset in ("ouo", "unknown"):
-        revision = RevisionKey(dataset, 0, 1)
+        revision = RequestedRevision(dataset, 0, 1)
         responses = [
             described(send(client, route, WITHOUT_DATA[route], revision, caller), revision) for caller in CALLERS
         ]

@@ -218,7 +218,7 @@ def _check_type(request: Request) -> None:
         raise InvalidRequest(
             "the content type of the request is not that of an upload",
             code="upload.media-type",
-            hint=f"send them with the header `Content-Type: {CHUNK_TYPE}`",
+            hint=f"send the bytes with the header `Content-Type: {CHUNK_TYPE}`",
         )
 
 

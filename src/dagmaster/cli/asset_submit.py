@@ -171,9 +171,9 @@ def _copied_source(
     with downloaded(find_sources(arguments, state.settings), state.settings, storage, progress) as files:
         if validate(state, files, rules, is_dated=True) is None:
             return None
-        here = None if is_other_platform(state, running) else storage
+        reachable = None if is_other_platform(state, running) else storage
         stored = store_files(
-            state.client, here, files, progress, state.comment, platform_id=platform_id, is_dry_run=is_dry_run
+            state.client, reachable, files, progress, state.comment, platform_id=platform_id, is_dry_run=is_dry_run
         )
     return _source_of(*stored)
 

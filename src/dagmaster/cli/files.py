@@ -41,11 +41,11 @@ def save(name: str, write: Callable[[BinaryIO], int]) -> int:
         size = write(sys.stdout.buffer)
         sys.stdout.buffer.flush()
         return size
-    target = Path(name).resolve()  # a link's target is written, not the link
-    if target.exists() and not target.is_file():
-        raise InvalidRequest(f"{name} is not a file; `--output -` writes to a pipe", code="file.not-writable")
-    unfinished = target.with_name(f".{target.name}.{os.getpid()}")
     try:
+        target = Path(name).resolve()  # a link's target is written, not the link
+        if target.exists() and not target.is_file():
+            raise InvalidRequest(f"{name} is not a file; `--output -` writes to a pipe", code="file.not-writable")
+        unfinished = target.with_name(f".{target.name}.{os.getpid()}")
         try:
             with unfinished.open("xb") as file:
                 size = write(file)

@@ -143,15 +143,15 @@ def process(
         checks = validate(state, files, rules, is_dated=is_dated)
         if checks is None:
             return 1
-        here = None if is_elsewhere else storage
-        container, blobs = store_files(state.client, here, files, progress, state.comment, platform_id=LOCAL)
+        reachable = None if is_elsewhere else storage
+        container, blobs = store_files(state.client, reachable, files, progress, state.comment, platform_id=LOCAL)
     ingestion = Ingestion(
         dataset=dataset,
         workflow=workflow,
         container=container,
         blobs=blobs,
         parameters={name: value for name, value in options.items() if value is not None},
-        storage=here,
+        storage=reachable,
         previews=folder / "previews",
         preview=preview,
         version_label=version_label,

@@ -82,7 +82,7 @@ def _web_source(url: str, settings: "Settings") -> Source:
         raise NotAllowed(
             "URLs are not allowed as sources",
             code="source.not-allowed",
-            hint="unset ALLOW_HTTPS_SOURCES=false to allow them",
+            hint="unset ALLOW_HTTPS_SOURCES, or set it to true",
         )
     try:
         web_host(url)
@@ -97,7 +97,7 @@ def _object_source(url: str, settings: "Settings") -> Source:
         raise NotAllowed(
             "URLs of objects are not allowed as sources",
             code="source.not-allowed",
-            hint="unset ALLOW_OBJECT_SOURCES=false to allow them",
+            hint="unset ALLOW_OBJECT_SOURCES, or set it to true",
         )
     location_of(url)
     return Source(url)

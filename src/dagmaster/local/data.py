@@ -177,7 +177,7 @@ def _owner(path: Path | None) -> str:
 
 
 def user_name(uid: int) -> str:
-    """The number of a user that has no name."""
+    """The name of a user, or the number if there is no name."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

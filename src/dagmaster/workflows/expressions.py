@@ -257,7 +257,7 @@ def _container(original: Any, parts: Mapping[Any, _TemplatePart]) -> _TemplatePa
 
 @lru_cache(maxsize=1024)
 def _string(text: str) -> _TemplatePart:
-    """Cached: a workflow is read again and again, by submissions, reviews of files and each command."""
+    """Cached: a process reads the same workflows again for each check and each command."""
     with _compiling(text):
         pieces = _pieces(text.strip())
         if len(pieces) == 1 and not isinstance(pieces[0], str):

@@ -1,4 +1,4 @@
-"""The database roles of pgSTAC, which belong to the whole server: what its migrations need besides creating them."""
+"""The database roles of pgSTAC, which belong to the whole server, and the rights that its migrations need."""
 
 from contextlib import suppress
 from typing import Any
@@ -17,15 +17,16 @@ def join_roles(connection: psycopg.Connection[Any]) -> None:
     cloud's server is not. Without the right to do this, the migration itself is refused, with the reason.
     """
     for role in _ROLES:
-        with suppress(psycopg.errors.InsufficientPrivilege):
+        # InvalidGrantOperation: the deployer is this role, or one of its members.
+        with suppress(psycopg.errors.InsufficientPrivilege, psycopg.errors.InvalidGrantOperation):
             if not _exists(connection, role):
                 _create(connection, role)
             connection.execute(sql.SQL("GRANT {} TO CURRENT_USER").format(sql.Identifier(role)))
 
 
 def allow_temporary_tables(connection: psycopg.Connection[Any]) -> None:
-    """Let pgSTAC's migrations and writers create temporary tables. Other roles may not: that of the gateway writes
-    nothing, so `PUBLIC` has lost this right."""
+    """Let pgSTAC's migrations and writers create temporary tables. The role of the gateway may not: it writes nothing,
+    so `PUBLIC` has lost this right."""
     database = sql.Identifier(connection.info.dbname)
     for role in _WRITERS:
         if _exists(connection, role):

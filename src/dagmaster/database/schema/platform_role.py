@@ -79,7 +79,8 @@ def _composed(statements: Sequence[str], role: str) -> list[sql.Composed]:
 
 
 def _allow_temporary_tables(connection: psycopg.Connection[object], role: str) -> None:
-    """`dagmaster verify-storage` compares in temporary tables, and PUBLIC loses this right with the gateway's role."""
+    """`dagmaster verify-storage` compares in temporary tables, and PUBLIC loses this right with the gateway's role.
+    Nothing else needs it, so `dagmaster doctor` does not miss it."""
     names = {"database": sql.Identifier(connection.info.dbname), "role": sql.Identifier(role)}
     with suppress(psycopg.errors.InsufficientPrivilege):  # the owner of the database has granted it, or has to
         connection.execute(sql.SQL("GRANT TEMPORARY ON DATABASE {database} TO {role}").format(**names))

@@ -262,7 +262,7 @@ def _tile_from(grid: OutputGrid, properties: dict[str, Any]) -> Tile:
 def _require_whole_blocks(tile_size: int, overlap: int) -> None:
     if tile_size <= 0 or tile_size % BLOCK or overlap < 0 or overlap % BLOCK or overlap >= tile_size:
         raise InvalidRequest(
-            f"tiles of {tile_size} pixels cannot overlap by {overlap}",
+            f"tiles of {tile_size} pixels with an overlap of {overlap} are not possible",
             code="raster.bad-tile-size",
             hint=f"pass multiples of {BLOCK}, and an overlap that is smaller than the tile",
         )
