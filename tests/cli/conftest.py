@@ -56,9 +56,9 @@ Dagmaster = Callable[..., Result]
 
 
 @pytest.fixture(scope="module")
-def server(cluster: Cluster) -> Iterator[str]:
-    """The address of an empty database: `up` shall deploy to it."""
-    with fresh_database(cluster, "template0") as dsn:
+def server(cluster: Cluster, catalog_template: str) -> Iterator[str]:
+    """The address of a deployed database. Tests of `up` let it deploy to an empty one, which takes seconds."""
+    with fresh_database(cluster, catalog_template) as dsn:
         yield dsn
 
 
