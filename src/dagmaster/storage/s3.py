@@ -281,11 +281,11 @@ class S3Backend:
 
 
 @cache
-def _loader(data_path: str | None) -> Any:
+def _loader(_data_path: str | None) -> Any:
     """One for all sessions: each would parse the same megabytes of JSON again, the descriptions of services."""
-    from botocore.loaders import create_loader
+    from botocore.session import Session
 
-    return create_loader(data_path)
+    return Session().get_component("data_loader")
 
 
 def is_leftover(initiated: datetime, now: datetime) -> bool:
