@@ -121,7 +121,8 @@ def test_a_database_without_the_schema_is_to_be_deployed(dagmaster, free_ports, 
 
     assert result.code == 1
     assert [finding.fix for finding in checks["schema"]] == ["run `dagmaster db deploy`"]
-    assert levels(checks["postgres"]) == levels(checks["listen"]) == levels(checks["clock"]) == [OK]
+    # A busy machine may be slow to answer, which is a warning.
+    assert all(levels(checks[name]) in ([OK], [WARNING]) for name in ("postgres", "listen", "clock"))
     assert levels(checks["instances"]) == [SKIPPED]
     # The server of these tests has given up durability.
     assert {finding.observation.split()[0] for finding in checks["postgres-settings"]} == {

@@ -5,6 +5,7 @@ That is what distinguishes it from Azure: there the server verifies the token, h
 
 import asyncio
 import shutil
+import threading
 from pathlib import Path
 
 import httpx2
@@ -50,15 +51,18 @@ class RotatingIdentity(IdentityService):
     def __init__(self, server: TcpServer) -> None:
         super().__init__()
         self._server = server
+        self._lock = threading.Lock()  # PostgreSQL refuses to alter a role twice at the same time
         self.issued: list[str] = []
 
     def token(self, now: int) -> str:
-        token = f"{super().token(now)}{len(self.issued)}"
-        self._server.execute(
-            *(f"ALTER ROLE {role} PASSWORD '{token}'" for role in ("platform", "administrator")), database="postgres"
-        )
-        self.issued.append(token)
-        return token
+        with self._lock:
+            token = f"{super().token(now)}{len(self.issued)}"
+            self._server.execute(
+                *(f"ALTER ROLE {role} PASSWORD '{token}'" for role in ("platform", "administrator")),
+                database="postgres",
+            )
+            self.issued.append(token)
+            return token
 
 
 @pytest.fixture(scope="module")

@@ -29,7 +29,8 @@ def allow_temporary_tables(connection: psycopg.Connection[Any]) -> None:
     so `PUBLIC` has lost this right."""
     database = sql.Identifier(connection.info.dbname)
     for role in _WRITERS:
-        if _exists(connection, role):
+        # Repeated only where it is missing: two transactions must not change the rights of a database at the same time.
+        if _exists(connection, role) and not _may_create_temporary_tables(connection, role):
             grant = sql.SQL("GRANT TEMPORARY ON DATABASE {} TO {}").format(database, sql.Identifier(role))
             with suppress(psycopg.errors.InsufficientPrivilege):  # the owner of the database has granted it, or has to
                 connection.execute(grant)
@@ -37,6 +38,20 @@ def allow_temporary_tables(connection: psycopg.Connection[Any]) -> None:
 
 def _exists(connection: psycopg.Connection[Any], role: str) -> bool:
     return connection.execute("SELECT FROM pg_roles WHERE rolname = %s", [role]).rowcount == 1
+
+
+def _may_create_temporary_tables(connection: psycopg.Connection[Any], role: str) -> bool:
+    """By a right of its own: that of `PUBLIC` may be revoked later."""
+    granted = connection.execute(
+        """SELECT
+             FROM pg_database d
+            CROSS JOIN aclexplode(d.datacl) AS a
+            WHERE d.datname = current_database()
+              AND a.grantee = to_regrole(%s)
+              AND a.privilege_type = 'TEMPORARY'""",
+        [role],
+    )
+    return granted.rowcount == 1
 
 
 def _create(connection: psycopg.Connection[Any], role: str) -> None:
