@@ -2065,10 +2065,10 @@ async def test_results_are_read_as_far_as_they_fit_and_large_ones_as_they_are(be
     module = "testing.memory_ledger" if isinstance(bench, MemoryBench) else "database.ledger.payloads"
     monkeypatch.setattr(f"dagmaster.{module}.PAGE_BYTES", 400_000)
     driver = await owned(bench, tiles(4))
-    contents = {task.node_id: large(task.node_id) for task in await take(bench)}
-    for node_id, content in contents.items():
-        task = TaskMessage.model_construct(job_id=driver.claim.job_id, node_id=node_id, attempt=1)
-        await hand_in(bench, await stored(bench, task, content))
+    tasks = await take(bench)
+    contents = {task.node_id: large(task.node_id) for task in tasks}
+    for task in tasks:
+        await hand_in(bench, await stored(bench, task, contents[task.node_id]))
     await driver.turn()
     job_id = driver.claim.job_id
 
@@ -2297,7 +2297,7 @@ async def test_what_the_tables_do_not_allow_is_refused_and_nothing_is_written(be
     before = await everything(bench)
     change = illegal_changes(driver.claim.job_id)[what]
     if what == "an event out of turn":
-        change.events[0] = replace(change.events[0], sequence=2)
+        change.events[0] = change.events[0]._replace(sequence=2)
 
     async def write() -> None:
         async with bench.ledger.open_jobs(driver.owner_id, [driver.claim], StepScope()) as step:

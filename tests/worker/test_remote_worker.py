@@ -18,14 +18,14 @@ from tests.worker.over_http import a_key, connection_with, platform, worker_api
 
 from dagmaster.access.worker_ids import is_worker_of, new_worker_id
 from dagmaster.api.task_watch import MOST_WAITING, WOKEN_AT_ONCE, TaskWatch
-from dagmaster.client.models.worker import StartedWorker
+from dagmaster.client.models.worker import ClaimedTask, StartedWorker
 from dagmaster.database.assets.keys import KeyChange, KeyStore
 from dagmaster.database.ledger.protocol import Demand, Report, Running
 from dagmaster.database.reads.remote_workers import ClaimableHandler
 from dagmaster.errors import Conflict, Fenced, InvalidRequest, NotAllowed, NotFound, Unavailable, UnfitData
 from dagmaster.handlers.registry import Registry, installed
 from dagmaster.handlers.shipped import REGISTRATIONS
-from dagmaster.jobs.model import task_id
+from dagmaster.jobs.model import TaskMessage, task_id
 from dagmaster.jobs.payload import LOADABLE_BYTES, reference_to
 from dagmaster.jobs.states import TaskStatus
 from dagmaster.operations.keys.revoke import revoke_key
@@ -799,6 +799,11 @@ def test_an_id_belongs_to_the_caller_that_it_was_issued_to():
     assert not is_worker_of(uuid4(), "partner-a")
     assert mine.version == 8
     assert new_worker_id("partner-a") != mine
+
+
+def test_a_claimed_task_is_sent_and_received_with_the_fields_of_a_task_message():
+    """Answers are written from the tuple and read into it, without a list of names of their own."""
+    assert tuple(ClaimedTask.model_fields) == TaskMessage._fields
 
 
 def test_the_modules_of_a_worker_over_http_import_no_database_driver():

@@ -195,7 +195,7 @@ async def test_a_large_output_is_stored_before_it_is_reported() -> None:
 @pytest.mark.requirement("E18")
 async def test_large_params_are_loaded_before_the_handler_sees_them() -> None:
     content = orjson.dumps({"text": "from afar"})
-    task = a_task("echo").model_copy(update={"params_ref": reference_to(content)})
+    task = a_task("echo")._replace(params_ref=reference_to(content))
     async with working() as bench:
         bench.ledger.payloads[reference_to(content)["sha256"]] = content
         bench.add(task)
@@ -210,9 +210,7 @@ async def test_an_outage_while_a_payload_is_stored_or_loaded_costs_no_attempt(ki
     """Only the ledger of handlers is away: leases are renewed meanwhile, and the report comes when it is back."""
     content = orjson.dumps({"text": "x" * INLINE_BYTES})
     params = {"text": "x" * INLINE_BYTES} if kind == "output" else {}
-    task = a_task("echo", **params).model_copy(
-        update={"params_ref": reference_to(content) if kind == "params" else None}
-    )
+    task = a_task("echo", **params)._replace(params_ref=reference_to(content) if kind == "params" else None)
     away = FakeLedger()
     away.payloads[reference_to(content)["sha256"]] = content
     away.is_down = True

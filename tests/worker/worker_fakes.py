@@ -36,7 +36,7 @@ def a_task(
     losses: int = 0,
     **params: Any,
 ) -> TaskMessage:
-    return TaskMessage.model_construct(
+    return TaskMessage(
         task_id=task_id(JOB, node, attempt),
         job_id=JOB,
         node_id=node,

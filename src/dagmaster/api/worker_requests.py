@@ -18,7 +18,6 @@ from dagmaster.access.worker_ids import is_worker_of
 from dagmaster.client.models.worker import (
     AttemptReport,
     CheckpointRequest,
-    ClaimedTask,
     HeldAttempt,
     SentLogLine,
     TaskDemand,
@@ -26,7 +25,6 @@ from dagmaster.client.models.worker import (
 )
 from dagmaster.database.ledger.protocol import Demand, Exchange, Report, Running, WorkerInfo
 from dagmaster.errors import InvalidRequest, NotAllowed, NotFound
-from dagmaster.jobs.model import TaskMessage
 from dagmaster.jobs.payload import INLINE_BYTES, LOADABLE_BYTES
 from dagmaster.jobs.states import TaskStatus
 from dagmaster.worker import reported
@@ -36,7 +34,6 @@ from dagmaster.workflows.storable import encode
 MAX_FACTS_BYTES = 65_536  # of an error, or of metrics
 MAX_LINE = 500
 _RATES = frozenset({"started_per_minute", "finished_per_minute"})
-_CLAIMED_FIELDS = tuple(ClaimedTask.model_fields)
 _TASK_ID = re.compile(r"([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})_(.{1,200})_([1-9][0-9]{0,8})", re.DOTALL)
 
 
@@ -229,15 +226,11 @@ def answer_of(exchange: Exchange) -> bytes:
     """The ExchangeAnswer as JSON: these answers are frequent and large."""
     return orjson.dumps(
         {
-            "claimed": [_claimed(task) for task in exchange.claimed],
+            "claimed": [task._asdict() for task in exchange.claimed],
             "accepted": exchange.accepted,
             "late": exchange.late,
         }
     )
-
-
-def _claimed(task: TaskMessage) -> dict[str, Any]:
-    return {name: getattr(task, name) for name in _CLAIMED_FIELDS}
 
 
 def _limited(facts: dict[str, Any], what: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ read under the job's lock. A row appears once in a transaction: several steps ar
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from dagmaster.jobs.routing import DeferredWork
@@ -98,8 +98,7 @@ class FanInCompletion:
     aggregation: Aggregation
 
 
-@dataclass(frozen=True, slots=True)
-class NewEvent:
+class NewEvent(NamedTuple):
     sequence: int
     type: EventType
     node_id: str | None = None

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
+import orjson
+
 from dagmaster.errors import InvalidRequest
 from dagmaster.jobs.changes import Changes, NewTask
 from dagmaster.jobs.model import TaskMessage, task_id
@@ -108,7 +110,7 @@ class ParamsWriter:
     def _envelope_bytes(self, task: NewTask) -> int:
         """The most that a message takes apart from the params, for any attempt."""
         job_id = self.changes.job_id
-        message = TaskMessage.model_construct(
+        message = TaskMessage(
             task_id=task_id(job_id, task.node_id, _MANY),
             job_id=job_id,
             node_id=task.node_id,
@@ -120,7 +122,7 @@ class ParamsWriter:
             retry_count=_MANY,
             losses=_MANY,
         )
-        return len(message.model_dump_json().encode())
+        return len(orjson.dumps(message._asdict()))
 
     def _keep(self, encoded: _Encoded) -> Reference:
         """Let the transaction write this payload, once."""

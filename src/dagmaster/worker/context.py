@@ -196,7 +196,7 @@ class TaskContext:
         if self.task.params_ref is not None:
             encoded = await self._ledger.load_payload(self.job_id, self.task.params_ref)
             self.params = orjson.loads(encoded)
-            self.task = self.task.model_copy(update={"params": self.params})
+            self.task = self.task._replace(params=self.params)
 
     async def store_output(self, encoded: Encoded) -> Reference:
         return await self._ledger.store_payload(self.job_id, encoded)

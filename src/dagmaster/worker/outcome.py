@@ -4,8 +4,7 @@ import errno
 import socket
 import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from dagmaster.errors import DagmasterError, InvalidRequest, Unavailable, UnfitData
 from dagmaster.handlers.calling import HandlerOutput
@@ -40,8 +39,7 @@ _ENVIRONMENT_ERRNOS = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """`status` is succeeded, failed, or returned (stopped early on request). An output that is too large for a report
     is kept as JSON (`encoded`) until it is stored, then as a reference."""
 

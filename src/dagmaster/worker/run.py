@@ -6,8 +6,7 @@ in `child_main`.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from dagmaster import faults
@@ -17,6 +16,7 @@ from dagmaster.handlers import calling
 from dagmaster.handlers.context import GiveBack
 from dagmaster.handlers.registry import Registration, Registry
 from dagmaster.jobs.model import TaskMessage
+from dagmaster.jobs.payload import Encoded
 from dagmaster.jobs.states import TaskStatus
 from dagmaster.observe import log
 from dagmaster.worker.context import HANDLING, TaskContext
@@ -40,11 +40,13 @@ class Runner:
         self._executor = executor
         self._plans: dict[str, calling.ResolvedHandler] = {}
 
-    async def run(self, context: TaskContext) -> tuple[Report, int]:
+    def run(self, context: TaskContext) -> Coroutine[Any, Any, tuple[Report, int]]:
         """The report of one attempt, and its size in bytes."""
         task = context.task
-        if not is_traced(task, self._traced_children):
-            return await self._run(task, context)
+        is_span_needed = is_traced(task, self._traced_children)
+        return self._run_traced(task, context) if is_span_needed else self._run(task, context)
+
+    async def _run_traced(self, task: TaskMessage, context: TaskContext) -> tuple[Report, int]:
         with span_of(task) as span:
             context.traceparent = span.traceparent or task.traceparent
             report, size_bytes = await self._run(task, context)
@@ -65,7 +67,8 @@ class Runner:
             registration = self._registration(task)
             if task.params_ref is not None:
                 await _retry_during_outage(context.load_params)
-            return await _stored(await self._outcome(registration, context), context)
+            outcome = await self._outcome(registration, context)
+            return outcome if outcome.encoded is None else await _stored(outcome, outcome.encoded, context)
         except GiveBack:
             return RETURNED
         except asyncio.CancelledError:
@@ -79,11 +82,11 @@ class Runner:
         except BaseException as error:  # the catch-all: everything that a handler raises is a result
             return failed(error)
 
-    async def _outcome(self, registration: Registration, context: TaskContext) -> Outcome:
+    def _outcome(self, registration: Registration, context: TaskContext) -> Awaitable[Outcome]:
         task = context.task
         if registration.is_async:
-            return await self._run_async(registration, task, context)
-        return await self._executor.run(registration, task, task.timeout_seconds, context)
+            return self._run_async(registration, task, context)
+        return self._executor.run(registration, task, task.timeout_seconds, context)
 
     def _registration(self, task: TaskMessage) -> Registration:
         try:
@@ -113,15 +116,12 @@ class Runner:
         return plan
 
 
-async def _stored(outcome: Outcome, context: TaskContext) -> Outcome:
+async def _stored(outcome: Outcome, encoded: Encoded, context: TaskContext) -> Outcome:
     """Store a large output before it is reported, so that a report never refers to a missing payload."""
-    encoded = outcome.encoded
-    if encoded is None:
-        return outcome
     faults.reach("worker.before-store")
     reference = await _retry_during_outage(lambda: context.store_output(encoded))
     faults.reach("worker.after-store")
-    return replace(outcome, encoded=None, output_ref=reference)
+    return outcome._replace(encoded=None, output_ref=reference)
 
 
 async def _retry_during_outage(call: Callable[[], Awaitable[T]]) -> T:

@@ -60,9 +60,7 @@ from dagmaster.jobs.updates import (
     Withdrawn,
 )
 
-_Fields = tuple[tuple[str, Any], ...]
-_NODE_FIELDS: _Fields = tuple((field.name, field.default) for field in fields(NodeChange))
-_EVENT_FIELDS: _Fields = tuple((field.name, field.default) for field in fields(NewEvent))
+_NODE_FIELDS = tuple((field.name, field.default) for field in fields(NodeChange))
 
 
 class PostgresOrchestration(JobLoading):
@@ -413,8 +411,8 @@ def _row(change: Changes) -> dict[str, Any]:
         "epoch": change.epoch,
         "priority": change.priority,
         "sequence": change.sequence,
-        "nodes": _sparse(_NODE_FIELDS, change.nodes),
-        "events": _sparse(_EVENT_FIELDS, change.events),
+        "nodes": [_node_row(node) for node in change.nodes],
+        "events": [_event_row(event) for event in change.events],
     }
     for name in ("tasks", "children", "next_attempts", "poisoned", "job_moves", "stopping", "traceparent"):
         if value := getattr(change, name):
@@ -424,9 +422,19 @@ def _row(change: Changes) -> dict[str, Any]:
     return row
 
 
-def _sparse(names: _Fields, rows: Sequence[NodeChange | NewEvent]) -> list[dict[str, Any]]:
+def _node_row(node: NodeChange) -> dict[str, Any]:
     """Without the values that are the default: None, False, 0."""
-    return [{name: value for name, default in names if (value := getattr(row, name)) is not default} for row in rows]
+    return {name: value for name, default in _NODE_FIELDS if (value := getattr(node, name)) is not default}
+
+
+def _event_row(event: NewEvent) -> dict[str, Any]:
+    sequence, type_, node_id, status, attempt, data, at = event
+    row = {"sequence": sequence, "type": type_, "node_id": node_id, "status": status, "attempt": attempt}
+    if data is not None:
+        row["data"] = data
+    if at is not None:
+        row["at"] = at
+    return row
 
 
 def _counts(changes: Sequence[Changes]) -> list[int]:

@@ -175,7 +175,7 @@ async def _keep_payloads(connection: Connection, reports: Sequence[Report]) -> N
 
 
 def _message(row: Any) -> TaskMessage:
-    return TaskMessage.model_construct(
+    return TaskMessage(
         task_id=row.task_id,
         job_id=row.job_id,
         node_id=row.node_id,

@@ -350,4 +350,4 @@ def _messages(claimed: Sequence[ClaimedTask], demand: Demand) -> tuple[TaskMessa
         raise unexpected("it has tasks that this worker did not ask for")
     if any(task.task_id != task_id(task.job_id, task.node_id, task.attempt) for task in claimed):
         raise unexpected("it has a task whose id is not that of its attempt")
-    return tuple(TaskMessage.model_construct(**dict(task)) for task in claimed)
+    return tuple(TaskMessage(**dict(task)) for task in claimed)
