@@ -1552,7 +1552,7 @@ async def failed_tiles(bench: Bench, count: int, failing: int) -> Driver:
     return driver
 
 
-def everything_fallen(job: LoadedJob) -> Rerun:
+def rerun_of_unsuccessful(job: LoadedJob) -> Rerun:
     return resume(job.view())
 
 
@@ -1562,7 +1562,7 @@ async def test_a_job_that_has_ended_resumes_with_what_is_missing(bench):
     job_id = driver.claim.job_id
     assert (await only(bench, "dag_jobs"))["status"] == "failed"
 
-    rerun, count = await bench.ledger.rerun(job_id, everything_fallen, {"by": "ana"})
+    rerun, count = await bench.ledger.rerun(job_id, rerun_of_unsuccessful, {"by": "ana"})
 
     assert (rerun.children, count) == ({"tiles": 2}, 1)
     job = await only(bench, "dag_jobs")
@@ -1661,9 +1661,9 @@ async def test_what_may_not_be_resumed_is_left_as_it_is(bench):
     before = await everything(bench)
 
     with pytest.raises(Conflict):
-        await bench.ledger.rerun(driver.claim.job_id, everything_fallen, {})
+        await bench.ledger.rerun(driver.claim.job_id, rerun_of_unsuccessful, {})
     with pytest.raises(NotFound):
-        await bench.ledger.rerun(uuid4(), everything_fallen, {})
+        await bench.ledger.rerun(uuid4(), rerun_of_unsuccessful, {})
 
     assert await everything(bench) == before
 
@@ -1716,7 +1716,7 @@ async def test_a_job_that_was_failed_can_be_resumed(bench):
     job_id = driver.claim.job_id
     await bench.ledger.fail_job(driver.owner_id, driver.claim, "it cannot be read")
 
-    await bench.ledger.rerun(job_id, everything_fallen, {})
+    await bench.ledger.rerun(job_id, rerun_of_unsuccessful, {})
     owner = await an_owner(bench, 2)
     (claim,) = await claim_all(bench, owner)
     if isinstance(bench, PostgresBench):
@@ -1724,7 +1724,7 @@ async def test_a_job_that_was_failed_can_be_resumed(bench):
         assert report.is_clean, report.findings
     # Failed again while children wait to run: they are counted too.
     assert await bench.ledger.fail_job(owner, claim, "again")
-    await bench.ledger.rerun(job_id, everything_fallen, {})
+    await bench.ledger.rerun(job_id, rerun_of_unsuccessful, {})
     (claim,) = await claim_all(bench, owner)
     resumed = Driver(bench, owner, claim, [])
     await resumed.turn()

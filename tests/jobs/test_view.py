@@ -55,9 +55,9 @@ def two(how, first, second, importance="critical"):
 @pytest.mark.parametrize(
     ("first", "second", "expected"),
     [
-        (DONE, DONE, Readiness.GO),
+        (DONE, DONE, Readiness.START),
         (DONE, RUNNING, Readiness.WAIT),
-        (DONE, BRANCHED, Readiness.GO),
+        (DONE, BRANCHED, Readiness.START),
         (BRANCHED, BRANCHED, Readiness.SKIP_BRANCH),
         (BRANCHED, RUNNING, Readiness.WAIT),
         (DONE, FAILED, Readiness.SKIP_FAILED),
@@ -76,9 +76,9 @@ def test_all_of_needs_every_one_and_skipped_by_a_branch_satisfies(first, second,
 @pytest.mark.parametrize(
     ("first", "second", "expected"),
     [
-        (DONE, RUNNING, Readiness.GO),
-        (DONE, FAILED, Readiness.GO),
-        (DONE, BRANCHED, Readiness.GO),
+        (DONE, RUNNING, Readiness.START),
+        (DONE, FAILED, Readiness.START),
+        (DONE, BRANCHED, Readiness.START),
         (RUNNING, FAILED, Readiness.WAIT),
         (RUNNING, BRANCHED, Readiness.WAIT),
         (BRANCHED, BRANCHED, Readiness.SKIP_BRANCH),
@@ -95,7 +95,7 @@ def test_any_of_needs_one_that_completed(first, second, expected):
 @pytest.mark.parametrize(
     ("importance", "how", "expected"),
     [
-        ("optional", "all_of", Readiness.GO),
+        ("optional", "all_of", Readiness.START),
         ("important", "all_of", Readiness.SKIP_FAILED),
         ("optional", "any_of", Readiness.SKIP_FAILED),
         ("important", "any_of", Readiness.SKIP_FAILED),
@@ -108,7 +108,12 @@ def test_only_a_failed_optional_node_satisfies_and_never_as_one_of_any(importanc
 @pytest.mark.requirement("W6")
 @pytest.mark.parametrize(
     ("target", "expected"),
-    [("left", Readiness.GO), ("right", Readiness.SKIP_BRANCH), ("beside", Readiness.GO), ("join", Readiness.WAIT)],
+    [
+        ("left", Readiness.START),
+        ("right", Readiness.SKIP_BRANCH),
+        ("beside", Readiness.START),
+        ("join", Readiness.WAIT),
+    ],
 )
 def test_a_conditional_opens_the_branch_it_chose_and_whatever_is_on_none(target, expected):
     view = a_view(BRANCH, start=DONE, choose=NodeView(NodeStatus.COMPLETED, chosen=("left",)))
@@ -126,14 +131,14 @@ def fan(target, importance="critical", tolerate=0, other=RUNNING, **tiles):
 @pytest.mark.parametrize("target", ["gather", "after"])
 def test_everything_after_a_fan_out_waits_for_all_children(target):
     assert fan(target, remaining=1) is Readiness.WAIT
-    assert fan(target, remaining=0) is Readiness.GO
+    assert fan(target, remaining=0) is Readiness.START
 
 
 @pytest.mark.requirement("W8")
 def test_a_fan_in_waits_for_all_children_even_where_its_edges_would_let_it_go():
     assert fan("gather", other=DONE, remaining=1) is Readiness.WAIT
     assert fan("gather", other=DONE, status=NodeStatus.READY, expanded=1, remaining=3) is Readiness.WAIT
-    assert fan("gather", other=DONE, remaining=0) is Readiness.GO
+    assert fan("gather", other=DONE, remaining=0) is Readiness.START
 
 
 @pytest.mark.requirement("W7")
@@ -142,15 +147,15 @@ def test_a_fan_in_waits_for_all_children_even_where_its_edges_would_let_it_go():
     [
         ("critical", 0, 1, Readiness.SKIP_FAILED),
         ("important", 0, 1, Readiness.SKIP_FAILED),
-        ("optional", 0, 1, Readiness.GO),
-        ("critical", 1, 1, Readiness.GO),
+        ("optional", 0, 1, Readiness.START),
+        ("critical", 1, 1, Readiness.START),
         ("critical", 1, 2, Readiness.SKIP_FAILED),
-        ("critical", 0.5, 1, Readiness.GO),
+        ("critical", 0.5, 1, Readiness.START),
     ],
 )
 def test_more_failed_children_than_tolerated_stop_what_comes_after(importance, tolerate, failed, expected):
     assert fan("after", importance, tolerate, failed_count=failed) is expected
-    assert fan("gather", importance, tolerate, failed_count=failed) is Readiness.GO  # and says itself what failed
+    assert fan("gather", importance, tolerate, failed_count=failed) is Readiness.START  # and says itself what failed
 
 
 @pytest.mark.requirement("E17")

@@ -24,8 +24,8 @@ _JOB_EVENTS = {
     JobStatus.FAILED: EventType.JOB_FAILED,
     JobStatus.CANCELLED: EventType.JOB_CANCELLED,
 }
-_Ran = Succeeded | Failed | Returned | Lost | Overran
-_Touched = _Ran | Started | Due | Idle | Withdrawn
+_AttemptEnd = Succeeded | Failed | Returned | Lost | Overran
+_UpdateOfNode = _AttemptEnd | Started | Due | Idle | Withdrawn
 
 _VIEW_FIELDS = frozenset(NodeView._fields)
 _ROW_FIELDS = frozenset(NodeChange.__dataclass_fields__)
@@ -137,11 +137,11 @@ class Draft:
         self.changes.tasks.append(task)
         self._dispatched(node_id, task.attempt)
 
-    def redispatch(self, update: _Touched) -> None:
+    def redispatch(self, update: _UpdateOfNode) -> None:
         """Dispatch the node's next attempt with the params of the one before."""
         self._next_attempt(update, update.retry_count, update.loss_count)
 
-    def _next_attempt(self, update: _Touched, retry_count: int, loss_count: int) -> None:
+    def _next_attempt(self, update: _UpdateOfNode, retry_count: int, loss_count: int) -> None:
         attempt = update.attempt + 1
         facts = {"attempt": attempt, "retry_count": retry_count, "loss_count": loss_count, "wait_seconds": None}
         if update.parent_node_id is None:
@@ -173,30 +173,30 @@ class Draft:
 
     # What workers reported, for nodes of the definition and children alike
 
-    def _child(self, update: _Touched, to: NodeStatus, **facts: Any) -> None:
+    def _child(self, update: _UpdateOfNode, to: NodeStatus, **facts: Any) -> None:
         """Move a child. It is in no view; its fan_out counts it when it ends."""
         row = self._rows.get(update.node_id)
-        was = row.status if row else update.status
-        if to not in NODE_MOVES[was]:
-            raise AssertionError(f"node {update.node_id} cannot go from {was} to {to}")
+        previous = row.status if row else update.status
+        if to not in NODE_MOVES[previous]:
+            raise AssertionError(f"node {update.node_id} cannot go from {previous} to {to}")
         if to is NodeStatus.READY:
             self.changes.promoted.append(update.node_id)
         self._write(update.node_id, to, facts)
 
-    def _move_any(self, update: _Touched, to: NodeStatus, **facts: Any) -> None:
+    def _move_any(self, update: _UpdateOfNode, to: NodeStatus, **facts: Any) -> None:
         if update.parent_node_id is None:
             self._move(update.node_id, to, **facts)
         else:
             self._child(update, to, **facts)
 
-    def started(self, update: Started | _Ran) -> None:
+    def started(self, update: Started | _AttemptEnd) -> None:
         """Record once that a node runs, with the time that its worker reported."""
         if update.status is not NodeStatus.DISPATCHED or update.started_at is None:
             return
         self._move_any(update, NodeStatus.RUNNING, started_at=update.started_at)
         self._record_started(update, update.started_at)
 
-    def _record_started(self, update: _Touched, at: datetime | None) -> None:
+    def _record_started(self, update: _UpdateOfNode, at: datetime | None) -> None:
         self.changes.record(
             EventType.NODE_STARTED,
             node=update.node_id,
@@ -259,7 +259,9 @@ class Draft:
             return
         self.ready_again(update, schedule, wait=True)
 
-    def ready_again(self, update: _Touched, schedule: RetrySchedule, *, wait: bool, reason: str | None = None) -> None:
+    def ready_again(
+        self, update: _UpdateOfNode, schedule: RetrySchedule, *, wait: bool, reason: str | None = None
+    ) -> None:
         """Make a node ready that was returned, lost or failed: at once, or after a wait."""
         waits = schedule.wait_seconds > 0 and wait
         counts = {"retry_count": schedule.retry_count, "loss_count": schedule.loss_count}
@@ -322,7 +324,7 @@ class Draft:
         self._amend(fan_out, taken=(row.taken if row else 0) + 1, **facts)
         self.touched.add(fan_out)
 
-    def withdrawn(self, update: Withdrawn | Due | Idle | _Ran, reason: str) -> None:
+    def withdrawn(self, update: Withdrawn | Due | Idle | _AttemptEnd, reason: str) -> None:
         self._move_any(update, NodeStatus.CANCELLED, reason=reason)
         self.changes.record(
             EventType.NODE_CANCELLED,
@@ -376,7 +378,7 @@ class Draft:
         counts, state = self._countdown(fan_out), self.view.nodes[fan_out]
         node = self.view.graph.workflow.nodes[fan_out]
         assert isinstance(node, FanOutNode)
-        return state.fallen_count + counts.failed + counts.cancelled > tolerated(node, state.total)
+        return state.unsuccessful_count + counts.failed + counts.cancelled > tolerated(node, state.total)
 
     def settle_countdowns(self) -> None:
         """Subtract the children that ended in this transaction from the counters, once per fan_out."""

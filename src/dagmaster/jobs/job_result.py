@@ -30,7 +30,8 @@ class JobResult:
         return {
             node_id
             for node_id in self._source_nodes()
-            if not self.draft.view.is_at_hand(node_id) and not isinstance(self.graph.workflow.nodes[node_id], StartNode)
+            if not self.draft.view.is_output_known(node_id)
+            and not isinstance(self.graph.workflow.nodes[node_id], StartNode)
         }
 
     def render(self, *, is_partial: bool) -> Any:

@@ -148,14 +148,14 @@ class _Decision:
     def run(self, updates: Sequence[TaskUpdate], *, checks_all_nodes: bool) -> Plan:
         has_idle = any(isinstance(update, Idle) for update in updates)
         for update in sorted(updates, key=_idle_last) if has_idle else updates:
-            self._fold(update)
+            self._apply_update(update)
         self.draft.settle_countdowns()
         self.failing = is_failing(self.draft.view)
         if self.draft.view.stopping:
             self._close()
         if checks_all_nodes:
             self.draft.touched.update(self.nodes)
-        self._settle()
+        self._follow_consequences()
         if self.failing:
             self._wind_down()
         self._conclude()
@@ -183,7 +183,7 @@ class _Decision:
 
     # Folding in what happened
 
-    def _fold(self, update: TaskUpdate) -> None:
+    def _apply_update(self, update: TaskUpdate) -> None:
         draft = self.draft
         match update:
             case Succeeded():
@@ -298,36 +298,38 @@ class _Decision:
         elif update.attempt:
             self.draft.redispatch(update)
         elif self._has_outputs(update.node_id) and self._is_rendered(update.node_id):
-            self._go(update.node_id)  # it failed before a worker had it: render again
+            self._start_node(update.node_id)  # it failed before a worker had it: render again
 
     # Settling nodes whose dependencies have ended
 
-    def _settle(self) -> None:
+    def _follow_consequences(self) -> None:
         """Follow the consequences until no node changes. Every node ends once, so this ends."""
         while self.draft.touched:
             affected = self._affected(self.draft.touched)
             self.draft.touched = set()
             for node_id in sorted(affected, key=self.graph.place.__getitem__):
-                self._consider(node_id)
+                self._start_or_skip(node_id)
 
     def _affected(self, touched: Iterable[str]) -> set[str]:
         """The nodes that wait for these, and those that continue by themselves (start, fan_outs with more children)."""
         waiting = {successor for node_id in touched for successor in self.graph.successors[node_id]}
-        alone = {node_id for node_id in touched if isinstance(self.nodes[node_id], FanOutNode | StartNode)}
+        continuing = {node_id for node_id in touched if isinstance(self.nodes[node_id], FanOutNode | StartNode)}
         readers = (
-            {node_id for node_id in self.nodes if fan_out_read_by(self.graph, node_id) in alone} if alone else set()
+            {node_id for node_id in self.nodes if fan_out_read_by(self.graph, node_id) in continuing}
+            if continuing
+            else set()
         )
-        return waiting | alone | readers
+        return waiting | continuing | readers
 
-    def _consider(self, node_id: str) -> None:
+    def _start_or_skip(self, node_id: str) -> None:
         state = self.draft.node(node_id)
         if state.status is NodeStatus.READY and isinstance(self.nodes[node_id], FanOutNode | StartNode):
             if not self.failing:
-                self._go(node_id)
+                self._start_node(node_id)
             return
         if state.status is NodeStatus.READY and node_id in self.draft.view.deferred:
             if not self.failing and self._can_start(node_id):
-                self._go(node_id)
+                self._start_node(node_id)
             return
         if state.status is not NodeStatus.PENDING:
             return
@@ -336,13 +338,13 @@ class _Decision:
                 self.draft.skip(node_id, SkipReason.BRANCH_NOT_TAKEN)
             case Readiness.SKIP_FAILED:
                 self.draft.skip(node_id, SkipReason.UPSTREAM_FAILED)
-            case Readiness.GO if self._may_go(node_id) and self._can_start(node_id):
+            case Readiness.START if self._may_start(node_id) and self._can_start(node_id):
                 self.draft.make_ready(node_id)
-                self._go(node_id)
+                self._start_node(node_id)
             case _:
                 pass
 
-    def _may_go(self, node_id: str) -> bool:
+    def _may_start(self, node_id: str) -> bool:
         """In a failing job only fan_ins without a handler start: they gather results or report failed children."""
         node = self.nodes[node_id]
         if not self.failing:
@@ -383,7 +385,7 @@ class _Decision:
         self.is_unfinished = True
         return False
 
-    def _go(self, node_id: str) -> None:
+    def _start_node(self, node_id: str) -> None:
         node = self.nodes[node_id]
         self.draft.view.deferred.pop(node_id, None)
         try:
@@ -580,11 +582,11 @@ class _Decision:
         if is_busy(self.draft.view):
             return
         self.draft.touched.update(self.nodes)
-        self._settle()
+        self._follow_consequences()
         for node_id in self.graph.order:
             if self.draft.node(node_id).status is NodeStatus.PENDING:
-                broken = readiness(self.draft.view, node_id) is Readiness.SKIP_FAILED
-                if broken:
+                has_failed_dependency = readiness(self.draft.view, node_id) is Readiness.SKIP_FAILED
+                if has_failed_dependency:
                     self.draft.skip(node_id, SkipReason.UPSTREAM_FAILED)
                 else:
                     self.draft.cancel(node_id, self._cancel_reason)

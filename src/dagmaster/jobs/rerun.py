@@ -36,20 +36,20 @@ def resume(view: JobView) -> Rerun:
     if view.status not in RESUMABLE:
         what = "has completed" if view.status is JobStatus.COMPLETED else "has not ended"
         raise Conflict(f"job {view.job_id} {what}: it cannot be resumed", code="job.not-resumable")
-    again = {node_id for node_id in view.nodes if _must_rerun(view, node_id)}
+    rerun_nodes = {node_id for node_id in view.nodes if _must_rerun(view, node_id)}
     children: dict[str, int] = {}
     for node_id in reversed(view.graph.order):  # whether children are needed depends on their readers
         state = view.nodes[node_id]
         # A fan_out that continues may also have stale children, which are in no counter.
-        if _are_wanted(view, node_id, again, children) and (state.fallen_count or node_id in again):
-            children[node_id] = state.fallen_count
-    if not again and not children:
+        if _are_wanted(view, node_id, rerun_nodes, children) and (state.unsuccessful_count or node_id in rerun_nodes):
+            children[node_id] = state.unsuccessful_count
+    if not rerun_nodes and not children:
         raise Conflict(
             f"all nodes of job {view.job_id} have completed: no node has to run again",
             code="job.not-resumable",
             hint="submit a new job with a corrected workflow",
         )
-    order = tuple(node_id for node_id in view.graph.order if node_id in again)
+    order = tuple(node_id for node_id in view.graph.order if node_id in rerun_nodes)
     return Rerun(order, children, timeout_seconds=view.graph.workflow.timeout_seconds)
 
 
@@ -70,16 +70,16 @@ def retry(
     single: tuple[str, ...] = ()
     children: dict[str, int] = {}
     if failed_children is not None:
-        children = {failed_children: _fallen_children(view, failed_children)}
-        again = _downstream(view, {failed_children})
+        children = {failed_children: _unsuccessful_children(view, failed_children)}
+        rerun_nodes = _downstream(view, {failed_children})
     elif node is not None and (fan_out := fan_out_of(view, node)) is not None:
         _refuse_single_child(view, fan_out, node, has_completed=has_completed)
-        single, again = (node,), _downstream(view, {fan_out})
+        single, rerun_nodes = (node,), _downstream(view, {fan_out})
     else:
         targets = {_retryable(view, node)} if node is not None else _members(view, stage or "")
-        again = targets | _downstream(view, targets)
-    _refuse_other_failures(view, again, {*children, *({fan_out_of(view, name) for name in single})})
-    order = tuple(node_id for node_id in view.graph.order if node_id in again)
+        rerun_nodes = targets | _downstream(view, targets)
+    _refuse_other_failures(view, rerun_nodes, {*children, *({fan_out_of(view, name) for name in single})})
+    order = tuple(node_id for node_id in view.graph.order if node_id in rerun_nodes)
     reexpanded = tuple(node_id for node_id in order if isinstance(view.graph.workflow.nodes[node_id], FanOutNode))
     return Rerun(order, children, reexpanded, single, view.graph.workflow.timeout_seconds, discards_checkpoints=True)
 
@@ -88,7 +88,7 @@ def _refuse_single_child(view: JobView, fan_out: str, child: str, *, has_complet
     """Refuse to retry one child if more of the others are missing than the fan_out tolerates."""
     node, state = view.graph.workflow.nodes[fan_out], view.nodes[fan_out]
     assert isinstance(node, FanOutNode)
-    others = state.fallen_count - (0 if has_completed else 1)
+    others = state.unsuccessful_count - (0 if has_completed else 1)
     if others > tolerated(node, state.total):
         raise Conflict(
             f"{others} other children of '{fan_out}' have failed, and only {tolerated(node, state.total)} may: "
@@ -128,13 +128,13 @@ def _members(view: JobView, stage: str) -> set[str]:
     return members
 
 
-def _fallen_children(view: JobView, fan_out: str) -> int:
+def _unsuccessful_children(view: JobView, fan_out: str) -> int:
     state = view.nodes.get(fan_out)
     if state is None or not isinstance(view.graph.workflow.nodes[fan_out], FanOutNode):
         raise NotFound(f"job {view.job_id} has no fan_out '{fan_out}'", code="node.not-found")
-    if not state.fallen_count:
+    if not state.unsuccessful_count:
         raise Conflict(f"no child of '{fan_out}' has failed", code="job.not-resumable")
-    return state.fallen_count
+    return state.unsuccessful_count
 
 
 def _downstream(view: JobView, targets: Iterable[str]) -> set[str]:
@@ -146,23 +146,23 @@ def _downstream(view: JobView, targets: Iterable[str]) -> set[str]:
     return downstream
 
 
-def _refuse_other_failures(view: JobView, again: set[str], fan_outs: set[str | None]) -> None:
+def _refuse_other_failures(view: JobView, rerun_nodes: set[str], fan_outs: set[str | None]) -> None:
     """Refuse if a critical failure remains: it would keep every other node from running."""
-    standing = [
+    other_failures = [
         node_id
         for node_id in view.graph.order
         if view.graph.workflow.nodes[node_id].importance is Importance.CRITICAL
         and not isinstance(view.graph.workflow.nodes[node_id], StartNode | EndNode)
         and is_unsuccessful(view, node_id)
-        and node_id not in again
+        and node_id not in rerun_nodes
         and node_id not in fan_outs
     ]
-    if standing:
+    if other_failures:
         raise Conflict(
-            f"'{standing[0]}' has failed too and is not retried: the job would fail again",
+            f"'{other_failures[0]}' has failed too and is not retried: the job would fail again",
             code="job.other-failures",
             hint="resume the job: that runs everything again that failed",
-            nodes=standing,
+            nodes=other_failures,
         )
 
 
@@ -180,10 +180,10 @@ def _has_started(state: NodeView) -> bool:
     return state.status is NodeStatus.COMPLETED or state.attempt > 0 or state.is_sized
 
 
-def _are_wanted(view: JobView, fan_out: str, again: set[str], children: Collection[str]) -> bool:
+def _are_wanted(view: JobView, fan_out: str, rerun_nodes: set[str], children: Collection[str]) -> bool:
     if not isinstance(view.graph.workflow.nodes[fan_out], FanOutNode):
         return False
     readers = {node_id for node_id in view.nodes if fan_out_read_by(view.graph, node_id) == fan_out}
     if any(view.nodes[reader].status is NodeStatus.COMPLETED and reader not in children for reader in readers):
         return False  # it completed without them
-    return fan_out in again or exceeds_tolerance(view, fan_out) or bool(readers & {*again, *children})
+    return fan_out in rerun_nodes or exceeds_tolerance(view, fan_out) or bool(readers & {*rerun_nodes, *children})

@@ -61,7 +61,7 @@ class NodeView(NamedTuple):
         )
 
     @property
-    def fallen_count(self) -> int:
+    def unsuccessful_count(self) -> int:
         """Children that ended without success."""
         return self.failed_count + self.cancelled_count
 
@@ -95,7 +95,7 @@ class JobView:
     deferred: dict[str, DeferredWork] = field(default_factory=dict)  # ready nodes that no owner could route so far
     refused_sums: Mapping[str, DagmasterError] = field(default_factory=dict)  # fan_outs whose sum cannot be stored
 
-    def is_at_hand(self, node_id: str) -> bool:
+    def is_output_known(self, node_id: str) -> bool:
         """Whether the output of this node is loaded, or known to be unloadable."""
         return node_id in self.outputs or node_id in self.unloadable
 
@@ -104,7 +104,7 @@ class JobView:
         return {
             node_id
             for node_id in self.graph.needs.get(reader, ())
-            if not self.is_at_hand(node_id) and self.nodes[node_id].status is NodeStatus.COMPLETED
+            if not self.is_output_known(node_id) and self.nodes[node_id].status is NodeStatus.COMPLETED
         }
 
     def refuse_unloadable(self, reader: str) -> None:
@@ -133,10 +133,10 @@ class Edge(Enum):
     """The state of a dependency, for the node that waits for it."""
 
     WAIT = auto()
-    LIVE = auto()  # completed
-    EMPTY = auto()  # satisfied without an output: a failed optional node
-    DEAD = auto()  # skipped by a branch
-    BROKEN = auto()  # failed, or skipped because of a failure
+    COMPLETED = auto()
+    OPTIONAL_FAILED = auto()  # satisfied without an output: a failed optional node
+    NOT_TAKEN = auto()  # skipped by a branch
+    FAILED = auto()  # failed, or skipped because of a failure
 
 
 def edge(view: JobView, source: str, target: str) -> Edge:
@@ -146,18 +146,18 @@ def edge(view: JobView, source: str, target: str) -> Edge:
     match state.status:
         case NodeStatus.COMPLETED:
             if isinstance(node, ConditionalNode) and not _leads_to(view, source, target):
-                return Edge.DEAD
+                return Edge.NOT_TAKEN
             if isinstance(node, FanOutNode):
                 return _fan_out_edge(view, source, target)
-            return Edge.LIVE
+            return Edge.COMPLETED
         case NodeStatus.SKIPPED:
-            return Edge.DEAD if state.reason == SkipReason.BRANCH_NOT_TAKEN else Edge.BROKEN
+            return Edge.NOT_TAKEN if state.reason == SkipReason.BRANCH_NOT_TAKEN else Edge.FAILED
         case NodeStatus.CANCELLED:
-            return Edge.BROKEN
+            return Edge.FAILED
         case NodeStatus.FAILED:
             if node.importance is not Importance.OPTIONAL:
-                return Edge.BROKEN
-            return Edge.WAIT if state.open_children else Edge.EMPTY
+                return Edge.FAILED
+            return Edge.WAIT if state.open_children else Edge.OPTIONAL_FAILED
         case _:
             return Edge.WAIT
 
@@ -173,20 +173,20 @@ def _fan_out_edge(view: JobView, source: str, target: str) -> Edge:
     if state.remaining:
         return Edge.WAIT
     if not exceeds_tolerance(view, source) or view.graph.fan_out_of.get(target) == source:
-        return Edge.LIVE
-    return Edge.EMPTY if view.graph.workflow.nodes[source].importance is Importance.OPTIONAL else Edge.BROKEN
+        return Edge.COMPLETED
+    return Edge.OPTIONAL_FAILED if view.graph.workflow.nodes[source].importance is Importance.OPTIONAL else Edge.FAILED
 
 
 def exceeds_tolerance(view: JobView, fan_out: str) -> bool:
     """More children failed than this fan_out tolerates."""
     node = view.graph.workflow.nodes[fan_out]
     state = view.nodes[fan_out]
-    return isinstance(node, FanOutNode) and state.fallen_count > tolerated(node, state.total)
+    return isinstance(node, FanOutNode) and state.unsuccessful_count > tolerated(node, state.total)
 
 
 class Readiness(Enum):
     WAIT = auto()
-    GO = auto()
+    START = auto()
     SKIP_BRANCH = auto()
     SKIP_FAILED = auto()
 
@@ -195,7 +195,7 @@ def readiness(view: JobView, target: str) -> Readiness:
     """Whether a pending node may start, must wait, or will never run."""
     needed = [edge(view, source, target) for source in view.graph.all_of[target]]
     options = [edge(view, source, target) for source in view.graph.any_of[target]]
-    if Edge.BROKEN in needed:
+    if Edge.FAILED in needed:
         return Readiness.SKIP_FAILED
     any_of = _any_of(options)
     if any_of is Readiness.SKIP_FAILED:
@@ -204,9 +204,9 @@ def readiness(view: JobView, target: str) -> Readiness:
         return Readiness.WAIT
     if any_of is Readiness.SKIP_BRANCH:
         return any_of
-    if needed and not options and all(edge is Edge.DEAD for edge in needed):
+    if needed and not options and all(edge is Edge.NOT_TAKEN for edge in needed):
         return Readiness.SKIP_BRANCH
-    return Readiness.GO if _have_children_ended(view, target) else Readiness.WAIT
+    return Readiness.START if _have_children_ended(view, target) else Readiness.WAIT
 
 
 def _have_children_ended(view: JobView, target: str) -> bool:
@@ -228,11 +228,11 @@ def fan_out_read_by(graph: Graph, target: str) -> str | None:
 
 def _any_of(options: list[Edge]) -> Readiness:
     """At least one must be completed; the first one is enough."""
-    if not options or Edge.LIVE in options:
-        return Readiness.GO
+    if not options or Edge.COMPLETED in options:
+        return Readiness.START
     if Edge.WAIT in options:
         return Readiness.WAIT
-    return Readiness.SKIP_FAILED if Edge.BROKEN in options or Edge.EMPTY in options else Readiness.SKIP_BRANCH
+    return Readiness.SKIP_FAILED if Edge.FAILED in options or Edge.OPTIONAL_FAILED in options else Readiness.SKIP_BRANCH
 
 
 def is_failing(view: JobView) -> bool:
@@ -286,8 +286,8 @@ def rerunnable_children(view: JobView, at_most: int, *, unlimited: bool = False)
             ready = state.stale_count if is_closing or (state.status is NodeStatus.READY and state.is_sized) else 0
             if node_id in view.deferred and not is_closing:
                 ready = 0
-            is_early = not _have_children_ended(view, node_id)  # what they read runs again itself
-            if is_early and not unlimited and (state.idle_count or not is_closing):
+            is_waiting = not _have_children_ended(view, node_id)  # what they read runs again itself
+            if is_waiting and not unlimited and (state.idle_count or not is_closing):
                 continue
             counts[node_id] = max(0, min(state.idle_count + ready, free, at_most))
     return {node_id: count for node_id, count in counts.items() if count}

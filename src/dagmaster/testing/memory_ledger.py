@@ -440,12 +440,12 @@ class MemoryLedger:
         return rerun, job.resume_count + 1
 
     def _children_again(self, job_id: UUID, rerun: Rerun) -> list[NodeState]:
-        fallen = (NodeStatus.FAILED, NodeStatus.CANCELLED)
+        unsuccessful = (NodeStatus.FAILED, NodeStatus.CANCELLED)
         chosen = [
             n
             for n in self.db.nodes[job_id].values()
             if n.parent_node_id in rerun.reexpanded
-            or (n.parent_node_id in rerun.children and n.status in fallen)
+            or (n.parent_node_id in rerun.children and n.status in unsuccessful)
             or n.node_id in rerun.single
         ]
         return sorted(chosen, key=lambda n: (n.parent_node_id or "", n.fan_out_index or 0))

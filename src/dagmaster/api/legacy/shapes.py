@@ -128,8 +128,8 @@ def _counts(view: JobView, nodes: Iterable[str]) -> tuple[int, int, int]:
         state = view.nodes[name]
         if isinstance(view.graph.workflow.nodes[name], FanOutNode):
             total += state.total
-            succeeded += max(0, state.total - state.remaining - state.fallen_count)
-            failed += state.fallen_count
+            succeeded += max(0, state.total - state.remaining - state.unsuccessful_count)
+            failed += state.unsuccessful_count
         elif name in view.graph.work and state.status is not NodeStatus.SKIPPED:
             total += 1
             succeeded += state.status is NodeStatus.COMPLETED

@@ -16,10 +16,10 @@ class Dependency(StrEnum):
     """The state of a dependency at the moment its successor changes state."""
 
     WAIT = "has not ended"
-    GO = "completed"
-    VOID = "was skipped by a branch"
-    EMPTY = "failed but is optional"
-    BROKEN = "failed"
+    COMPLETED = "completed"
+    NOT_TAKEN = "was skipped by a branch"
+    OPTIONAL_FAILED = "failed but is optional"
+    FAILED = "failed"
 
 
 @dataclass(slots=True)
@@ -44,22 +44,22 @@ class Dependencies:
             return Dependency.WAIT
         match state.status:
             case NodeStatus.SKIPPED:
-                return Dependency.VOID if state.reason == SkipReason.BRANCH_NOT_TAKEN else Dependency.BROKEN
+                return Dependency.NOT_TAKEN if state.reason == SkipReason.BRANCH_NOT_TAKEN else Dependency.FAILED
             case NodeStatus.CANCELLED:
-                return Dependency.BROKEN
+                return Dependency.FAILED
             case NodeStatus.FAILED if node.importance is not Importance.OPTIONAL:
-                return Dependency.BROKEN
+                return Dependency.FAILED
             case NodeStatus.COMPLETED if isinstance(node, ConditionalNode):
-                return Dependency.GO if self._was_chosen(source, target) else Dependency.VOID
+                return Dependency.COMPLETED if self._was_chosen(source, target) else Dependency.NOT_TAKEN
             case NodeStatus.COMPLETED if not isinstance(node, FanOutNode):
-                return Dependency.GO
+                return Dependency.COMPLETED
         if self.has_open_children(source):
             return Dependency.WAIT
         if state.status == NodeStatus.COMPLETED and (
             not self.exceeds_tolerance(source) or self.graph.fan_out_of.get(target) == source
         ):
-            return Dependency.GO
-        return Dependency.EMPTY if node.importance is Importance.OPTIONAL else Dependency.BROKEN
+            return Dependency.COMPLETED
+        return Dependency.OPTIONAL_FAILED if node.importance is Importance.OPTIONAL else Dependency.FAILED
 
     def _was_chosen(self, conditional: str, target: str) -> bool:
         """By its event, or else by its row, which describes only the last run. A target on no branch only waits."""

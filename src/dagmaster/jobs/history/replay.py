@@ -117,13 +117,13 @@ class Replay:
             self.graph = self.dependencies.graph = None  # its rules are not those of this job
 
     def _move_job(self, event: EventRow, to: str) -> None:
-        was = self.rebuilt.status or "no state"
-        if to in _JOB_RERUNS.get(was, ()):
+        previous = self.rebuilt.status or "no state"
+        if to in _JOB_RERUNS.get(previous, ()):
             self.rebuilt.reruns += 1
             self._end = None
             self._is_stopping = False
-        elif to not in _JOB_MOVES.get(was, ()):
-            self._report_event(FindingCode.TRANSITION, event, f"the job went from {was} to {to}")
+        elif to not in _JOB_MOVES.get(previous, ()):
+            self._report_event(FindingCode.TRANSITION, event, f"the job went from {previous} to {to}")
         self.rebuilt.status = to
         if to in JOB_TERMINAL:
             self._end = event
@@ -136,14 +136,14 @@ class Replay:
         if self._end is not None and to not in _NODE_RERUNS.get(node.status, ()):
             ended = f"the job had ended with event {self._end.sequence}"
             self._report(FindingCode.AFTER_END, f"event {event.sequence} ({event.event_type}), though {ended}")
-        was, node.status = node.status, to
-        self._check_move(event, node_id, node, was)
-        self._count(node, was, to)
+        previous, node.status = node.status, to
+        self._check_move(event, node_id, node, previous)
+        self._count(node, previous, to)
         if (event.event_data or {}).get("anew") and to == NodeStatus.PENDING:
             self._restart_fan_out(node_id)
         match to:
             case NodeStatus.READY:
-                self._ready(event, node_id, node, was)
+                self._ready(event, node_id, node, previous)
             case NodeStatus.DISPATCHED:
                 self._dispatched(event, node_id, node)
             case NodeStatus.RUNNING:
@@ -185,33 +185,33 @@ class Replay:
     def _is_fan_out(self, node_id: str) -> bool:
         return self.graph is None or isinstance(self.graph.workflow.nodes.get(node_id), FanOutNode)
 
-    def _check_move(self, event: EventRow, node_id: str, node: RebuiltNode, was: str) -> None:
+    def _check_move(self, event: EventRow, node_id: str, node: RebuiltNode, previous: str) -> None:
         to = node.status
-        if to in _NODE_RERUNS.get(was, ()):
+        if to in _NODE_RERUNS.get(previous, ()):
             node.run += 1
             node.retry_count = node.loss_count = 0
             node.reason = node.blame = node.chosen = None
             if (event.event_data or {}).get("anew"):
                 node.total = None
-        elif to not in _NODE_MOVES.get(was, ()):
-            self._report_event(FindingCode.TRANSITION, event, f"went from {was} to {to}")
+        elif to not in _NODE_MOVES.get(previous, ()):
+            self._report_event(FindingCode.TRANSITION, event, f"went from {previous} to {to}")
 
-    def _count(self, node: RebuiltNode, was: str, to: str) -> None:
+    def _count(self, node: RebuiltNode, previous: str, to: str) -> None:
         """Update the counters of a child's fan_out."""
         if node.parent_node_id is None:
             return
         counts = self.rebuilt.child_counts[node.parent_node_id]
         if node.is_stale:
-            counts.stale_count += (to == NodeStatus.PENDING) - (was == NodeStatus.PENDING)
+            counts.stale_count += (to == NodeStatus.PENDING) - (previous == NodeStatus.PENDING)
             if to == NodeStatus.READY:
                 node.is_stale = False
                 counts.expanded += 1
             return
-        for state, step in ((was, -1), (to, 1)):
+        for state, step in ((previous, -1), (to, 1)):
             counts.ended += step * (state in NODE_TERMINAL)
             counts.failed_count += step * (state == NodeStatus.FAILED)
             counts.cancelled_count += step * (state == NodeStatus.CANCELLED)
-        counts.idle_count += (to == NodeStatus.PENDING) - (was == NodeStatus.PENDING and node.run > 1)
+        counts.idle_count += (to == NodeStatus.PENDING) - (previous == NodeStatus.PENDING and node.run > 1)
 
     def _note_failure(self, node_id: str, node: RebuiltNode) -> None:
         """Remember which critical nodes have failed: no task may be dispatched after that."""
@@ -293,10 +293,10 @@ class Replay:
 
     # Retries
 
-    def _ready(self, event: EventRow, node_id: str, node: RebuiltNode, was: str) -> None:
+    def _ready(self, event: EventRow, node_id: str, node: RebuiltNode, previous: str) -> None:
         if event.event_type == EventType.NODE_RETRIED:
             self._retried(event, node_id, node)
-        elif node.parent_node_id is None and was == NodeStatus.PENDING:
+        elif node.parent_node_id is None and previous == NodeStatus.PENDING:
             self._check_start(event, node_id)
 
     def _retried(self, event: EventRow, node_id: str, node: RebuiltNode) -> None:
@@ -354,11 +354,11 @@ class Replay:
             return
         needed, options = self.dependencies.of(node_id)
         for source, state in needed.items():
-            if state in (Dependency.WAIT, Dependency.BROKEN):
+            if state in (Dependency.WAIT, Dependency.FAILED):
                 self._report_event(FindingCode.START, event, f"started although '{source}' {state}")
-        if options and Dependency.GO not in options.values():
+        if options and Dependency.COMPLETED not in options.values():
             self._report_event(FindingCode.START, event, "started although none of any_of completed")
-        if needed and not options and set(needed.values()) == {Dependency.VOID}:
+        if needed and not options and set(needed.values()) == {Dependency.NOT_TAKEN}:
             self._report_event(FindingCode.START, event, "started on a branch that was not taken")
 
     def _skipped(self, event: EventRow, node_id: str, node: RebuiltNode) -> None:
@@ -367,11 +367,13 @@ class Replay:
             self._check_skipped_child(event, node_id, node)
             return
         needed, options = (set(states.values()) for states in self.dependencies.of(node_id))
-        lost = Dependency.BROKEN in needed or (
-            not options & {Dependency.GO, Dependency.WAIT} and bool(options & {Dependency.BROKEN, Dependency.EMPTY})
+        has_failed_dependency = Dependency.FAILED in needed or (
+            not options & {Dependency.COMPLETED, Dependency.WAIT}
+            and bool(options & {Dependency.FAILED, Dependency.OPTIONAL_FAILED})
         )
-        void = options == {Dependency.VOID} or (not options and needed == {Dependency.VOID})
-        if not (lost if node.reason == SkipReason.UPSTREAM_FAILED else void and not lost):
+        is_not_taken = options == {Dependency.NOT_TAKEN} or (not options and needed == {Dependency.NOT_TAKEN})
+        is_upstream = node.reason == SkipReason.UPSTREAM_FAILED
+        if not (has_failed_dependency if is_upstream else is_not_taken and not has_failed_dependency):
             self._report_event(
                 FindingCode.SKIP, event, f"skipped as '{node.reason}', but its dependencies say otherwise"
             )
