@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dagmaster.cli.main import described
+from dagmaster.cli.main import describe_error
 from dagmaster.client.connection import checked_url
 from dagmaster.client.json_client import JsonClient, Outage, StreamedEvent
 from dagmaster.client.limits import MAX_BODY_BYTES
@@ -105,7 +105,7 @@ def test_an_unexpected_response_is_reported_as_what_it_is(answer, message, code,
 
     assert message in raised.value.message
     assert raised.value.code == code
-    assert described(raised.value)[0] == exit_code
+    assert describe_error(raised.value)[0] == exit_code
 
 
 @pytest.mark.requirement("M3")
@@ -134,7 +134,7 @@ def test_a_problem_is_the_error_it_was_on_the_platform(status, kind, exit_code):
     error = raised.value
     assert (error.message, error.code, error.hint) == ("it is so", "some.code", "do this")
     assert error.facts == {"queue": "q", "request_id": "abc", "status": status}
-    assert described(error)[0] == exit_code
+    assert describe_error(error)[0] == exit_code
 
 
 @pytest.mark.requirement("W3")

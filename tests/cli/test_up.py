@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import psycopg
 import pytest
 
-from dagmaster.cli.main import described
+from dagmaster.cli.main import describe_error
 from dagmaster.errors import Conflict, DagmasterError, Unavailable
 from dagmaster.listen import bind
 from dagmaster.local import children
@@ -306,7 +306,7 @@ def test_what_the_system_says_of_a_folder_decides_the_exit_code(tmp_path, monkey
     with pytest.raises(DagmasterError) as raised, hold(tmp_path):
         pass
 
-    assert described(raised.value)[0] == code
+    assert describe_error(raised.value)[0] == code
 
 
 def test_a_second_signal_hurries_the_stop(folder, sleepy_process):

@@ -39,13 +39,13 @@ class SeenAsset:
 
     def change(self, action: str, *, version: int | None = None, **request: str | int | None) -> Json:
         """The asset after the change."""
-        with self._advising():
+        with self._advise_on_conflict():
             return self._state.client.change_asset(
                 self.info.asset_id, action, request, version=version, etag=self._etag
             )
 
     def delete(self, *, version: int | None, reason: str | None) -> Json:
-        with self._advising():
+        with self._advise_on_conflict():
             return self._state.client.delete_asset(self.info.asset_id, version=version, reason=reason, etag=self._etag)
 
     def part(self, version: int | None) -> str:
@@ -54,10 +54,10 @@ class SeenAsset:
 
     def is_confirmed(self, verb: str, version: int | None) -> bool:
         count = sum(each.deleted_at is None for each in self.info.versions)
-        whole = f" with {counted(count, 'version')}" if version is None else ""
-        return self._state.confirm(f"{verb} {self.part(version)}{whole}?")
+        versions_text = f" with {counted(count, 'version')}" if version is None else ""
+        return self._state.confirm(f"{verb} {self.part(version)}{versions_text}?")
 
-    def to_decide(self, verb: str) -> int:
+    def version_to_decide(self, verb: str) -> int:
         """The version that waits for a decision. Those that were rejected or unpublished may still be approved."""
         waiting = [version for version in self._present if version.approval_state == "pending_review"]
         if not waiting and verb == "approve":
@@ -73,7 +73,7 @@ class SeenAsset:
             hint=f"see `dagmaster assets show {self.name}`",
         )
 
-    def to_show(self, revision: int | None) -> tuple[int, int | None]:
+    def version_to_show(self, revision: int | None) -> tuple[int, int | None]:
         """The version and revision that wait for review, or else the latest approved version."""
         waiting = [version for version in self._present if _is_to_review(version)]
         if waiting:
@@ -91,7 +91,7 @@ class SeenAsset:
         return [version for version in self.info.versions if version.deleted_at is None]
 
     @contextmanager
-    def _advising(self) -> Iterator[None]:
+    def _advise_on_conflict(self) -> Iterator[None]:
         """A refusal says which command comes next, and what has changed meanwhile."""
         try:
             yield
@@ -128,15 +128,15 @@ def approve_command(asset: AssetInfo, ordinal: int) -> str:
 
 def _next_step(asset: AssetInfo, version: VersionInfo) -> str | None:
     number, name = version.version_ordinal, asset.dataset_id
-    again = f"submit it again under the label {version.version_label}, or delete it"
+    resubmit_hint = f"submit it again under the label {version.version_label}, or delete it"
     if version.processing_state == "failed":
-        return f"version {number} has failed: {again}"
+        return f"version {number} has failed: {resubmit_hint}"
     if version.processing_state != "completed":
         return f"version {number} is being processed; watch it with:\n  dagmaster jobs watch {version.current_job_id}"
     if version.unpublished_at:
         return f"version {number} is unpublished; publish it again with:\n  {approve_command(asset, number)}"
     if version.approval_state == "rejected":
-        return f"version {number} is rejected: {again}"
+        return f"version {number} is rejected: {resubmit_hint}"
     if version.approval_state == "pending_review":
         return (
             f"version {number} waits for review; see it, then decide:\n  dagmaster assets link {name}\n"

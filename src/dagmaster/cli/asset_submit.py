@@ -204,7 +204,7 @@ def _submitted(state: State, request: "Json") -> "Json":
 def _follow(state: State, result: "AssetSubmissionResult", *, live: bool) -> int:
     from dagmaster.cli.follow import follow
 
-    state.comment(_what_happened(result))
+    state.comment(_outcome_text(result))
     code = follow(state, str(result.job_id), live=live)
     if code == 0:
         state.comment(f"see what has to be decided with: dagmaster assets show {result.dataset_id}")
@@ -222,7 +222,7 @@ def _print_result(state: State, answer: "Json", result: "AssetSubmissionResult")
         if refusal.get("hint"):
             state.note(f"hint: {refusal['hint']}")
         return code
-    state.say(_what_happened(result))
+    state.say(_outcome_text(result))
     state.say_facts(_facts(result))
     if not result.is_dry_run:
         if result.job_id:
@@ -231,7 +231,7 @@ def _print_result(state: State, answer: "Json", result: "AssetSubmissionResult")
     return code
 
 
-_HAPPENED = {
+_OUTCOME_TEXTS = {
     "new_asset": "a new asset",
     "new_version": "a new version",
     "new_revision": "a new revision",
@@ -240,8 +240,8 @@ _HAPPENED = {
 }
 
 
-def _what_happened(result: "AssetSubmissionResult") -> str:
-    what = _HAPPENED.get(str(result.outcome), str(result.outcome))
+def _outcome_text(result: "AssetSubmissionResult") -> str:
+    what = _OUTCOME_TEXTS.get(str(result.outcome), str(result.outcome))
     version = f"version {result.version_ordinal} ({result.version_label}), revision {result.revision}"
     return f"{'would be ' if result.is_dry_run else ''}{what}: {result.dataset_id}, {version}"
 

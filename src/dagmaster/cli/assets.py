@@ -119,7 +119,7 @@ def _seen(state: State, asset: str, etag: str | None = None) -> "SeenAsset":
 def approve(state: State, /, *, asset: str, version: int | None, etag: str | None, **request: Any) -> None:
     """Publish the newest revision of a version; by default, of the version that waits for review."""
     seen = _seen(state, asset, etag)
-    ordinal = version if version is not None else seen.to_decide("approve")
+    ordinal = version if version is not None else seen.version_to_decide("approve")
     answer = seen.change("approve", version=ordinal, **request)
     state.answer(answer, f"{seen.part(ordinal)} is approved")
     if not state.json:
@@ -136,7 +136,7 @@ def approve(state: State, /, *, asset: str, version: int | None, etag: str | Non
 def reject(state: State, /, *, asset: str, version: int | None, etag: str | None, **request: Any) -> None:
     """Refuse the newest revision of a version. An older revision that is approved stays served."""
     seen = _seen(state, asset, etag)
-    ordinal = version if version is not None else seen.to_decide("reject")
+    ordinal = version if version is not None else seen.version_to_decide("reject")
     answer = seen.change("reject", version=ordinal, **request)
     state.answer(answer, f"{seen.part(ordinal)} is rejected")
 
@@ -240,7 +240,7 @@ def link(state: State, *, asset: str, version: int | None, revision: int | None,
 
     seen = _seen(state, asset)
     if version is None:
-        version, revision = seen.to_show(revision)
+        version, revision = seen.version_to_show(revision)
     answer = state.client.link(seen.info.asset_id, version, {"revision": revision, "expires_in_hours": hours})
     if state.json:
         state.emit(answer)

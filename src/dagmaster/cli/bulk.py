@@ -63,12 +63,12 @@ def _show(state: State, report: BulkReport) -> int:
 
 def _print(state: State, report: BulkReport) -> None:
     print_table(state.console, _COLUMNS, report.results)
-    would = "would be accepted" if report.is_preview else "accepted"
-    line = f"{report.accepted} {would}, {report.unchanged} unchanged, {report.refused} refused"
+    accepted_text = "would be accepted" if report.is_preview else "accepted"
+    line = f"{report.accepted} {accepted_text}, {report.unchanged} unchanged, {report.refused} refused"
     state.console.print(line if report.is_complete else f"{line}; more jobs match: repeat the command for the others")
 
 
-def _again(result: BulkResult) -> str:
+def _rerun_text(result: BulkResult) -> str:
     children = sum(result.children.values())
     nodes = counted(len(result.nodes), "node") if result.nodes else ""
     return ", ".join(part for part in (nodes, f"{children} children" if children else "") if part)
@@ -79,6 +79,6 @@ _COLUMNS: list[Column[BulkResult]] = [
     Column("workflow", lambda result: result.workflow_id or ""),
     Column("was", lambda result: str(result.status or "")),
     Column("outcome", lambda result: result.outcome),
-    Column("runs again", _again),
+    Column("runs again", _rerun_text),
     Column("reason", lambda result: result.detail or ""),
 ]

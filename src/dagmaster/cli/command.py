@@ -214,11 +214,11 @@ def end_the_line() -> None:
 
 
 def _setter(name: str) -> Callable[[click.Context, click.Parameter, Any], None]:
-    def keep(context: click.Context, _parameter: click.Parameter, value: Any) -> None:
+    def store_option(context: click.Context, _parameter: click.Parameter, value: Any) -> None:
         if value:
             setattr(context.ensure_object(State), name, value)
 
-    return keep
+    return store_option
 
 
 def _shared_options() -> list[click.Parameter]:

@@ -64,7 +64,7 @@ def status(state: State) -> None:
     from dagmaster.client.models.schema import SchemaStatus
 
     schema = read(SchemaStatus, answer)
-    state.say(f"PostgreSQL {schema.server_version}; schema {_in_words(schema.deployed, schema.is_current)}")
+    state.say(f"PostgreSQL {schema.server_version}; schema {_schema_text(schema.deployed, schema.is_current)}")
     state.say(f"software {schema.software}, deployed {schema.stored or 'never'}")
     state.say(f"catalogue pgSTAC {schema.catalog}" if schema.catalog else "no catalogue")
     for name, version in schema.extensions.items():
@@ -79,7 +79,7 @@ def _print_pending(state: State, schema: "SchemaStatus") -> None:
         state.note(f"hint: run `dagmaster db {'migrate' if schema.deployed else 'deploy'}`")
 
 
-def _in_words(deployed: bool, is_current: bool) -> str:
+def _schema_text(deployed: bool, is_current: bool) -> str:
     if not deployed:
         return "not deployed"
     return "up to date" if is_current else "of another version"

@@ -94,7 +94,7 @@ def demo(state: State, size: int, tile_size: int, output: Path, is_removal: bool
     local, storage = _platform(state, folder)
     storage.create_containers()
     code = INTERRUPTED
-    with _kept_if(folder, cluster, lambda: code != INTERRUPTED), stopping_on_signals(local):
+    with _results_folder(folder, cluster, lambda: code != INTERRUPTED), stopping_on_signals(local):
         scene = _make_scene(state, storage, folder, size)
         state.announce("2  platform: a private PostgreSQL, an orchestrator, a worker, a map server …")
         with local.running():
@@ -152,7 +152,7 @@ def _remove(folder: Path, cluster: "Cluster") -> None:
 
 
 @contextmanager
-def _kept_if(folder: Path, cluster: "Cluster", has_results: Callable[[], bool]) -> Iterator[None]:
+def _results_folder(folder: Path, cluster: "Cluster", has_results: Callable[[], bool]) -> Iterator[None]:
     """Create the folder; delete it after the block if there are no results."""
     folder.mkdir(parents=True)
     (folder / _MARK).touch()

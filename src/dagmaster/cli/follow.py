@@ -93,8 +93,8 @@ def watch(
             if detail.is_over:
                 return detail
             on_tick()
-            has_news = _paced(feed, now)
-            if has_news or time.monotonic() - asked_at > _POLL_SECONDS:
+            has_events = _wait_for_events(feed, now)
+            if has_events or time.monotonic() - asked_at > _POLL_SECONDS:
                 before, detail = detail, reconnection.call(lambda: read(JobDetail, client.job(job_id)))
                 asked_at = time.monotonic()
                 changed_at = changed_at if _state_of(detail) == _state_of(before) else asked_at
@@ -110,11 +110,11 @@ def _state_of(detail: JobDetail) -> object:
     return job, [node.model_dump(include=stored, warnings=False) for node in detail.nodes]
 
 
-def _paced(feed: Feed, drawn_at: float) -> bool:
+def _wait_for_events(feed: Feed, drawn_at: float) -> bool:
     """Whether there are new events. Returns half a tick after the last drawing at the earliest: a busy job has many."""
-    has_news = feed.wait(_TICK_SECONDS)
+    has_events = feed.wait(_TICK_SECONDS)
     time.sleep(max(0.0, drawn_at + _TICK_SECONDS / 2 - time.monotonic()))
-    return has_news
+    return has_events
 
 
 def _display(state: State, heartbeat_seconds: float) -> Display:
@@ -134,10 +134,10 @@ def print_outcome(state: State, outcome: JobOutcome) -> None:
     job = outcome.detail.job
     if outcome.status == "completed":
         state.emit(outcome.result)
-        state.note(f"completed {_how_long(outcome.detail, 'in')}")
+        state.note(f"completed {_duration_text(outcome.detail, 'in')}")
         return
     word = outcome.status.replace("_", " ")
-    state.note(f"{word} {_how_long(outcome.detail, 'after')}: {reason_of(outcome.detail)}")
+    state.note(f"{word} {_duration_text(outcome.detail, 'after')}: {reason_of(outcome.detail)}")
     for line in failure_lines(outcome.failed):
         state.note(line)
     state.note(f"details: dagmaster jobs show {job.job_id}")
@@ -147,7 +147,7 @@ def print_outcome(state: State, outcome: JobOutcome) -> None:
         state.emit(outcome.result)
 
 
-def _how_long(detail: JobDetail, word: str) -> str:
+def _duration_text(detail: JobDetail, word: str) -> str:
     """The time between an end and a resume is not work, so it is not counted as duration."""
     if resumed := detail.job.resume_count:
         return f"{detail.seconds:.2f} s after its submission, resumed {counted(resumed, 'time')}"

@@ -16,7 +16,7 @@ from dagmaster.cli.asset_changes import approve_command
 from dagmaster.cli.command import State
 from dagmaster.cli.follow import detached, print_outcome, watch
 from dagmaster.cli.result_summary import preview_of, print_summary, print_warnings
-from dagmaster.cli.submit import held_back
+from dagmaster.cli.submit import deferred_interrupt
 from dagmaster.client.feed import Reconnection
 from dagmaster.client.models.base import Json
 from dagmaster.client.outcome import JobOutcome
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 def submit(state: State, ingestion: Ingestion) -> bool:
     """Submit, or resume a failed run; returns whether Ctrl-C was pressed meanwhile."""
-    with held_back() as is_interrupted:
+    with deferred_interrupt() as is_interrupted:
         submission.submit(state.client, ingestion, state.comment)
     return is_interrupted()
 
@@ -61,11 +61,11 @@ def follow(
     except KeyboardInterrupt:
         if is_own:
             raise
-        return left_to_platform(state, ingestion)
+        return leave_to_platform(state, ingestion)
     return _print_results(state, ingestion, outcome, find_maps(), is_own=is_own)
 
 
-def left_to_platform(state: State, ingestion: Ingestion) -> int:
+def leave_to_platform(state: State, ingestion: Ingestion) -> int:
     assert ingestion.job_id is not None
     code = detached(state, ingestion.job_id)
     note_unapproved(state, ingestion)
@@ -85,7 +85,7 @@ def _watched(state: State, job_id: str, on_tick: Callable[[], None], *, is_over:
     """How the job ended. None if it was over and retention has deleted it."""
     reconnection = Reconnection(state.note, job_id)
     if not is_over:
-        watch(state, job_id, reconnection, on_tick=on_tick, display=_Silent() if state.json else None)
+        watch(state, job_id, reconnection, on_tick=on_tick, display=_NoDisplay() if state.json else None)
     try:
         return reconnection.call(lambda: JobOutcome.fetch(state.client, job_id))
     except NotFound:
@@ -94,7 +94,7 @@ def _watched(state: State, job_id: str, on_tick: Callable[[], None], *, is_over:
         return None
 
 
-class _Silent:
+class _NoDisplay:
     """With --json only the end is printed."""
 
     def show(self, detail: "JobDetail", blockers: Sequence[str] = ()) -> None: ...

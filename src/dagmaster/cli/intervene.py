@@ -115,7 +115,7 @@ def _print_resumed(state: State, answer: Resumed, command: str, is_waiting: bool
     is_dry = answer.status == "dry_run"
     write = state.note if is_waiting else state.say
     write(f"job {answer.job_id} would run again:" if is_dry else f"job {answer.job_id} runs again:")
-    for line in again_lines(answer.nodes, answer.children):
+    for line in rerun_lines(answer.nodes, answer.children):
         write(f"  {line}")
     if is_dry:
         state.note(f"run it with: {command}")
@@ -123,7 +123,7 @@ def _print_resumed(state: State, answer: Resumed, command: str, is_waiting: bool
         state.note(f"watch it with: dagmaster jobs watch {answer.job_id}")
 
 
-def again_lines(nodes: Sequence[str], children: Mapping[str, int]) -> list[str]:
+def rerun_lines(nodes: Sequence[str], children: Mapping[str, int]) -> list[str]:
     """A line for each fan_out whose children run, then one for each node."""
-    some = [f"{counted(count, 'child', 'children')} of {fan_out}" for fan_out, count in children.items()]
-    return [*some, *nodes]
+    fan_out_lines = [f"{counted(count, 'child', 'children')} of {fan_out}" for fan_out, count in children.items()]
+    return [*fan_out_lines, *nodes]

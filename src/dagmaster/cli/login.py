@@ -19,7 +19,7 @@ def login(state: State) -> None:
     """
     from dagmaster.client.credentials import key_for, store_key
 
-    given = state.key or state.settings.api_key or _asked()
+    given = state.key or state.settings.api_key or _read_key()
     state.key = key_for(state.settings, chosen=given)
     caller = state.client.caller()
     if caller["is_authentication_enabled"]:
@@ -50,7 +50,7 @@ def logout(state: State) -> None:
     )
 
 
-def _asked() -> str:
+def _read_key() -> str:
     text = click.prompt("Key", hide_input=True, err=True) if sys.stdin.isatty() else sys.stdin.readline()
     key = text.strip()
     if not key:

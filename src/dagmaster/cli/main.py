@@ -56,7 +56,7 @@ COMMANDS = {
     "local": "local:local",
     "completion": "completion:completion",
 }
-FINE, USAGE, NOT_ALLOWED, UNAVAILABLE, BUG = 0, 2, 3, 5, 70
+SUCCESS, USAGE, NOT_ALLOWED, UNAVAILABLE, BUG = 0, 2, 3, 5, 70
 # The extra that a command needs, if several extras have the missing package. Roles have extras of their own names;
 # commands that are not listed, such as `up`, need several.
 EXTRAS = {
@@ -161,12 +161,12 @@ def run(arguments: Sequence[str]) -> int:
         code = cli.main(list(arguments), prog_name="dagmaster", standalone_mode=False, obj=state)
     except PipeClosed:
         _silence_output()
-        return FINE
+        return SUCCESS
     except (KeyboardInterrupt, click.Abort):
         return INTERRUPTED
     except Exception as error:  # the outermost handler
         return _print_error(error, state)
-    return code if isinstance(code, int) else FINE
+    return code if isinstance(code, int) else SUCCESS
 
 
 def _require_utf8(arguments: Sequence[str]) -> None:
@@ -204,7 +204,7 @@ def _print_error(error: Exception, state: State) -> int:
 def _error_lines(error: Exception, state: State) -> tuple[int, list[str]]:
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         return USAGE, [error.format_message()]
-    code, facts = described(error, state.command)
+    code, facts = describe_error(error, state.command)
     lines = [_traceback(error)] if state.verbose else []
     if state.json:
         return code, [*lines, as_json({"error": facts}, indent=False)]
@@ -236,7 +236,7 @@ def _traceback(error: Exception) -> str:
     return neutral(redact("".join(traceback.format_exception(error))))
 
 
-def described(error: Exception, command: str | None = None) -> tuple[int, dict[str, Any]]:
+def describe_error(error: Exception, command: str | None = None) -> tuple[int, dict[str, Any]]:
     """The exit code and the description of an error of a command, without secrets."""
     from dagmaster.extras import missing_extra
     from dagmaster.observe.redaction import redact_value
@@ -256,13 +256,13 @@ def described(error: Exception, command: str | None = None) -> tuple[int, dict[s
         case PermissionError():
             return NOT_ALLOWED, redact_value({"code": "not-allowed", "message": str(error), "hint": None})
         case OSError():
-            return UNAVAILABLE, redact_value({"code": "system", "message": _of_system(error), "hint": None})
+            return UNAVAILABLE, redact_value({"code": "system", "message": _system_message(error), "hint": None})
     what = f"{type(error).__name__}: {error}".strip(": ")
     hint = "this is a bug of dagmaster; run again with -v for the traceback"
     return BUG, redact_value({"code": "bug", "message": f"unexpected error: {what}", "hint": hint})
 
 
-def _of_system(error: OSError) -> str:
+def _system_message(error: OSError) -> str:
     where = f"{error.filename}: " if error.filename else "the output cannot be written: "
     return f"{where}{error.strerror or error}"
 

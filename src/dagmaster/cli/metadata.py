@@ -84,8 +84,8 @@ def set_metadata(
         "style": json_object("--style", style) if style is not None else None,
     }
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    if both := sorted(changes.keys() & set(remove)):
-        raise InvalidRequest(f"{', '.join(both)} cannot be set and removed", code="usage")
+    if conflicting := sorted(changes.keys() & set(remove)):
+        raise InvalidRequest(f"{', '.join(conflicting)} cannot be set and removed", code="usage")
     changes |= dict.fromkeys(remove)
     if not changes:
         raise InvalidRequest("no change is given", code="usage", hint="for example --title TEXT")

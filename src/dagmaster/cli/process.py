@@ -252,11 +252,11 @@ def _print_end(state: State, ingestion: "Ingestion", local: "LocalPlatform", cod
 
 
 def _detached(state: State, ingestion: "Ingestion") -> int:
-    from dagmaster.cli.ingestion import left_to_platform, note_unapproved, submit
+    from dagmaster.cli.ingestion import leave_to_platform, note_unapproved, submit
     from dagmaster.ingest.submission import ALREADY_COMPLETED
 
     if submit(state, ingestion):
-        return left_to_platform(state, ingestion)
+        return leave_to_platform(state, ingestion)
     result = ingestion.submitted
     if state.json:
         state.emit({**result.model_dump(mode="json"), "outcome": ingestion.outcome})

@@ -14,10 +14,10 @@ from dagmaster.quantities import counted, size_text
 def preview_of(state: State, results: ResultSummary, target: Path, maps_url: str | None) -> Path | None:
     """Make a preview with the map server; print a note if that fails."""
     if maps_url is None or results.urls.tilejson is None:
-        is_here = results.cogs is not None
+        is_local = results.cogs is not None
         state.note(
             "no preview: no map server is running"
-            if is_here
+            if is_local
             else "no preview: PUBLIC_URL, the address of the platform's map server, is not set"
         )
         return None

@@ -70,11 +70,11 @@ def _print_waiting(console: Console, waiting: WaitingNodes) -> None:
 def _outcome_lines(outcomes: Outcomes, job_id: str) -> list[str]:
     """The main outcome first, then what else is missing and how to run it again."""
     primary = outcomes.primary
-    lines = [f"  {_words(primary.status)}: {one_line(primary.description)} ({one_line(primary.details)})"]
+    lines = [f"  {_status_text(primary.status)}: {one_line(primary.description)} ({one_line(primary.details)})"]
     for node in outcomes.secondary:
         about = f" ({one_line(node.description)})" if node.description != node.node_id else ""
         why = f": {one_line(node.error)}" if node.error else ""
-        lines.append(f"  {_words(node.status)}: {node.importance} node {node.node_id}{about}{why}")
+        lines.append(f"  {_status_text(node.status)}: {node.importance} node {node.node_id}{about}{why}")
         if node.recovery:
             lines.append(f"    run it again with: dagmaster jobs resume {job_id}")
     return lines
@@ -82,16 +82,16 @@ def _outcome_lines(outcomes: Outcomes, job_id: str) -> list[str]:
 
 def _deliverable_lines(deliverables: Mapping[str, Deliverable]) -> list[str]:
     return [
-        f"  {name}: {_how_many(each)}{f', {one_line(each.location)}' if each.location else ''}"
+        f"  {name}: {_count_text(each)}{f', {one_line(each.location)}' if each.location else ''}"
         for name, each in deliverables.items()
     ]
 
 
-def _how_many(deliverable: Deliverable) -> str:
+def _count_text(deliverable: Deliverable) -> str:
     return counted(deliverable.count, "item") if deliverable.usable else "missing"
 
 
-def _words(status: str) -> str:
+def _status_text(status: str) -> str:
     return status.replace("_", " ")
 
 
@@ -103,12 +103,12 @@ def _short_result(result: object) -> str:
 
 
 def _facts(page: JobPage) -> list[tuple[str, str]]:
-    job, taken = page.detail.job, f"{page.detail.seconds:.2f} s{_with_pauses(page.detail)}"
+    job, run_time = page.detail.job, f"{page.detail.seconds:.2f} s{_with_pauses(page.detail)}"
     facts = [
         ("workflow", f"{job.workflow_id} version {job.workflow_version} ({job.definition_hash[:12]})"),
         ("inputs", as_json(page.answer["job"].get("input_params"), indent=False)),
         ("created", f"{at(job.created_at)} UTC, {duration(_age_seconds(page))} ago"),
-        ("took" if page.detail.is_over else "runs for", _joined(taken, time_left(page.detail.eta_seconds))),
+        ("took" if page.detail.is_over else "runs for", _joined(run_time, time_left(page.detail.eta_seconds))),
         ("priority", str(job.priority)),
     ]
     optional = {

@@ -65,7 +65,7 @@ def submit(
         else _by_id(state, workflow, has_inputs=bool(pairs or input_object))
     )
     inputs = inputs_of(schema, pairs, input_object)
-    with held_back() as is_interrupted:
+    with deferred_interrupt() as is_interrupted:
         answer = submitted(state, {**submission, **chosen, "input_params": inputs}, force=force, resume=resume)
         read(SubmissionResult, answer)  # raises if it is not the response to a submission
     if has_reserved(schema) and not state.json:
@@ -84,16 +84,16 @@ def submit(
 
 
 @contextmanager
-def held_back() -> Iterator[Callable[[], bool]]:
-    """Hold the first Ctrl-C back until the id of the job is known; a second one interrupts."""
+def deferred_interrupt() -> Iterator[Callable[[], bool]]:
+    """Defer the first Ctrl-C until the id of the job is known; a second one interrupts."""
     received: list[int] = []
 
-    def hold_back(number: int, _frame: FrameType | None) -> None:
+    def defer_first(number: int, _frame: FrameType | None) -> None:
         received.append(number)
         if len(received) > 1:
             raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGINT, hold_back)
+    before = signal.signal(signal.SIGINT, defer_first)
     try:
         yield lambda: bool(received)
     finally:

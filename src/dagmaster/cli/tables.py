@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 M = TypeVar("M", bound="BaseModel")
-_LEAST_LONG = 16
-_LEAST_BEFORE_BELOW = 32
+_MIN_WIDTH_LONG = 16
+_MIN_WIDTH_MOVABLE = 32
 _GAP = 2
 # For each state a sign and a style.
 _STATES = {
@@ -86,7 +86,7 @@ def print_table(console: "Console", columns: Sequence[Column[T]], records: Itera
         )
     for row in cells:
         table.add_row(*(row[index] for index in kept))
-    with _as_wide_as(console, _width(kept, columns, cells)):
+    with _widened_console(console, _width(kept, columns, cells)):
         console.print(table)
 
 
@@ -130,7 +130,7 @@ def _padded(cell: "Text", width: int, is_number: bool) -> "Text":
 
 
 @contextmanager
-def _as_wide_as(console: "Console", needed: int) -> Iterator[None]:
+def _widened_console(console: "Console", needed: int) -> Iterator[None]:
     """Lines that the terminal wraps are better than lines that are cut off."""
     width = console.width
     console.width = max(width, needed)
@@ -160,8 +160,8 @@ def _width(kept: Sequence[int], columns: Sequence[Column[Any]], rows: "Rows") ->
     total = _GAP * (len(kept) - 1)
     for index in kept:
         widest = max([len(columns[index].heading), *(_cell_width(row[index]) for row in rows)])
-        least = _LEAST_BEFORE_BELOW if columns[index].is_below else _LEAST_LONG
-        total += min(widest, least) if columns[index].is_long else widest
+        min_width = _MIN_WIDTH_MOVABLE if columns[index].is_below else _MIN_WIDTH_LONG
+        total += min(widest, min_width) if columns[index].is_long else widest
     return total
 
 

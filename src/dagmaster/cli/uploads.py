@@ -96,14 +96,14 @@ def _print_uploads(state: State, page: "list[Json]") -> None:
         Column("upload", lambda upload: str(upload.upload_id)),
         Column("age", lambda upload: ago(upload.created_at, state.client.now), is_number=True, drop=2),
         Column("state", lambda upload: str(upload.state), is_state=True),
-        Column("arrived", _arrived, is_number=True, drop=1),
+        Column("arrived", _received_text, is_number=True, drop=1),
         Column("by", lambda upload: one_line(upload.created_by or ""), drop=3),
         Column("object", lambda upload: one_line(f"{upload.source.container}/{upload.source.blob}"), is_long=True),
     ]
     print_records(state, columns, UploadInfo, page)
 
 
-def _arrived(upload: "UploadInfo") -> str:
+def _received_text(upload: "UploadInfo") -> str:
     from dagmaster.quantities import size_text
 
     total = size_text(upload.size_bytes)

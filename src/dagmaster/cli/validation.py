@@ -35,10 +35,10 @@ def validate(state: State, files: Sequence[LocalFile], rules: FileRules, *, is_d
     if not is_dated:
         checks = [check if check.checked.errors else with_date(check) for check in checks]
     is_rejected = any(check.checked.errors for check in checks)
-    of_all = [] if is_rejected else findings_on_all(checks, rules.options)
+    common_findings = [] if is_rejected else findings_on_all(checks, rules.options)
     if not state.json:
         _print_findings(state, checks)
-        for finding in of_all:
+        for finding in common_findings:
             print_finding(state, finding, finding.message)
     elif is_rejected:
         state.emit({"status": "rejected", **_names(files), "check": public_check(checks)}, line=True)
@@ -65,9 +65,9 @@ def _print_findings(state: State, checks: Sequence[CheckedFile]) -> None:
     for check, finding in findings:
         names.setdefault((finding.code, finding.message), []).append(check.file.path.name)
     for _, finding in sorted(findings, key=lambda pair: list(_STYLES).index(pair[1].severity)):
-        if concerned := names.pop((finding.code, finding.message), None):
-            others = f" and {len(concerned) - _MOST_NAMED} more" if len(concerned) > _MOST_NAMED else ""
-            print_finding(state, finding, f"{', '.join(concerned[:_MOST_NAMED])}{others}: {finding.message}")
+        if file_names := names.pop((finding.code, finding.message), None):
+            others = f" and {len(file_names) - _MOST_NAMED} more" if len(file_names) > _MOST_NAMED else ""
+            print_finding(state, finding, f"{', '.join(file_names[:_MOST_NAMED])}{others}: {finding.message}")
 
 
 def print_finding(state: State, finding: "Finding", message: str) -> None:

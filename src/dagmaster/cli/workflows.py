@@ -101,8 +101,8 @@ def _validated(state: State, file: Path) -> dict[str, Any]:
         problems = [asdict(problem) for problem in error.problems]
         return {"file": str(file), "ok": False, "workflow_id": None, "problems": problems, "said": error.message}
     nodes = counted(len(workflow.nodes), "node")
-    said = f"{file}: ok (workflow {workflow.workflow_id} version {workflow.version}, {nodes})"
-    return {"file": str(file), "ok": True, "workflow_id": workflow.workflow_id, "problems": [], "said": said}
+    message = f"{file}: ok (workflow {workflow.workflow_id} version {workflow.version}, {nodes})"
+    return {"file": str(file), "ok": True, "workflow_id": workflow.workflow_id, "problems": [], "said": message}
 
 
 @workflows.command("graph")

@@ -194,14 +194,14 @@ class AsyncClient(AsyncAssets, AsyncLayers, AsyncKeys, AsyncUploads):
         WaitTimedOut is raised; the job is not affected.
         """
         deadline = _now() + timeout_seconds if timeout_seconds is not None else None
-        detail = await self._patiently(job_id, deadline)
+        detail = await self._job_when_available(job_id, deadline)
         yield detail
         changed = asyncio.Event()
         listener = asyncio.create_task(self._listen(_id(job_id), detail.job.last_sequence, changed))
         try:
             while not detail.is_over:
                 await _wait_for(changed, _POLL_SECONDS, deadline)
-                before, detail = detail, await self._patiently(job_id, deadline)
+                before, detail = detail, await self._job_when_available(job_id, deadline)
                 if detail.is_over or _visible(detail) != _visible(before):
                     yield detail
                 elif deadline is not None and _now() >= deadline:
@@ -405,7 +405,7 @@ class AsyncClient(AsyncAssets, AsyncLayers, AsyncKeys, AsyncUploads):
 
     # Requests
 
-    async def _patiently(self, job_id: JobId, deadline: float | None) -> JobDetail:
+    async def _job_when_available(self, job_id: JobId, deadline: float | None) -> JobDetail:
         """The job, as soon as the platform is available."""
         outage = _OutageLimit()
         while True:

@@ -181,7 +181,7 @@ class Connection:
         attempts = self._attempts if method == "GET" or is_repeatable else 1
         for attempt in range(1, attempts + 1):
             try:
-                response = await self._once(
+                response = await self._send_once(
                     method,
                     prefix + path,
                     timeout or self.timeout_seconds,
@@ -198,7 +198,7 @@ class Connection:
                 return response
         raise AssertionError("the last attempt returns or raises")
 
-    async def _once(self, method: str, path: str, seconds: float, **options: Any) -> httpx2.Response:
+    async def _send_once(self, method: str, path: str, seconds: float, **options: Any) -> httpx2.Response:
         url, http = self._connection()
         timeouts = httpx2.Timeout(seconds, connect=min(CONNECT_TIMEOUT_SECONDS, self.timeout_seconds))
         try:

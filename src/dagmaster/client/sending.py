@@ -57,7 +57,7 @@ class SendOptions:
 async def send_file(api: UploadApi, file: Path, options: SendOptions) -> UploadInfo:
     """The upload after its end. A file that the platform has already is not sent again."""
     with _opened(file) as opened:
-        size_bytes, sha256 = await asyncio.to_thread(_measured, opened)
+        size_bytes, sha256 = await asyncio.to_thread(_size_and_checksum, opened)
         request = {
             "name": options.name or unicodedata.normalize("NFC", file.name),
             "size_bytes": size_bytes,
@@ -116,15 +116,15 @@ class _Sender:
 
     async def _recover(self, error: DagmasterError) -> None:
         """Wait, and ask where to continue; raise the error if it is final, or if there was no progress for long."""
-        if not _is_passing(error) or _now() - self._progress_at > self._allowed_seconds():
+        if not _is_temporary(error) or _now() - self._progress_at > self._allowed_seconds():
             raise error
         self._failures += 1
         self._chunk_bytes = max(min(_SMALLEST_CHUNK_BYTES, self._largest_bytes), self._chunk_bytes // 2)
         await asyncio.sleep(min(_LONGEST_PAUSE_SECONDS, 0.1 * 2 ** min(self._failures, 10)))
         try:
             self._upload = parse(UploadInfo, await self._api.upload_of(self._upload.upload_id))
-        except DagmasterError as again:
-            if not _is_passing(again):
+        except DagmasterError as second_error:
+            if not _is_temporary(second_error):
                 raise
 
     def _allowed_seconds(self) -> float:
@@ -149,7 +149,7 @@ class _Sender:
             self._on_progress(arrived, self._upload.size_bytes)
 
 
-def _is_passing(error: DagmasterError) -> bool:
+def _is_temporary(error: DagmasterError) -> bool:
     """Whether the same request may succeed later."""
     if isinstance(error, Conflict):
         return error.code in {"upload.locked", "upload.wrong-offset"}
@@ -166,7 +166,7 @@ def _opened(path: Path) -> BinaryIO:
         raise InvalidRequest(f"{path} cannot be read: {error.strerror}", code="file.unreadable") from None
 
 
-def _measured(file: BinaryIO) -> tuple[int, str]:
+def _size_and_checksum(file: BinaryIO) -> tuple[int, str]:
     """The size and the hash of a file."""
     digest = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
     return file.tell(), digest

@@ -41,10 +41,10 @@ def stage_times(detail: JobDetail, attempts: Sequence[TimelineEntry]) -> list[St
 
 def _times(name: str, attempts: Sequence[TimelineEntry]) -> StageTimes:
     ended_at = max(each.finished_at for each in attempts if each.finished_at)
-    ran = [each.finished_at - each.started_at for each in attempts if each.finished_at and each.started_at]
+    durations = [each.finished_at - each.started_at for each in attempts if each.finished_at and each.started_at]
     return StageTimes(
         name,
         seconds=round((ended_at - min(each.queued_at for each in attempts)).total_seconds(), 3),
         tasks=task_count(attempts),
-        mean_run_ms=round(1000 * sum(each.total_seconds() for each in ran) / len(attempts), 2),
+        mean_run_ms=round(1000 * sum(each.total_seconds() for each in durations) / len(attempts), 2),
     )
