@@ -165,7 +165,7 @@ def translate_errors() -> Iterator[None]:
     try:
         yield
     except psycopg.Error as error:
-        translated = _meaning_of(error)
+        translated = meaning_of(error)
         if translated is None:
             raise
         raise translated from error
@@ -205,7 +205,7 @@ def _pooler(message: str) -> Unavailable:
     )
 
 
-def _meaning_of(error: psycopg.Error) -> DagmasterError | None:
+def meaning_of(error: psycopg.Error) -> DagmasterError | None:
     message = redact(error.diag.message_primary or _first_line(error))
     if error.sqlstate == REVIEWED:
         return Conflict(message, code="revision.reviewed", hint=error.diag.message_hint)

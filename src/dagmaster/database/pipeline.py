@@ -12,6 +12,7 @@ before what follows begins. In this way a notification follows its commit at onc
 from collections import namedtuple
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Final
 from uuid import UUID
 from weakref import WeakKeyDictionary
@@ -172,10 +173,20 @@ def _text(value: Any) -> bytes | None:
             return b"true" if value else b"false"
         case int() | float() | UUID():
             return str(value).encode()
-        case list() | tuple():
-            return _whole(f"{{{','.join(map(_element, value))}}}")
+        case list():
+            return _whole(_array(value))
         case _:
             raise TypeError(f"a value of type {type(value).__name__} can't be sent")
+
+
+@lru_cache(maxsize=64)
+def text_array(texts: tuple[str, ...]) -> str:
+    """An array as PostgreSQL reads it, for the same names in every call. The statement casts it to `text[]`."""
+    return _array(texts)
+
+
+def _array(values: Sequence[str | int | UUID]) -> str:
+    return f"{{{','.join(map(_element, values))}}}"
 
 
 def _whole(text: str) -> bytes:

@@ -7,13 +7,14 @@ repeat.
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
+import psycopg
 from psycopg.rows import dict_row
 
 from dagmaster import faults
-from dagmaster.database.connect import Connection, connect, translate_errors
+from dagmaster.database.connect import Connection, connect, meaning_of
 from dagmaster.database.notify.notifier import Notifier
 from dagmaster.database.queries import query
 
@@ -35,20 +36,9 @@ class Session:
         if connection is not None:
             await connection.close()
 
-    @asynccontextmanager
-    async def _connected(self) -> AsyncIterator[Connection]:
+    def _connected(self) -> AbstractAsyncContextManager[Connection]:
         """The connection, for one call. It is closed if the call fails."""
-        async with self._lock:
-            if self._connection is None or self._connection.closed:
-                self._connection = await connect(self._dsn, role=self._role, **self._options)
-            connection = self._connection
-            try:
-                with translate_errors():
-                    yield connection
-            except BaseException:
-                self._connection = None
-                await connection.close()
-                raise
+        return _Call(self)
 
     @asynccontextmanager
     async def _transaction(self, name: str) -> AsyncIterator[Connection]:
@@ -63,6 +53,37 @@ class Session:
         """After the commit. It never waits and never fails."""
         if self._notifier is not None:
             self._notifier.notify(*topics)
+
+
+class _Call:
+    """A class and not a generator, which would cost every step of a job another thirty function calls."""
+
+    __slots__ = ("_connection", "_session")
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    async def __aenter__(self) -> Connection:
+        session = self._session
+        await session._lock.acquire()
+        try:
+            if session._connection is None or session._connection.closed:
+                session._connection = await connect(session._dsn, role=session._role, **session._options)
+        except BaseException:
+            session._lock.release()
+            raise
+        self._connection = session._connection
+        return self._connection
+
+    async def __aexit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        try:
+            if error is not None:
+                self._session._connection = None
+                await self._connection.close()
+                if isinstance(error, psycopg.Error) and (meaning := meaning_of(error)):
+                    raise meaning from error
+        finally:
+            self._session._lock.release()
 
 
 async def dicts(connection: Connection, name: str, values: Mapping[str, Any]) -> list[dict[str, Any]]:

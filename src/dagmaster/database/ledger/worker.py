@@ -33,22 +33,26 @@ class PostgresWork(LedgerConnection):
     async def exchange(
         self, worker_id: UUID, reports: Sequence[Report], demand: Demand, *, lease_seconds: float
     ) -> Exchange:
+        limited = self._limited(demand)
         if not reports:
             names: tuple[str, ...] = ("claim_tasks",)
-        elif self._limited(demand):  # the free places of a limited queue are counted after the reports, which free some
+        elif limited:  # the free places of a limited queue are counted after the reports, which free some
             names = ("report_tasks", "claim_tasks")
         else:
             names = ("exchange",) if demand.total else ("report_tasks",)
-        return await self._exchange(names, worker_id, reports, demand, lease_seconds)
+        return await self._exchange(names, worker_id, reports, demand, limited, lease_seconds=lease_seconds)
 
     async def report(
         self, worker_id: UUID, reports: Sequence[Report], demand: Demand, *, lease_seconds: float
     ) -> Exchange:
-        names = ("report_tasks", "claim_tasks") if self._limited(demand) else ("report_tasks",)
-        return await self._exchange(names, worker_id, reports, demand, lease_seconds)
+        limited = self._limited(demand)
+        names = ("report_tasks", "claim_tasks") if limited else ("report_tasks",)
+        return await self._exchange(names, worker_id, reports, demand, limited, lease_seconds=lease_seconds)
 
     def _limited(self, demand: Demand) -> list[str]:
-        return [queue for queue in dict.fromkeys(demand.queues) if queue in self._limits] if demand.total else []
+        if not self._limits or not demand.total:
+            return []
+        return [queue for queue in dict.fromkeys(demand.queues) if queue in self._limits]
 
     async def _exchange(
         self,
@@ -56,18 +60,19 @@ class PostgresWork(LedgerConnection):
         worker_id: UUID,
         reports: Sequence[Report],
         demand: Demand,
+        limited: list[str],
+        *,
         lease_seconds: float,
     ) -> Exchange:
-        limited = self._limited(demand)
         queues = list(dict.fromkeys(demand.queues))
         values = {
             "worker_id": worker_id,
             "reports": to_json(reports),
             "queues": queues,
-            "rooms": [demand.rooms.get(queue, demand.total) for queue in queues],
-            "light_handlers": list(demand.light_handlers),
+            "rooms": _rooms(demand, queues),
+            "light_handlers": pipeline.text_array(demand.light_handlers),
             "light": demand.light,
-            "heavy_handlers": list(demand.heavy_handlers),
+            "heavy_handlers": pipeline.text_array(demand.heavy_handlers),
             "heavy": demand.heavy,
             "lease": lease_seconds,
             "budgets": limited,
@@ -85,13 +90,13 @@ class PostgresWork(LedgerConnection):
 
     async def _claim_limited(self, queues: list[str], values: dict[str, Any], demand: Demand) -> list[Any]:
         """These queues turned out to have a limit and were closed to us: claim again, now with their budgets."""
-        rooms = [demand.rooms.get(queue, demand.total) for queue in queues]
-        values = {**values, "queues": queues, "rooms": rooms, "budgets": queues}
+        values = {**values, "queues": queues, "rooms": _rooms(demand, queues), "budgets": queues}
         return (await self._exchange_at_once(("claim_tasks",), queues, values, ())).claimed
 
     def _forget_limits(self, limited: list[str], budgets: Sequence[Any]) -> None:
         """A queue without a budget row has no limit any more."""
-        self._limits.difference_update(set(limited).difference(row.queue for row in budgets))
+        if limited:
+            self._limits.difference_update(set(limited).difference(row.queue for row in budgets))
 
     async def _exchange_at_once(
         self, names: Sequence[str], limited: list[str], values: dict[str, Any], notify: Sequence[str]
@@ -137,6 +142,12 @@ class PostgresWork(LedgerConnection):
     async def queued_tasks(self, task_ids: Sequence[str]) -> frozenset[str]:
         """Which of these tasks are still queued."""
         return frozenset(row.task_id for row in await self._fetch("queued_tasks", keys_of(task_ids)))
+
+
+def _rooms(demand: Demand, queues: Sequence[str]) -> list[int]:
+    """How many tasks of each queue the worker can take."""
+    total = demand.total
+    return [demand.rooms.get(queue, total) for queue in queues]
 
 
 def keys_of(task_ids: Sequence[str]) -> dict[str, list[Any]]:
