@@ -11,7 +11,9 @@ import random
 from collections.abc import Awaitable, Callable, Iterable
 
 from psycopg import Notify, sql
-from psycopg.generators import notifies
+from psycopg.abc import PQGen
+from psycopg.pq.abc import PGconn
+from psycopg.waiting import Wait
 
 from dagmaster.cancellation import cancel_and_wait
 from dagmaster.database.connect import Connection, connect, translate_errors
@@ -20,7 +22,6 @@ from dagmaster.database.queries import query
 from dagmaster.errors import DagmasterError, Unavailable
 from dagmaster.observe import log
 
-WAIT_SECONDS = 3600.0  # how often psycopg checks for Ctrl-C, which asyncio does itself
 # A listener sends nothing, so it does not notice that its connection is dead. TCP keepalives find a server that is
 # gone; they do not find a proxy that keeps the connection open and forwards nothing.
 CHECK_SECONDS = 60.0
@@ -103,11 +104,8 @@ class PostgresNotifier:
                 # Changes from before the LISTEN are seen by reading: once now, and after every reconnect.
                 self._hear(self._topics.values())
                 while True:
-                    try:
-                        async with asyncio.timeout(CHECK_SECONDS):
-                            # Not `connection.notifies()`: that wakes up ten times a second without a reason.
-                            await connection.wait(notifies(connection.pgconn), interval=WAIT_SECONDS)
-                    except TimeoutError:
+                    # Not `connection.notifies()`: that wakes up ten times a second without a reason.
+                    if not await connection.wait(_receive(connection.pgconn), interval=CHECK_SECONDS):
                         await _require_answer(connection)
         finally:
             await connection.close()
@@ -129,6 +127,17 @@ class PostgresNotifier:
                         await asyncio.sleep(COALESCE_SECONDS)
         finally:
             await connection.close()
+
+
+def _receive(pgconn: PGconn) -> PQGen[bool]:
+    """Wait once, and pass on what has arrived. False if that is nothing."""
+    if not (yield Wait.R):
+        return False
+    pgconn.consume_input()
+    while notice := pgconn.notifies():
+        if pgconn.notify_handler:
+            pgconn.notify_handler(notice)
+    return True
 
 
 async def _require_answer(connection: Connection) -> None:
