@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,6 +34,7 @@ pytestmark = pytest.mark.requirement("M1")
 DEPLOY = Path(__file__).parents[2] / "deploy"
 RULES = yaml.safe_load((DEPLOY / "prometheus/rules.yaml").read_text())["groups"][0]["rules"]
 DASHBOARD = json.loads((DEPLOY / "grafana/dagmaster.json").read_text())
+PROMTOOL = shutil.which("promtool") or shutil.which("promtool", path=str(Path(sys.executable).parent))
 # Prometheus adds these to every sample.
 OF_TARGETS = {"job", "instance"}
 NAME = re.compile(r"\b(?:dagmaster|process)_[a-z_]+")
@@ -181,10 +183,10 @@ def test_every_alert_is_tested_with_samples_for_which_it_fires_and_with_others()
     assert {name for name, fires in cases if not fires} == {rule["alert"] for rule in RULES}
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool (Debian's package prometheus) is not installed")
+@pytest.mark.skipif(PROMTOOL is None, reason="promtool (Debian's package prometheus) is not installed")
 def test_promtool_accepts_the_rules_and_their_tests():
     for arguments in (["check", "rules", "rules.yaml"], ["test", "rules", "rules_test.yaml"]):
         done = subprocess.run(
-            ["promtool", *arguments], cwd=DEPLOY / "prometheus", capture_output=True, text=True, check=False
+            [str(PROMTOOL), *arguments], cwd=DEPLOY / "prometheus", capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, done.stdout + done.stderr
