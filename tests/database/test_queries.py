@@ -149,7 +149,7 @@ def values_for(name, job_id):
         "node_ids": ["split__1"],
         "attempts": [1],
         "task_ids": ["x"],
-        "busy": [],
+        "limits": [8],
         "newest": ["q"],
         "newest_limit": 1,
         "delay": 1,

@@ -110,6 +110,20 @@ async def test_two_relays_do_not_send_the_same():
     assert sorted(bench.sender.sent + others.sent) == sorted(ids)
 
 
+async def test_each_queue_has_its_own_window(monkeypatch):
+    """One worker serves `few`; nothing is known about the workers of `many`."""
+
+    async def count_workers(_alive_seconds: float) -> dict[str, int]:
+        return {"few": 1}
+
+    bench = Bench()
+    bench.add(100, "few")
+    bench.add(100, "many", first=100)
+    monkeypatch.setattr(bench.outbox, "count_workers", count_workers)
+
+    assert await bench.relay.turn() == relay_module.SMALLEST_WINDOW + relay_module.WINDOW
+
+
 async def test_while_announced_tasks_wait_no_more_ids_are_sent_and_most_are_never_needed(monkeypatch):
     bench = Bench()
     ids = bench.add(1000)
@@ -378,11 +392,11 @@ async def test_the_outbox_on_postgresql(tasks):
         none = await one.claim_messages(100, lease_seconds=60)
         await one.delete_messages(first[:2])
         await one.postpone_messages(first[2:], delay_seconds=-1, error="e" * 1000)
-        again = await two.claim_messages(100, lease_seconds=60)
-        busy = await two.claim_messages(100, lease_seconds=60, busy=["q"])
+        again = await two.claim_messages(0, lease_seconds=60, limits={"other": 1, "q": 100})
+        busy = await two.claim_messages(100, lease_seconds=60, limits={"q": 0})
         await two.postpone_messages(second[:2], delay_seconds=-2, error="away")
         await two.postpone_messages(second[2:3], delay_seconds=-1, error="away")
-        newest = await two.claim_messages(100, lease_seconds=60, busy=["q"], newest=["q"], newest_limit=1)
+        newest = await two.claim_messages(100, lease_seconds=60, limits={"q": 0}, newest=["q"], newest_limit=1)
         failed = await one.fail_tasks(first[2:], uuid4(), {"code": "x", "blame": "data", "message": "too large"})
         with psycopg.connect(tasks, autocommit=True) as connection:
             connection.execute(

@@ -115,16 +115,17 @@ class Relay:
         """Send what is due; returns how many messages were claimed."""
         await self._count_workers()
         self._busy = await self._busy_queues()
-        limit = min((self._window(queue) for queue in {*self._workers, *self._windows} - self._busy), default=WINDOW)
+        limits = {queue: self._window(queue) for queue in {*self._workers, *self._windows}}
+        limits |= dict.fromkeys(self._busy, 0)
         messages = await self.outbox.claim_messages(
-            limit, lease_seconds=LEASE_SECONDS, busy=self._busy, newest=self._take_woken(), newest_limit=NEWEST
+            WINDOW, lease_seconds=LEASE_SECONDS, limits=limits, newest=self._take_woken(), newest_limit=NEWEST
         )
         if not messages:
             self._restore_windows()
             return 0
         unneeded = [message for message in messages if not message.is_queued]
         if unneeded:
-            self._note_unaided(messages, limit)
+            self._note_unaided(messages)
             await self._forget(unneeded)
         by_queue: dict[str, list[ClaimedMessage]] = defaultdict(list)
         for message in messages:
@@ -160,12 +161,13 @@ class Relay:
         fewest, most = FORGOTTEN_AT_ONCE
         self._forgotten_at_once = max(fewest, min(most, 2 * forgotten))
 
-    def _note_unaided(self, messages: Sequence[ClaimedMessage], limit: int) -> None:
+    def _note_unaided(self, messages: Sequence[ClaimedMessage]) -> None:
         """Of a queue that was busy, all that would be sent next is claimed already: its workers need no messages."""
         now = asyncio.get_running_loop().time()
         needed = {message.queue for message in messages if message.is_queued}
         for queue, count in Counter(message.queue for message in messages).items():
-            if queue in self._windows and queue not in needed and queue not in self._busy and count >= limit:
+            window = self._windows.get(queue)
+            if window and count >= window and queue not in needed and queue not in self._busy:
                 self._windows[queue] = SMALLEST_WINDOW
                 self._seen_unaided_at[queue] = now
 

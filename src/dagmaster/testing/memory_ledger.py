@@ -1346,15 +1346,14 @@ class MemoryLedger:
         limit: int,
         *,
         lease_seconds: float,
-        busy: Collection[str] = (),
+        limits: Mapping[str, int] | None = None,
         newest: Collection[str] = (),
         newest_limit: int = 0,
     ) -> list[ClaimedMessage]:
         db, now = self.db, self.db.clock()
         due = sorted((row.not_before, key) for key, row in db.outbox.items() if row.not_before <= now)
-        limits = dict.fromkeys(busy, 0)
         chosen = [
-            *_first_of_each_queue(db.outbox, (key for _, key in due), limits, limit),
+            *_first_of_each_queue(db.outbox, (key for _, key in due), dict(limits or {}), limit),
             *_first_of_each_queue(db.outbox, (key for _, key in reversed(due)), dict.fromkeys(newest, newest_limit), 0),
         ]
         claimed: list[ClaimedMessage] = []

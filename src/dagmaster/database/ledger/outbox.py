@@ -26,14 +26,16 @@ class PostgresOutbox(LedgerConnection):
         limit: int,
         *,
         lease_seconds: float,
-        busy: Collection[str] = (),
+        limits: Mapping[str, int] | None = None,
         newest: Collection[str] = (),
         newest_limit: int = 0,
     ) -> list[ClaimedMessage]:
+        limits = limits or {}
         values = {
             "limit": limit,
             "lease": lease_seconds,
-            "busy": list(busy),
+            "queues": list(limits),
+            "limits": list(limits.values()),
             "newest": list(newest),
             "newest_limit": newest_limit,
         }

@@ -505,11 +505,11 @@ class Outbox(Protocol):
         limit: int,
         *,
         lease_seconds: float,
-        busy: Collection[str] = (),
+        limits: Mapping[str, int] | None = None,
         newest: Collection[str] = (),
         newest_limit: int = 0,
     ) -> list[ClaimedMessage]:
-        """Claim messages that are due, up to `limit` of each queue that is not busy, the oldest first. Of the busy
+        """Claim messages that are due, of each queue the oldest: up to the number in `limits`, or else `limit`. Of the
         queues in `newest`, claim the newest `newest_limit`. After the lease, another relay may send those that are
         neither deleted nor postponed."""
         ...

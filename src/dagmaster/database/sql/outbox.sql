@@ -16,22 +16,24 @@ name AS (
 )
 
 -- name: outbox_claim
--- Claim messages of the outbox that are due, of each queue so many, except for busy queues, of which only some have a few of
--- their newest claimed. If their relay dies, another one may send them when the lease is over. A message whose task is no
--- longer queued need not be sent.
+-- Claim messages of the outbox that are due: of each queue the oldest, up to its limit, and of some queues a few of the
+-- newest. If their relay dies, another one may send them when the lease is over. A message whose task is no longer queued need
+-- not be sent.
 WITH RECURSIVE
 -- use: outbox_queues
 , due AS MATERIALIZED (
     SELECT d.job_id, d.node_id, d.attempt
       FROM name n
+      LEFT JOIN unnest(%(queues)s::text[], %(limits)s::int[]) AS l (queue, size)
+        ON l.queue = n.queue
      CROSS JOIN LATERAL (
            SELECT o.job_id, o.node_id, o.attempt
              FROM dagapp.dag_outbox o
             WHERE o.queue = n.queue AND o.not_before <= (SELECT dagapp.clock())
             ORDER BY o.not_before
-            LIMIT %(limit)s
+            LIMIT coalesce(l.size, %(limit)s)
               FOR NO KEY UPDATE SKIP LOCKED) AS d
-     WHERE n.queue IS NOT NULL AND NOT n.queue = ANY (%(busy)s::text[])
+     WHERE n.queue IS NOT NULL
 ), newest AS MATERIALIZED (
     SELECT d.job_id, d.node_id, d.attempt
       FROM unnest(%(newest)s::text[]) AS n (queue)
