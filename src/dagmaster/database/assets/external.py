@@ -4,11 +4,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import Annotated, Any, Final
 from uuid import UUID
 
 import psycopg
 from psycopg.rows import dict_row
+from pydantic import Field
 
 from dagmaster import faults
 from dagmaster.assets.external import (
@@ -171,13 +172,17 @@ def described(row: Json) -> Json:
 
 @dataclass(frozen=True, slots=True)
 class ExternalTarget:
-    """The revision whose copies a job makes or removes. Plain values, which can be passed as JSON."""
+    """The revision whose copies a job makes or removes. It is passed between handlers as JSON."""
 
     asset_id: str
     dataset_id: str
-    version_ordinal: int
-    revision: int
+    version_ordinal: Annotated[int, Field(ge=0)]
+    revision: Annotated[int, Field(ge=1)]
     blob_path: str | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.dataset_id}/v{self.version_ordinal}/r{self.revision}"
 
     @property
     def key(self) -> ExternalKey:

@@ -5,7 +5,7 @@
 Every handler first makes sure that its job is the one that exports this revision, and that the revision is still
 approved and public. Each object is copied, read again, and compared with the checksum of its STAC document; an object
 whose copy is right already is not copied again. Before and after each object it is checked that the export is still
-wanted: if not, the object is removed again, also if that cannot be revision out.
+wanted: if not, the object is removed again, also if it is not certain that it was copied.
 """
 
 from collections.abc import Callable, Iterator
@@ -33,36 +33,6 @@ BATCH_DOCUMENTS: Final = 20
 FILE_LIST: Final = "export/files.txt"
 
 
-class TargetRevision(FrozenModel):
-    """The revision that is exported or withdrawn."""
-
-    asset_id: str
-    dataset_id: str
-    version_ordinal: int = Field(ge=0)
-    revision: int = Field(ge=1)
-    blob_path: str | None = None
-
-    @classmethod
-    def of(cls, target: ExternalTarget) -> "TargetRevision":
-        return cls(
-            asset_id=target.asset_id,
-            dataset_id=target.dataset_id,
-            version_ordinal=target.version_ordinal,
-            revision=target.revision,
-            blob_path=target.blob_path,
-        )
-
-    def external(self) -> ExternalTarget:
-        return ExternalTarget(**self.model_dump())
-
-    def edition(self) -> Edition:
-        return Edition(self.dataset_id, self.version_ordinal, self.revision)
-
-    @property
-    def name(self) -> str:
-        return f"{self.dataset_id}/v{self.version_ordinal}/r{self.revision}"
-
-
 class NamedRevision(FrozenModel):
     """Without a revision, the approved one."""
 
@@ -86,7 +56,7 @@ class DocumentBatch(FrozenModel):
 
 
 class ExportPlan(FrozenModel):
-    target: TargetRevision
+    target: ExternalTarget
     batches: list[DocumentBatch]
     document_count: int
     file_list: str | None
@@ -95,20 +65,23 @@ class ExportPlan(FrozenModel):
 def plan(ctx: SyncContext, params: PlanParams) -> ExportPlan:
     """Check that a revision is approved and public, and divide its documents into batches."""
     with exporting(ctx) as session:
-        revision = session.find(params.asset_id, params.version_ordinal, params.revision)
-        _require_blob_path(params.blob_path, revision)
-        session.claim(revision)
-        target = TargetRevision.of(revision)
+        target = session.find(params.asset_id, params.version_ordinal, params.revision)
+        _require_blob_path(params.blob_path, target)
+        session.claim(target)
         batches: list[DocumentBatch] = []
-        for last_id, count in session.batches(revision, BATCH_DOCUMENTS):
+        for last_id, count in session.batches(target, BATCH_DOCUMENTS):
             batches.append(
                 DocumentBatch(after=batches[-1].last_id if batches else None, last_id=last_id, documents=count)
             )
         if not batches:
-            raise UnfitData(f"{revision} has no STAC documents", code="export.no-documents", hint="submit it again")
+            raise UnfitData(f"{target} has no STAC documents", code="export.no-documents", hint="submit it again")
         file_list = _write_file_list(ctx, session, target, batches) if ctx.exporter.is_pipeline else None
     count = sum(batch.documents for batch in batches)
     return ExportPlan(target=target, batches=batches, document_count=count, file_list=file_list)
+
+
+def edition_of(target: ExternalTarget) -> Edition:
+    return Edition(target.dataset_id, target.version_ordinal, target.revision)
 
 
 def _require_blob_path(blob_path: str | None, revision: ExternalTarget) -> None:
@@ -121,12 +94,12 @@ def _require_blob_path(blob_path: str | None, revision: ExternalTarget) -> None:
 
 
 def _write_file_list(
-    ctx: SyncContext, session: ExternalSession, target: TargetRevision, batches: list[DocumentBatch]
+    ctx: SyncContext, session: ExternalSession, target: ExternalTarget, batches: list[DocumentBatch]
 ) -> str:
     """For a pipeline: the names of all objects that it copies, one a line. The list is deleted with the job."""
     names: set[str] = set()
     for batch in batches:
-        for _, document in session.documents(target.external(), batch.after, batch.last_id):
+        for _, document in session.documents(target, batch.after, batch.last_id):
             names |= {source.blob for source, _ in _files(target, document)}
     blob = intermediate(ctx.job_id, FILE_LIST)
     location = ctx.storage.location(blob, zone=Zone.SILVER)
@@ -135,7 +108,7 @@ def _write_file_list(
 
 
 class TransferParams(FrozenModel):
-    target: TargetRevision
+    target: ExternalTarget
     file_list: str | None = None
 
 
@@ -162,7 +135,7 @@ async def transfer(ctx: Context, params: TransferParams) -> Transfer:
 
 
 class CopyParams(FrozenModel):
-    target: TargetRevision
+    target: ExternalTarget
     batch: DocumentBatch
 
 
@@ -191,11 +164,11 @@ def copy(ctx: SyncContext, params: CopyParams) -> Copied:
     """Copy the files that a batch of documents names, and write the documents of its items."""
     target = params.target
     with exporting(ctx) as session:
-        session.claim(target.external())
+        session.claim(target)
         copied: dict[str, CopiedObject] = {}
         items: list[str] = []
         failure: DagmasterError | None = None
-        revision = session.documents(target.external(), params.batch.after, params.batch.last_id)
+        revision = session.documents(target, params.batch.after, params.batch.last_id)
         for number, (document_id, document) in enumerate(revision, start=1):
             for source, asset in _files(target, document):
                 if source.blob not in copied:
@@ -204,7 +177,7 @@ def copy(ctx: SyncContext, params: CopyParams) -> Copied:
                     except DamagedCopy as error:  # the others are checked too, so that none that is damaged stays
                         failure = failure or error.reason
             if document_id:
-                item = documents.external_item(document, target.edition(), ctx.addresses.public_base)
+                item = documents.external_item(document, edition_of(target), ctx.addresses.public_base)
                 written = _write(ctx, session, target, documents.item_name(document_id), item)
                 copied[written.blob] = written
                 items.append(document_id)
@@ -216,21 +189,21 @@ def copy(ctx: SyncContext, params: CopyParams) -> Copied:
     return Copied(objects=list(copied.values()), items=items)
 
 
-def _files(target: TargetRevision, document: Json) -> Iterator[tuple[Location, Json]]:
+def _files(target: ExternalTarget, document: Json) -> Iterator[tuple[Location, Json]]:
     """The processed objects of the revision that a document names. Files of others are not copied."""
-    edition = target.edition()
+    edition = edition_of(target)
     for location, asset in documents.files_in(document):
         if location.zone == Zone.SILVER and documents.belongs_to(edition, location):
             yield location, asset
 
 
 def _copy_file(
-    ctx: SyncContext, session: ExternalSession, target: TargetRevision, source: Location, asset: Json
+    ctx: SyncContext, session: ExternalSession, target: ExternalTarget, source: Location, asset: Json
 ) -> CopiedObject:
     copy_of = external(ctx, source.blob)
     prefix = ctx.addresses.external_base
     if documents.is_mosaic(source) and prefix is not None:
-        cogs = ctx.addresses.external(external(ctx, target.edition().cog("x"))).removesuffix("x")
+        cogs = ctx.addresses.external(external(ctx, edition_of(target).cog("x"))).removesuffix("x")
         return _put(ctx, session, target, copy_of, documents.external_mosaic(ctx.storage.get(source), cogs))
     expected = documents.checksum_of(asset) or ctx.storage.sha256(source)
     with guarded(ctx, session, target, copy_of):
@@ -269,14 +242,14 @@ def _sha256(ctx: SyncContext, location: Location) -> str | None:
 
 
 def _write(
-    ctx: SyncContext, session: ExternalSession, target: TargetRevision, name: str, document: Json
+    ctx: SyncContext, session: ExternalSession, target: ExternalTarget, name: str, document: Json
 ) -> CopiedObject:
-    location = external(ctx, target.edition().stac(name))
+    location = external(ctx, edition_of(target).stac(name))
     return _put(ctx, session, target, location, orjson.dumps(document, option=orjson.OPT_SORT_KEYS))
 
 
 def _put(
-    ctx: SyncContext, session: ExternalSession, target: TargetRevision, location: Location, content: bytes
+    ctx: SyncContext, session: ExternalSession, target: ExternalTarget, location: Location, content: bytes
 ) -> CopiedObject:
     with guarded(ctx, session, target, location):
         stored = ctx.storage.put(location, content)
@@ -286,33 +259,33 @@ def _put(
 
 
 @contextmanager
-def guarded(ctx: SyncContext, session: ExternalSession, target: TargetRevision, location: Location) -> Iterator[None]:
+def guarded(ctx: SyncContext, session: ExternalSession, target: ExternalTarget, location: Location) -> Iterator[None]:
     """Write one object of the external zone. It does not stay if the export is not wanted any more afterwards: a task
     may outlive its job, and the copies may have been removed while it wrote."""
-    _require_current(lambda: session.is_current(target.external()), target)
+    _require_current(lambda: session.is_current(target), target)
     try:
         yield
     except DamagedCopy:
         ctx.storage.delete(location)
         raise
     try:
-        _require_current(lambda: session.is_current(target.external()), target)
+        _require_current(lambda: session.is_current(target), target)
     except DagmasterError:  # also if the database cannot be reached
         ctx.storage.delete(location)
         raise
 
 
-def _require_current(is_current: Callable[[], bool], target: TargetRevision) -> None:
+def _require_current(is_current: Callable[[], bool], target: ExternalTarget) -> None:
     if not is_current():
         raise UnfitData(
-            f"the export of {target.external()} is not wanted any more: it was withdrawn, or another job exports it",
+            f"the export of {target} is not wanted any more: it was withdrawn, or another job exports it",
             code="external.not-current",
             hint="nothing has to be done",
         )
 
 
 class FinishParams(FrozenModel):
-    target: TargetRevision
+    target: ExternalTarget
     document_count: int
     run_id: str | None = None
 
@@ -342,14 +315,14 @@ def finish(ctx: SyncContext, params: FinishParams) -> Exported:
             hint="resume the job from the node that copies them",
         )
     with exporting(ctx) as session:
-        session.claim(target.external())
-        collection = session.collection(target.external())
+        session.claim(target)
+        collection = session.collection(target)
         if collection is None:
-            raise UnfitData(f"{target.external()} has no collection", code="export.no-documents")
-        document = documents.external_collection(collection, target.edition(), ctx.addresses.public_base, items)
+            raise UnfitData(f"{target} has no collection", code="export.no-documents")
+        document = documents.external_collection(collection, edition_of(target), ctx.addresses.public_base, items)
         written = _write(ctx, session, target, documents.COLLECTION, document)
         objects[written.blob] = written
-        manifest = external(ctx, target.edition().manifest())
+        manifest = external(ctx, edition_of(target).manifest())
         content = orjson.dumps(_manifest(target, objects), option=orjson.OPT_INDENT_2)
         _put(ctx, session, target, manifest, content)
     main = _main_object(ctx, target, objects)
@@ -379,7 +352,7 @@ def _results(ctx: SyncContext) -> tuple[dict[str, CopiedObject], list[str]]:
     return objects, items
 
 
-def _manifest(target: TargetRevision, objects: dict[str, CopiedObject]) -> Json:
+def _manifest(target: ExternalTarget, objects: dict[str, CopiedObject]) -> Json:
     """All objects with their sizes and checksums, so that anyone can verify them. The same export gives the same."""
     return {
         "dataset_id": target.dataset_id,
@@ -389,7 +362,7 @@ def _manifest(target: TargetRevision, objects: dict[str, CopiedObject]) -> Json:
     }
 
 
-def _main_object(ctx: SyncContext, target: TargetRevision, objects: dict[str, CopiedObject]) -> Location | None:
+def _main_object(ctx: SyncContext, target: ExternalTarget, objects: dict[str, CopiedObject]) -> Location | None:
     """The copy of the object that the revision is known by."""
     if target.blob_path is None:
         return None

@@ -7,18 +7,19 @@ is processed (silver) is never touched. Each step may run twice.
 """
 
 from dagmaster.assets.external import ExternalJob
+from dagmaster.database.assets.external import ExternalTarget
 from dagmaster.errors import HandlerFailed, UnfitData
 from dagmaster.handlers.context import Context, SyncContext
-from dagmaster.handlers.export.copying import NamedRevision, TargetRevision, exporting
+from dagmaster.handlers.export.copying import NamedRevision, edition_of, exporting
 from dagmaster.handlers.frozen import FrozenModel
 
 
 class TargetParams(FrozenModel):
-    target: TargetRevision
+    target: ExternalTarget
 
 
 class CheckedTarget(FrozenModel):
-    target: TargetRevision
+    target: ExternalTarget
 
 
 def check(ctx: SyncContext, params: NamedRevision) -> CheckedTarget:
@@ -26,7 +27,7 @@ def check(ctx: SyncContext, params: NamedRevision) -> CheckedTarget:
     with exporting(ctx, ExternalJob.WITHDRAWAL) as session:
         revision = session.find(params.asset_id, params.version_ordinal, params.revision)
         session.claim(revision)
-    return CheckedTarget(target=TargetRevision.of(revision))
+    return CheckedTarget(target=revision)
 
 
 class StoppedRuns(FrozenModel):
@@ -44,14 +45,14 @@ class Removed(FrozenModel):
 
 def remove(ctx: SyncContext, params: TargetParams) -> Removed:
     """Remove all objects of a revision from the external zone, its catalogue first."""
-    target, edition = params.target, params.target.edition()
+    target, edition = params.target, edition_of(params.target)
     with exporting(ctx, ExternalJob.WITHDRAWAL) as session:
-        session.claim(target.external())
+        session.claim(target)
         count = ctx.storage.clear_external(edition)
-        if not session.is_current(target.external()):  # this task has outlived its job
-            session.doubt(target.external())
+        if not session.is_current(target):  # this task has outlived its job
+            session.doubt(target)
             raise UnfitData(
-                f"the withdrawal of {target.external()} is not the current one any more",
+                f"the withdrawal of {target} is not the current one any more",
                 code="external.not-current",
                 hint="nothing has to be done",
             )
