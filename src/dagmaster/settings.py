@@ -123,7 +123,7 @@ class Settings(BaseSettings):
         100,
         ge=0,
         le=100_000,
-        description="Children of a fan_out, and steps of a job, that are traced; later ones have no spans",
+        description="Maximum number of children of a fan_out, and of steps of a job, that are traced",
     )
 
     database_url: str | None = Field(
@@ -271,7 +271,9 @@ class Settings(BaseSettings):
         "managed identity",
     )
     service_bus_namespace: str | None = Field(
-        None, max_length=50, description="Name of the namespace; short for SERVICE_BUS_FQDN in the public cloud"
+        None,
+        max_length=50,
+        description="Name of the Service Bus namespace in the public cloud, instead of SERVICE_BUS_FQDN",
     )
     service_bus_connection_string: str | None = Field(
         None,
@@ -304,14 +306,16 @@ class Settings(BaseSettings):
     )
     worker_type: str = Field("general", description="A label that is shown with the worker; it has no other effect")
     worker_slots: PositiveInt = Field(
-        100, le=10_000, description="Async handlers that one worker runs at the same time"
+        100, le=10_000, description="Maximum number of async handlers that one worker runs at the same time"
     )
     worker_processes: PositiveInt = Field(
-        2, le=1_000, description="Plain handlers that one worker runs at the same time, each in its own child process"
+        2,
+        le=1_000,
+        description="Maximum number of plain handlers that one worker runs at once, each in a child process",
     )
     worker_queue_concurrency: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
-        description="Tasks of a queue that one worker runs at the same time, such as "
+        description="Maximum number of tasks of a queue that one worker runs at once, such as "
         "`container-tasks=2,functionapp-tasks=8`. Other queues are limited by WORKER_SLOTS and WORKER_PROCESSES only, "
         "which apply to these queues too",
     )
@@ -330,8 +334,8 @@ class Settings(BaseSettings):
         0,
         ge=0,
         le=10_000,
-        description="Plain handlers that one worker runs on the Dask cluster at the same time; 0: as many as the "
-        "cluster has threads",
+        description="Maximum number of plain handlers that one worker runs on the Dask cluster at once; 0: as many as "
+        "the cluster has threads",
     )
     dask_tls_ca: Path | None = Field(None, description="File with the certificates that the Dask cluster trusts (PEM)")
     dask_tls_cert: Path | None = Field(
@@ -363,7 +367,7 @@ class Settings(BaseSettings):
         "message of an unknown workflow waits as long, and becomes a dead letter",
     )
     max_losses: PositiveInt = Field(
-        5, le=1_000, description="Retries of a node after a lost worker or an unavailable service; then it fails"
+        5, le=1_000, description="Maximum number of retries of a node after lost workers and unavailable services"
     )
 
     workflow_folders: Annotated[tuple[Path, ...], NoDecode] = Field(
@@ -454,7 +458,8 @@ class Settings(BaseSettings):
         description="Address on which health probes are served; must be loopback unless HEALTH_INSECURE is true",
     )
     health_port: PortOrAny = Field(
-        8002, description="Port for health probes; 0 takes any free port, and so does a process whose port is in use"
+        8002,
+        description="Port for health probes; 0 takes any free port; if the port is in use, a free port is taken too",
     )
     health_insecure: bool = Field(
         False,
@@ -518,7 +523,7 @@ class Settings(BaseSettings):
         "percentage is not forwarded",
     )
     legacy_read_only: bool = Field(
-        False, description="Forward only reads to the old system, about jobs that this platform does not know"
+        False, description="Forward to the old system only requests that read jobs which this platform does not know"
     )
     legacy_timeout_sec: Seconds = Field(30.0, description="Seconds to wait for a response of the old system")
     serving_host: str = Field(

@@ -98,7 +98,7 @@ async def _facts(services: ApiServices, asset: AssetInfo, version: VersionInfo, 
         raise NotFound(
             f"revision {revision} of version {version.version_ordinal} has no documents",
             code="revision.no-documents",
-            hint="it was not processed, or its data was deleted",
+            hint="the revision was not processed, or its data was deleted",
         )
     return facts_of(version, revision, documents)
 

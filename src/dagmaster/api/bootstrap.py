@@ -104,7 +104,7 @@ async def rebuild_schema(services: Services, rebuild: RebuildRequest) -> SchemaS
         raise InvalidRequest(
             "`confirm` is not the name of this database",
             code="bootstrap.not-confirmed",
-            hint="the name is part of the database URL",
+            hint="pass the name of the database, as in the database URL",
         )
     _log.warning("the schema is dropped and deployed again", database=name)
     return await asyncio.to_thread(schema.rebuild_schema, services.dsn)

@@ -71,7 +71,7 @@ async def replay_dead_letter(
         raise Conflict(
             f"a message of queue {letter.queue} cannot be replayed: only submissions and tasks can",
             code="dead-letter.not-replayable",
-            hint="correct the error in its description, then send the message again",
+            hint="correct the error that the dead letter describes, then send the message again",
             queue=letter.queue,
         )
     async with services.ledgers.one() as ledger:

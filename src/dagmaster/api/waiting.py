@@ -287,7 +287,7 @@ def _due(conditions: Conditions) -> WaitReason:
     if not conditions.live_orchestrators:
         return WaitReason(code="no_orchestrator", detail="no orchestrator is alive")
     if conditions.is_orphaned:
-        detail = "its orchestrator sends no heartbeats; another one will adopt this job soon"
+        detail = "its orchestrator sends no heartbeats; another orchestrator will claim this job soon"
         return WaitReason(code="orphaned", detail=detail)
     return WaitReason(code="due", detail="an orchestrator will process it next")
 

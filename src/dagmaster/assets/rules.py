@@ -144,7 +144,9 @@ def reject(asset: AssetState, ordinal: int, *, reason: str) -> ActionResult:
         raise _still_processing(version)
     if version.approval == ApprovalState.APPROVED:
         raise Conflict(
-            f"version {ordinal} is approved", code="version.already-approved", hint="unpublish it to withdraw it"
+            f"version {ordinal} is approved",
+            code="version.already-approved",
+            hint="to withdraw the version, unpublish it",
         )
     if version.approval == ApprovalState.REJECTED:
         raise Conflict(f"version {ordinal} is rejected already", code="version.already-rejected")

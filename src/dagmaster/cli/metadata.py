@@ -17,7 +17,7 @@ _reason = reason_option("recorded in the audit log")
 
 @click.group(cls=Group)
 def metadata() -> None:
-    """Edit what portals and maps say about a layer, and publish it."""
+    """Edit the texts and the style of a layer, and publish them."""
 
 
 @metadata.command("ls")
@@ -54,7 +54,7 @@ def show_metadata(state: State, asset: str, layer: str) -> None:
     help="A keyword; may be repeated; the given keywords replace all others",
 )
 @click.option("--attribution", metavar="TEXT", help="Source of the data, as maps show it")
-@click.option("--style", metavar="JSON", help='How it is drawn, for example \'{"colormap_name": "terrain"}\'')
+@click.option("--style", metavar="JSON", help='How the layer is drawn, for example \'{"colormap_name": "terrain"}\'')
 @click.option("--remove", multiple=True, type=click.Choice(_FIELDS), help="Remove a field; may be repeated")
 @click.option("--etag", metavar="ETAG", help="Refuse the change if the metadata has changed since it had this ETag")
 @pass_state
@@ -98,7 +98,7 @@ def set_metadata(
 @metadata.command("publish")
 @click.argument("asset", shell_complete=complete_assets)
 @_layer
-@click.option("--external", is_flag=True, help="Also into the external database (EXTERNAL_DATABASE_URL)")
+@click.option("--external", is_flag=True, help="Also publish it to the external database (EXTERNAL_DATABASE_URL)")
 @_reason
 @pass_state
 def publish_metadata(state: State, asset: str, layer: str, *, external: bool, reason: str | None) -> None:

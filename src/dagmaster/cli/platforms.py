@@ -76,7 +76,7 @@ def add_platform(
 @platforms.command("set")
 @click.argument("platform", shell_complete=complete_platforms)
 @click.option("--name", "display_name", metavar="TEXT", help="Display name")
-@click.option("--active/--inactive", "is_active", default=None, help="Whether it may submit")
+@click.option("--active/--inactive", "is_active", default=None, help="Whether the platform may submit data")
 @click.option(
     "--b2b-may-approve/--no-b2b-may-approve",
     default=None,

@@ -15,9 +15,7 @@ _MOST_SHOWN = 200
 
 
 @click.command("verify-storage", cls=Command)
-@click.option(
-    "--checksums", is_flag=True, help="Read each object, and compare its SHA-256 (takes as long as reading all)"
-)
+@click.option("--checksums", is_flag=True, help="Read each object completely, and compare its SHA-256")
 @click.option(
     "--min-age",
     "min_age_hours",
@@ -25,7 +23,7 @@ _MOST_SHOWN = 200
     default=24.0,
     show_default=True,
     metavar="HOURS",
-    help="Do not report objects that nothing names if they are younger than this",
+    help="Do not report unreferenced objects that are younger than this",
 )
 @click.option(
     "--limit",
@@ -36,10 +34,10 @@ _MOST_SHOWN = 200
 )
 @pass_state
 def verify_storage(state: State, checksums: bool, min_age_hours: float, limit: int) -> int:
-    """Compare the objects of the zones with what the database and the catalogue name.
+    """Compare the objects of the zones with those that the database and the catalogue name.
 
-    Finds objects that are missing or have another size, objects that nothing names, leftovers of uploads, and items of
-    the catalogue that differ from their documents. Changes nothing. The exit code is 1 if something that is served is
+    Finds objects that are missing or have another size, unreferenced objects, leftovers of uploads, and items of the
+    catalogue that differ from their documents. Changes nothing. The exit code is 1 if something that is served is
     missing or damaged. Reads the database and the storage directly, with the settings of an orchestrator.
     """
     import asyncio

@@ -29,9 +29,9 @@ def uploads() -> None:
 @click.option("--refuse", "is_refused", is_flag=True, help="Fail if the name is in use, instead of adding a suffix")
 @pass_state
 def put_file(state: State, *, file: Path, name: str | None, platform_id: str | None, is_refused: bool) -> None:
-    """Send FILE, and print the object that it has become: CONTAINER/BLOB.
+    """Send FILE, and print the name of its object: CONTAINER/BLOB.
 
-    The same command again continues an upload that was interrupted. A file that is there already is not sent again.
+    The same command again continues an upload that was interrupted. A file that was sent before is not sent again.
     `dagmaster assets submit --blob CONTAINER/BLOB` submits it.
     """
     from dagmaster.cli.progress import progress_bar

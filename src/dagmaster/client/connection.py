@@ -371,7 +371,7 @@ def _no_response(error: httpx2.HTTPError, url: str) -> Unavailable:
             return Unavailable(
                 f"no platform answers at {url}: {reason or 'no connection within the timeout'}",
                 code="server.unreachable",
-                hint="is it running? check the URL (--server, DAGMASTER_URL), or start one with `dagmaster up`",
+                hint="check whether it runs, and the URL (--server, DAGMASTER_URL), or start one with `dagmaster up`",
             )
         case httpx2.TimeoutException():
             return _too_slow(url)
@@ -382,7 +382,7 @@ def _no_response(error: httpx2.HTTPError, url: str) -> Unavailable:
 
 def _too_slow(url: str) -> Unavailable:
     return Unavailable(
-        f"{url} took too long to answer", code="server.slow", hint="try again; is the platform overloaded?"
+        f"{url} took too long to answer", code="server.slow", hint="try again; the platform may be overloaded"
     )
 
 
@@ -419,7 +419,7 @@ def _raise_unless_ok(response: httpx2.Response, url: str, expected: str) -> None
         raise Unavailable(
             f"{_redacted(url)} responds, but it is not the API of a platform ({media_type or 'no content type'})",
             code="server.not-a-platform",
-            hint="check the URL (--server, DAGMASTER_URL); does another program listen there?",
+            hint="check the URL (--server, DAGMASTER_URL): another program may listen there",
         )
 
 

@@ -25,7 +25,9 @@ def key_for(settings: Settings, *, server: str | None = None, chosen: str | None
     key = chosen or settings.api_key or _stored(settings.credentials()).get(platform_name(settings, server))
     if key is not None and (not key.isascii() or not key.isprintable() or " " in key):
         raise InvalidRequest(
-            "the key has characters that are not allowed in a key or token", code="key.invalid", hint="copy it again"
+            "the key has characters that are not allowed in a key or token",
+            code="key.invalid",
+            hint="copy the key again",
         )
     return key
 

@@ -28,7 +28,7 @@ class AsyncUploads(PagedClient):
         needs (`blob`, `container`).
 
         After a lost connection it continues where it was; so does another call with the same file, also in another
-        process. A file that is there already is not sent again. If another file has the name, this one gets a suffix,
+        process. A file that was sent before is not sent again. If another file has the name, this one gets a suffix,
         or Conflict is raised (`if_exists="refuse"`). `on_progress` is called with the bytes that have arrived and their
         total. Without any progress for `patience_seconds`, the last error is raised.
         """

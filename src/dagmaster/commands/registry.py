@@ -110,5 +110,5 @@ async def run_command(
         raise Unavailable(
             f"the command {command.name} did not end within {timeout_seconds:g} s",
             code="command.timeout",
-            hint="it is safe to repeat it; what takes longer is a workflow",
+            hint="run the command again, which is safe; operations that take longer must be workflows",
         ) from None

@@ -113,7 +113,7 @@ def check_server_settings(on: Database) -> Judgements:
             text = f"{name} is {seconds:g} s: it ends sessions that wait"
             judgements.append(warning(text, for_role.format(name, 0)))
     if (isolation := settings.get(_ISOLATION, "read committed")) != "read committed":
-        text = f"{_ISOLATION} is {isolation}: transactions fail without need"
+        text = f"{_ISOLATION} is {isolation}: transactions fail unnecessarily"
         judgements.append(warning(text, for_role.format(_ISOLATION, "'read committed'")))
     return judgements or [ok("durable, with autovacuum")]
 
@@ -146,7 +146,12 @@ def check_notifications(on: Database) -> Judgements:
     seconds = server.notify_seconds(on.dsn)
     if seconds is None:
         fix = "use the server itself in DATABASE_URL, or let the pooler keep sessions (pool_mode=session)"
-        return [problem("a NOTIFY did not arrive: a pooler in transaction mode? Polling still finds work, later", fix)]
+        return [
+            problem(
+                "a NOTIFY did not arrive, as with a pooler; work is found later, by polling",
+                fix,
+            )
+        ]
     fix = "check whether the server or the network is overloaded"
     return [judge(seconds, f"a NOTIFY arrives after {seconds * 1000:.0f} ms", fix, warning=0.5)]
 

@@ -111,7 +111,7 @@ def check(returned: Any) -> tuple[Any, dict[str, Any] | None]:
             raise HandlerFailed(
                 f"the metrics have at least {at_least:,} bytes, more than the {MAX_METRICS_BYTES:,} allowed",
                 code="handler.metrics-too-large",
-                hint="return large values as output",
+                hint="put large values into the output",
             )
     output = to_json(returned, "output")
     # Before it is encoded: the text of a value that is far too large may not fit into memory.

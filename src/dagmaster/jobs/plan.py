@@ -478,7 +478,7 @@ class _Decision:
             raise InvalidRequest(
                 f"its value has {size:,} bytes; the limit is {INLINE_BYTES:,}",
                 code="condition.too-large",
-                hint="let the condition read a part of it",
+                hint="let the condition use only a part of the value",
             )
         self.draft.complete_without_worker(node_id, output, chosen=tuple(chosen))
 
@@ -526,7 +526,7 @@ class _Decision:
             raise InvalidRequest(
                 f"its source makes {total} children; it made {self.draft.node(node_id).total} when the fan_out started",
                 code="fan-out.source-changed",
-                hint="retry the node before it: then this fan_out starts again",
+                hint="retry the node that creates the source: the fan_out then starts again",
             )
         state = self.draft.node(node_id)
         free = total - state.expanded

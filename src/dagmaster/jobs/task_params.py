@@ -84,7 +84,7 @@ class ParamsWriter:
             raise InvalidRequest(
                 f"'{name}' has {_size(text, LOADABLE_BYTES)} bytes; the limit is {LOADABLE_BYTES:,}",
                 code="output.too-large",
-                hint="return less of it, or let a handler write it to storage",
+                hint="return less data, or let a handler write it to storage",
             )
         return by_reference(self._keep(_Encoded(text)))
 

@@ -122,6 +122,6 @@ def _already_running(pid: str, folder: Path) -> Conflict:
     return Conflict(
         f"a platform is already running on {folder} (process {pid})",
         code="platform.running",
-        hint="use it, stop it, or choose another folder with --data",
+        hint="use that platform, stop it, or choose another folder with --data",
         pid=int(pid) if pid.isdigit() else None,
     )

@@ -81,7 +81,7 @@ async def _run_again(
             raise Conflict(
                 f"job {job_id} has run again in the meantime",
                 code="job.changed",
-                hint="check its present state and repeat the request",
+                hint="check the current state of the job, and repeat the request",
             )
         view = job.view()
         chosen = choose(view)

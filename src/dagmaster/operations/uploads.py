@@ -345,7 +345,7 @@ def _not_found(upload_id: UUID) -> NotFound:
     return NotFound(
         "there is no such upload; it may have expired",
         code="upload.not-found",
-        hint="begin a new one",
+        hint="begin a new upload",
         upload_id=str(upload_id),
     )
 

@@ -167,7 +167,7 @@ async def _read_status(reader: asyncio.StreamReader) -> int:
             raise ValueError("the response is not one of HTTP/1.1")
         if (status := int(line[1])) >= _FINAL_STATUS:
             return status
-    raise ValueError("the response never comes to its end")
+    raise ValueError("the response does not end")
 
 
 async def _discard_body(reader: asyncio.StreamReader) -> None:

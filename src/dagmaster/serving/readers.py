@@ -363,7 +363,7 @@ class MosaicReader(BaseReader):
                     raise UnfitData(
                         "the files have different numbers of bands",
                         code="mosaic.mixed-bands",
-                        hint="select bands that all have with bidx",
+                        hint="select bands that all files have, with bidx",
                     )
                 return image
             finally:

@@ -168,7 +168,7 @@ def platform_fields(refs: Mapping[str, str]) -> Json:
         raise InvalidRequest(
             f"'{wrong[0]}' is not a valid name of a reference",
             code="stac.platform-ref",
-            hint="lower case, digits and underscores",
+            hint="use lower-case letters, digits and underscores",
         )
     return {f"platform:{name}": str(value) for name, value in sorted(refs.items())}
 

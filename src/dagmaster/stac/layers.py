@@ -75,7 +75,7 @@ def check_metadata(metadata: Mapping[str, Any]) -> None:
     for text in filter(None, texts):
         if leak := leak_in(text):
             raise InvalidRequest(
-                f"a text contains {leak}", code="metadata.not-public", hint="metadata is published: leave it out"
+                f"a text contains {leak}", code="metadata.not-public", hint="remove it: metadata is published"
             )
     name = (metadata.get("style") or {}).get("colormap_name")
     if name is not None and name not in COLORMAPS:

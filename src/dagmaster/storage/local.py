@@ -266,7 +266,7 @@ class LocalStore:
             raise NotAllowed(
                 f"a symbolic link leads out of the zone {self.zone}",
                 code="storage.link",
-                hint="put the file itself there",
+                hint="put the file itself into the zone",
             )
         return path
 

@@ -56,5 +56,7 @@ def is_own_path(text: str) -> bool:
 
 def new_flow(next_path: str) -> Flow:
     if not is_own_path(next_path):
-        raise InvalidRequest("`next` is not a path of this server", code="session.bad-next", hint="such as /ui/")
+        raise InvalidRequest(
+            "`next` is not a path of this server", code="session.bad-next", hint="pass a path such as /ui/"
+        )
     return Flow(secrets.token_urlsafe(32), secrets.token_urlsafe(32), secrets.token_urlsafe(32), next_path)

@@ -128,7 +128,7 @@ class TokenVerifier:
                 options={"require": ["exp", "iss", "aud", "sub"], "enforce_minimum_key_length": True},
             )
         except jwt.ExpiredSignatureError:
-            raise NotAuthenticated("this token has expired", code="auth.expired", hint="get a new one") from None
+            raise NotAuthenticated("this token has expired", code="auth.expired", hint="get a new token") from None
         except jwt.ImmatureSignatureError:
             raise _invalid("it is not valid yet") from None
         except jwt.InvalidAudienceError:

@@ -31,7 +31,7 @@ async def body_of(request: Request, stall_seconds: float = STALL_SECONDS) -> Asy
             raise Unavailable(
                 f"no bytes have arrived for {stall_seconds:g} seconds",
                 code="upload.stalled",
-                hint="what arrived before is kept: ask for the offset with HEAD, and continue there",
+                hint="the bytes that arrived are kept: ask for the offset with HEAD, and continue there",
             ) from None
         if not chunk:  # the stream ends with an empty piece
             return

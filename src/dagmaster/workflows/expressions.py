@@ -290,7 +290,7 @@ def _truth(evaluate: _Evaluate, text: str) -> _Evaluate:
         if isinstance(value, str):
             # 'false' is a non-empty text and would silently count as true.
             raise TemplateFailed(
-                f"`{text}` gives the text {value[:40]!r}, not true or false", hint="compare it with =="
+                f"`{text}` gives the text {value[:40]!r}, not true or false", hint="compare the text with =="
             )
         return bool(value)
 

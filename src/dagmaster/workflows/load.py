@@ -89,7 +89,9 @@ def read_folder(
 ) -> Loaded:
     """Every .yaml and .yml file in a folder."""
     if not folder.is_dir():
-        raise InvalidRequest(f"there is no folder {folder}", code="workflows.no-folder", hint="see WORKFLOW_FOLDERS")
+        raise InvalidRequest(
+            f"there is no folder {folder}", code="workflows.no-folder", hint="create it, or correct WORKFLOW_FOLDERS"
+        )
     paths = sorted(path for path in folder.iterdir() if path.suffix in {".yaml", ".yml"})
     return read_all(paths, limits=limits, handlers=handlers, queues=queues)
 

@@ -84,5 +84,5 @@ def unexpected(what: str) -> Unavailable:
     return Unavailable(
         f"the response of the platform is not valid: {what}",
         code="server.unexpected",
-        hint="is it another version than this command? compare `dagmaster orchestrators ls` and `dagmaster --version`",
+        hint="compare the versions of both: `dagmaster orchestrators ls` and `dagmaster --version`",
     )

@@ -58,7 +58,7 @@ class BulkRequest(RequestModel):
         if (self.job_ids is None) == (self.filter is None):
             raise ValueError("name the jobs by `job_ids` or by `filter`, not both")
         if (self.action == "retry") != (self.part is not None):
-            raise ValueError("`part` belongs to `retry`, which needs it")
+            raise ValueError("`part` is required for `retry`, and not allowed for other actions")
         return self
 
 

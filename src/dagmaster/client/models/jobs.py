@@ -290,7 +290,7 @@ class JobPart(RequestModel):
     @model_validator(mode="after")
     def _is_one(self) -> "JobPart":
         if [self.node, self.stage, self.failed_children].count(None) != 2:
-            raise ValueError("name either a node, a stage, or a fan_out whose failed children are meant")
+            raise ValueError("name either a node, a stage, or a fan_out whose failed children are to be retried")
         return self
 
 

@@ -151,7 +151,7 @@ class KeyStore:
             existing = models(KeyInfo, await dicts(connection, "get_key", {"key_id": values["key_id"]}))
         if existing:
             message = f"the key {existing[0].key_id} ({existing[0].name}) was revoked"
-            raise Conflict(message, code="key.revoked", hint="create a new one", key_id=values["key_id"])
+            raise Conflict(message, code="key.revoked", hint="create a new key", key_id=values["key_id"])
         raise NotFound(f"no key has the id '{values['key_id']}'", code="key.not-found", key_id=values["key_id"])
 
     async def _dicts(self, name: str, values: Mapping[str, Any]) -> list[dict[str, Any]]:

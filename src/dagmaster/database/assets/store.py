@@ -77,7 +77,7 @@ class AssetStore(AssetSubmissions):
                 raise Conflict(
                     f"a job makes or removes the external copies of version {ordinal}, revision {revision}",
                     code="export.running",
-                    hint="wait for its end; the asset shows its id",
+                    hint="wait until the job has ended; `dagmaster assets show` has its id",
                 )
             await rows.add_event(connection, decision, asset_id=asset.asset_id, revision=revision)
             return await read_asset(connection, asset.asset_id)
@@ -171,7 +171,7 @@ def seen_number(if_match: str | None, what: str) -> int | None:
     seen = if_match.strip().removeprefix("W/").strip('"')
     if not (seen.isascii() and seen.isdecimal()) or len(seen) > 18:
         raise InvalidRequest(
-            f"If-Match is not an ETag of this {what}", code="etag.invalid", hint="send the ETag as it is"
+            f"If-Match is not an ETag of this {what}", code="etag.invalid", hint="send the ETag of a response unchanged"
         )
     return int(seen)
 

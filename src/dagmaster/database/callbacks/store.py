@@ -111,6 +111,6 @@ async def _not_repeated(connection: Connection, callback_id: UUID) -> Exception:
         return Conflict(
             "an attempt to deliver this callback is under way",
             code="callback.under-way",
-            hint="check it again in a minute",
+            hint="look at the callback again in a minute",
         )
     return NotFound(f"no callback has the id {callback_id}", code="callback.not-found")

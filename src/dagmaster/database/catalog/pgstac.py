@@ -210,7 +210,7 @@ def _require_older(deployed: str | None, wanted: str) -> None:
         raise Conflict(
             f"the database has pgSTAC {deployed}, which is newer than the {wanted} of this software",
             code="catalog.newer",
-            hint="use the newer software",
+            hint="use the release of dagmaster that deployed it",
         )
 
 

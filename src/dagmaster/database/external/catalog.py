@@ -98,7 +98,7 @@ async def _ready(connection: Connection) -> bool:
         raise Conflict(
             "EXTERNAL_DATABASE_URL is the database of a dagmaster installation",
             code="external.is-installation",
-            hint="set it to another database",
+            hint="set EXTERNAL_DATABASE_URL to another database",
         )
     if not row["has_tables"]:
         await connection.execute(schema().encode())

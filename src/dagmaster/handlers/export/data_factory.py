@@ -80,7 +80,9 @@ class DataFactory:
         values = [getattr(settings, name) for name in names]
         if missing := [name.upper() for name, value in zip(names, values, strict=True) if not value]:
             raise InvalidRequest(
-                f"EXPORTER=data_factory needs {', '.join(missing)}", code="settings.data-factory", hint="set them"
+                f"EXPORTER=data_factory needs {', '.join(missing)}",
+                code="settings.data-factory",
+                hint="set these variables",
             )
         subscription, group, factory, pipeline = values
         path = (

@@ -57,5 +57,5 @@ def remove(ctx: SyncContext, params: TargetParams) -> Removed:
                 hint="nothing has to be done",
             )
     if left := next(iter(ctx.storage.external_objects(edition)), None):
-        raise HandlerFailed(f"{left.location} is still there", code="external.left")
+        raise HandlerFailed(f"{left.location} still exists", code="external.left")
     return Removed(object_count=count)

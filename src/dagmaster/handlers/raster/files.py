@@ -86,7 +86,7 @@ def inventory(ctx: SyncContext, params: InventoryParams) -> InventoryResult:
         raise InvalidRequest(
             f"{folder} has {len(blobs)} blobs, more than the limit of {params.most}",
             code="inventory.too-many",
-            hint="list a folder below it, or raise `most`",
+            hint="list a subfolder, or raise `most`",
         )
     return InventoryResult(
         container_name=folder.container,

@@ -145,12 +145,16 @@ def _target_crs(options: Options, _facts: RasterFacts) -> None:
 def _resolution(options: Options, _facts: RasterFacts) -> None:
     size = options.resolution
     if size is not None and not (math.isfinite(size) and size > 0):
-        raise InvalidRequest("the pixel size must be greater than zero", code="raster.bad-resolution", hint="omit it")
+        raise InvalidRequest(
+            "the pixel size must be greater than zero", code="raster.bad-resolution", hint="correct or omit it"
+        )
 
 
 def _overview_level(options: Options, _facts: RasterFacts) -> None:
     if not 0 <= options.overview_level <= 10:
-        raise InvalidRequest("the overview level must be from 0 to 10", code="raster.bad-overview", hint="2 is usual")
+        raise InvalidRequest(
+            "the overview level must be from 0 to 10", code="raster.bad-overview", hint="pass 2, for example"
+        )
 
 
 def _band_names(options: Options, facts: RasterFacts) -> None:

@@ -264,7 +264,11 @@ class CollectionParams(ValidateParams):
         """The params of each file."""
         etags: Sequence[str | None] = self.etags or [None] * len(self.blob_names)
         if len(etags) != len(self.blob_names):
-            raise InvalidRequest("there must be one ETag for each file", code="source.invalid", hint="pass all or none")
+            raise InvalidRequest(
+                "there must be one ETag for each file",
+                code="source.invalid",
+                hint="pass an ETag for each file, or none",
+            )
         for blob, etag in zip(self.blob_names, etags, strict=True):
             yield self.model_copy(update={"blob_name": blob, "etag": etag})
 

@@ -42,7 +42,7 @@ async def make_link(
         raise InvalidRequest(
             "a link to a revision that is not published is valid for 7 days at most",
             code="link.too-long",
-            hint="ask for a shorter time",
+            hint="request a link for a shorter time",
         )
     expires_at = math.ceil(time.time() + valid_seconds)
     named = chosen if is_preview or revision is not None else None

@@ -167,7 +167,7 @@ def _label(platform: PlatformInfo, references: References, request: AssetSubmiss
             f"the version is '{request.version_label}' in version_label, and '{references.version_label}' in the "
             f"reference '{platform.version_ref}'",
             code="version.labels-differ",
-            hint="give one of the two",
+            hint="give the label in one of the two only",
         )
     if request.version_label is not None and (fault := fault_in(request.version_label)):
         raise InvalidRequest(f"version_label {fault}", code="version.bad-label", hint="use another label")

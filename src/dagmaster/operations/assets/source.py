@@ -76,14 +76,16 @@ def _require_prefix(storage: Storage, container: str, blobs: Sequence[str], pref
 def _named(source: SourceReference) -> tuple[Sequence[str], bool]:
     if (source.blob is None) == (source.blobs is None):
         raise InvalidRequest(
-            "a source is one `blob`, or several `blobs`", code="source.invalid", hint="give one of the two"
+            "a source is one `blob`, or several `blobs`", code="source.invalid", hint="give either `blob` or `blobs`"
         )
     if source.blob is not None:
         return [source.blob], False
     blobs = source.blobs or []
     if not 0 < len(blobs) <= MOST_BLOBS or len(set(blobs)) < len(blobs):
         raise InvalidRequest(
-            f"`blobs` names 1 to {MOST_BLOBS:,} objects, each once", code="source.invalid", hint="correct the list"
+            f"`blobs` names 1 to {MOST_BLOBS:,} objects, each once",
+            code="source.invalid",
+            hint="correct the list of `blobs`",
         )
     return blobs, True
 

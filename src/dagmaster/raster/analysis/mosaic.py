@@ -292,7 +292,7 @@ def _refuse_internal_name(name: str) -> None:
         raise InvalidRequest(
             "a COG of a mosaic needs a relative name",
             code="mosaic.name-not-relative",
-            hint="put the common part into `asset_prefix`",
+            hint="put the common beginning of all names into `asset_prefix`",
         )
 
 

@@ -171,7 +171,9 @@ def _directory(image: Image, files: ExitStack) -> _Directory:
         entries[_PHOTOMETRIC] = _SHORT, 1, struct.pack("<H", _MASK_PHOTOMETRIC)
     if sum(size > 0 for size in sizes) < image.at_least:
         # GDAL writes late, and reports no error if it cannot.
-        raise Unavailable("blocks of a COG were not written", code="raster.write-failed", hint="check for a full disk")
+        raise Unavailable(
+            "blocks of a COG were not written", code="raster.write-failed", hint="check whether the disk is full"
+        )
     return _Directory(entries, list(zip(offsets, sizes, strict=True)), file)
 
 
@@ -187,7 +189,9 @@ def _read(file: BinaryIO, offset: int, size: int) -> bytes:
     # Not mmap: its pages would count as memory of this process.
     content = os.pread(file.fileno(), size, offset)
     if len(content) != size:
-        raise Unavailable("a part of a COG is cut off", code="raster.write-failed", hint="check for a full disk")
+        raise Unavailable(
+            "a part of a COG is cut off", code="raster.write-failed", hint="check whether the disk is full"
+        )
     return content
 
 

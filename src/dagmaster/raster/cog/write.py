@@ -424,7 +424,9 @@ def _new(path: Path, width: int, height: int, **options: Any) -> Any:
             )
         except RasterioError as error:
             raise Unavailable(
-                "cannot write to the folder of the target", code="raster.write-failed", hint="check for a full disk"
+                "cannot write to the folder of the target",
+                code="raster.write-failed",
+                hint="check whether the disk is full",
             ) from error
 
 

@@ -73,7 +73,11 @@ def read_with_validity(
     """Values of a band, and the mask of valid ones. `marks` are those of the dataset, if they are known."""
     values = dataset.read(band, window=window, out_shape=shape)
     if values.dtype.kind == "c":
-        raise UnfitData("complex numbers are not supported", code="raster.complex", hint="store real bands")
+        raise UnfitData(
+            "complex numbers are not supported",
+            code="raster.complex",
+            hint="store real numbers, such as amplitude or phase",
+        )
     return values, band_validity(dataset, band, values, marks or marks_of(dataset), window=window, shape=shape)
 
 
