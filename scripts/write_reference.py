@@ -8,7 +8,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
 from datetime import datetime
 from enum import StrEnum
 from http import HTTPStatus
@@ -493,8 +493,10 @@ def _type(kind: Any, notes: Iterable[Any] = ()) -> str:
         return "name or list of names" if arguments[0] is not Any and "str" in str(arguments[0]) else "list"
     if origin is list:
         return f"list of {_plural(_type(arguments[0]))}"
-    if origin is dict or is_dataclass(kind):
+    if origin is dict:
         return "object"
+    if is_dataclass(kind):
+        return f"object with {', '.join(f'`{field.name}`' for field in fields(kind))}"
     if isinstance(kind, type) and issubclass(kind, BaseModel) and kind not in PARTS:
         return f"object with {', '.join(f'`{name}`' for name in kind.model_fields)}"
     if isinstance(kind, type) and issubclass(kind, BaseModel):

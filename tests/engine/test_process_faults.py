@@ -482,13 +482,13 @@ async def test_a_stopped_worker_gives_its_tasks_back_and_no_retry_is_spent(datab
         stopped = running.processes[1]
         note = f'{{file: "{running.executions}", seconds: [600, 0]}}'
         jobs = [
-            await running.submit_one(single("sleep", "{seconds: 2.5}")),
             await running.submit_one(single("note", note)),
             await running.submit_one(single("note_blocking", note)),
         ]
+        await running.until(lambda: _have_noted(running, 2), 20, "the handlers to have begun")
+        jobs.append(await running.submit_one(single("sleep", "{seconds: 2.5}")))
         for job_id in jobs:
             await running.running(job_id)
-        await running.until(lambda: _have_noted(running, 2), 10, "the handlers to have begun")
 
         began = time.monotonic()
         stopped.signal(signal.SIGTERM)

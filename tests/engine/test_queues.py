@@ -188,7 +188,7 @@ async def test_a_claimed_task_is_the_message_that_the_spec_describes(database):
         demand = Demand((task["queue"],), light_handlers=("echo",), light=1)
         (message,) = (await running.ledger.exchange(job_id, (), demand, lease_seconds=30)).claimed
 
-    assert message.model_dump() == {
+    assert message._asdict() == {
         "task_id": task_id(job_id, "echo", 1),
         "job_id": job_id,
         "node_id": "echo",
