@@ -1,6 +1,7 @@
 """Checks judge facts: each warning and each problem says how to fix it."""
 
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -9,7 +10,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import httpx2
+import orjson
 import pytest
+import rasterio
 
 from dagmaster import __version__
 from dagmaster.client import connection
@@ -53,13 +56,6 @@ def settings_with(**values: Any) -> Settings:
 @pytest.fixture
 def target() -> machine.Target:
     return machine.Target(Settings(), {}, None)
-
-
-@pytest.mark.parametrize(("version", "expected"), [((3, 11, 0), OK), ((3, 13, 5), OK), ((3, 10, 9), PROBLEM)])
-def test_the_version_of_python_is_judged(target, monkeypatch, version, expected):
-    monkeypatch.setattr(machine, "sys", SimpleNamespace(version_info=version, executable="/usr/bin/python3"))
-
-    assert levels(machine.check_python(target)) == [expected]
 
 
 def test_settings_are_judged(target, monkeypatch):
@@ -131,6 +127,33 @@ def test_ports_are_judged(monkeypatch, port, holder, is_needed, expected):
     assert levels(machine.check_port(settings, API)) == [expected]
 
 
+def test_a_port_that_other_machines_reach_is_free_for_an_api_with_authentication():
+    settings = settings_with(api_host="0.0.0.0", api_port=0, auth_enabled=True)
+
+    assert levels(machine.check_port(settings, API)) == [OK]
+
+
+def test_a_process_of_dagmaster_is_recognised_on_its_port():
+    body = orjson.dumps({"is_ready": False, "checks": []})
+    with socket.create_server(("0.0.0.0", 0)) as listening:
+        port = listening.getsockname()[1]
+        answered = threading.Thread(target=_answer_for_localhost, args=(listening, body), daemon=True)
+        answered.start()
+        is_dagmaster = machine._is_dagmaster("0.0.0.0", port)
+        answered.join()
+
+    assert is_dagmaster
+    assert not machine._is_dagmaster("127.0.0.1", port)  # nobody listens any more
+
+
+def _answer_for_localhost(listening: socket.socket, body: bytes) -> None:
+    """As all processes of dagmaster do, whatever address they listen on."""
+    with listening.accept()[0] as connected:
+        status = b"503 Service Unavailable" if b"host: localhost\r\n" in connected.recv(65536).lower() else b"403 No"
+        content = body if status.startswith(b"503") else b"{}"
+        connected.sendall(b"HTTP/1.1 %b\r\nContent-Length: %d\r\n\r\n%b" % (status, len(content), content))
+
+
 @pytest.mark.parametrize(
     ("is_installed", "is_needed", "expected"), [(True, True, OK), (False, True, PROBLEM), (False, False, OK)]
 )
@@ -143,7 +166,7 @@ def test_programs_of_postgres_are_judged(monkeypatch, is_installed, is_needed, e
     monkeypatch.setattr(machine, "find_binaries", find_binaries)
     settings = settings_with(database_url=None if is_needed else "postgresql://host/db")
 
-    assert levels(judgements_of(machine.check_programs, machine.Target(settings, {}, None))) == [expected]
+    assert levels(judgements_of(machine.check_postgres_programs, machine.Target(settings, {}, None))) == [expected]
 
 
 @pytest.mark.parametrize(("size", "expected"), [(GB, OK), (64 << 20, WARNING), (None, WARNING)])
@@ -154,18 +177,18 @@ def test_shared_memory_is_judged(target, tmp_path, monkeypatch, size, expected):
     assert levels(machine.check_shared_memory(target)) == [expected]
 
 
-def test_versions_of_gdal_are_listed(target, monkeypatch):
-    monkeypatch.setattr(machine, "_WHEELS", ())
-    monkeypatch.setattr(machine.shutil, "which", lambda _: None)
-    (absent,) = machine.check_gdal(target)
-    monkeypatch.setattr(machine, "_WHEELS", ("rasterio",))
-    monkeypatch.setattr(machine, "version", lambda _: "1.4")
-    monkeypatch.setattr(machine.shutil, "which", lambda name: f"/bin/{name}")
-    monkeypatch.setattr(machine.subprocess, "run", lambda *_, **__: SimpleNamespace(stdout="GDAL 3.9.1, released 2024"))
-    (present,) = machine.check_gdal(target)
+def test_a_gdal_that_cannot_be_loaded_is_a_problem(target, monkeypatch):
+    (loaded,) = judgements_of(machine.check_gdal, target)
+    monkeypatch.setitem(sys.modules, "rasterio", None)
+    monkeypatch.setattr(machine, "find_spec", lambda _: object())
+    (broken,) = judgements_of(machine.check_gdal, target)
+    monkeypatch.setattr(machine, "find_spec", lambda _: None)
+    (absent,) = judgements_of(machine.check_gdal, target)
 
+    assert loaded.level == OK
+    assert loaded.observation.startswith(f"GDAL {rasterio.__gdal_version__}, ")
+    assert broken.level == PROBLEM
     assert absent == (OK, "not installed; only workers and map servers need it", None)
-    assert present.observation == "GDAL 3.9.1, rasterio 1.4"
 
 
 @pytest.fixture
@@ -350,7 +373,7 @@ def test_servers_are_judged(facts, expected):
     seconds, is_pooled = facts.pop("answer_seconds", 0.01), facts.pop("is_pooled", False)
     answer = ServerAnswer(row(version="15.4", **facts), seconds, is_pooled)
 
-    assert levels(database.check_server(database_with(answer))) == expected
+    assert levels(database.check_postgres(database_with(answer))) == expected
 
 
 SETTINGS = {
@@ -385,7 +408,7 @@ SETTINGS = {
     ],
 )
 def test_settings_of_the_server_are_judged(judged, changed, expected):
-    assert judged(database.check_server_settings, settings=SETTINGS | changed) == [expected]
+    assert judged(database.check_postgres_settings, settings=SETTINGS | changed) == [expected]
 
 
 @pytest.mark.parametrize(("used", "expected"), [(10, OK), (80, WARNING), (96, PROBLEM)])
@@ -452,7 +475,7 @@ def test_fingerprints_of_schemas_are_judged(judged, monkeypatch, deployed, expec
 
 @pytest.mark.parametrize(("seconds", "expected"), [(0.002, OK), (0.9, WARNING), (None, PROBLEM)])
 def test_notifications_are_judged(judged, seconds, expected):
-    assert judged(database.check_notifications, notify_seconds=seconds) == [expected]
+    assert judged(database.check_listen, notify_seconds=seconds) == [expected]
 
 
 @pytest.mark.parametrize(

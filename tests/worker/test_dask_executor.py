@@ -418,7 +418,7 @@ def test_settings_that_cannot_work_are_refused(values: dict[str, Any], problem: 
 
 def doctor_on(address: str) -> list[tuple[str, str]]:
     settings = Settings(worker_executor="dask", dask_scheduler_address=address)
-    judgements = findings.run({"dask": machine.check_dask}, machine.Target(settings, {}, None))["dask"]
+    judgements = findings.run({"dask": machine.check_dask_cluster}, machine.Target(settings, {}, None))["dask"]
     return [(judgement.level.value, judgement.observation) for judgement in judgements]
 
 

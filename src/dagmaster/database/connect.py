@@ -180,11 +180,15 @@ def not_deployed() -> Unavailable:
 def require_version(server_version: int) -> None:
     """Refuse a server that is too old. libpq reports the version as a number such as 150004."""
     if server_version < OLDEST_MAJOR * 10_000:
-        raise Unavailable(
-            f"the server is PostgreSQL {server_version // 10_000}, but {OLDEST_MAJOR} or newer is required",
-            code="database.too-old",
-            hint="upgrade the server, or set DATABASE_URL to a newer one",
-        )
+        raise too_old(server_version)
+
+
+def too_old(server_version: int) -> Unavailable:
+    return Unavailable(
+        f"the server is PostgreSQL {server_version // 10_000}, but {OLDEST_MAJOR} or newer is required",
+        code="database.too-old",
+        hint="upgrade the server, or set DATABASE_URL to a newer one",
+    )
 
 
 async def require_own_session(connection: Connection) -> None:
@@ -193,7 +197,11 @@ async def require_own_session(connection: Connection) -> None:
     cursor = connection.cursor(row_factory=scalar_row)
     backend_pid = await (await cursor.execute("SELECT pg_backend_pid()")).fetchone()
     if backend_pid != connection.info.backend_pid:
-        raise _pooler("the process that answers is not the one that was announced")
+        raise pooled()
+
+
+def pooled() -> Unavailable:
+    return _pooler("the process that answers is not the one that was announced")
 
 
 def _pooler(message: str) -> Unavailable:
@@ -202,6 +210,16 @@ def _pooler(message: str) -> Unavailable:
         code="database.pooler",
         hint="use the address of the server in DATABASE_URL: LISTEN and session settings need a connection of their "
         "own. The address of a pooler belongs into DATABASE_POOLER_URL",
+    )
+
+
+def read_only(message: str, **facts: str | None) -> Unavailable:
+    return Unavailable(
+        f"the database is read-only: {message}",
+        code="database.read-only",
+        hint="it is a standby, or set to read-only: use the primary in DATABASE_URL, and add "
+        "target_session_attrs=read-write if it names several servers",
+        **facts,
     )
 
 
@@ -214,13 +232,7 @@ def meaning_of(error: psycopg.Error) -> DagmasterError | None:
             hint = f"grant this role what it needs on the schema {SCHEMA}, or connect as its owner"
             return NotAllowed(f"the database refuses: {message}", code="database.not-allowed", hint=hint)
         case psycopg.errors.ReadOnlySqlTransaction():
-            return _unavailable(
-                f"the database is read-only: {message}",
-                "database.read-only",
-                error,
-                "it is a standby, or set to read-only: use the primary in DATABASE_URL, and add "
-                "target_session_attrs=read-write if it names several servers",
-            )
+            return read_only(message, sqlstate=error.sqlstate)
         case psycopg.errors.UndefinedTable() | psycopg.errors.InvalidSchemaName() if SCHEMA in message:
             return not_deployed()
         case psycopg.errors.UndefinedColumn():

@@ -1,32 +1,30 @@
 """The checks of the database: first whether it answers, then the server, then what is in its schema."""
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 from dagmaster import __version__
 from dagmaster.database import OLDEST_MAJOR, budget, token_login
-from dagmaster.database.connect import not_deployed
+from dagmaster.database.connect import not_deployed, pooled, read_only, too_old
 from dagmaster.database.maintenance import server
 from dagmaster.database.schema import deploy, platform_role
 from dagmaster.doctor import findings
-from dagmaster.doctor.findings import FindingLevel, Judgement, Judgements, judge, ok, problem, skipped, some, warning
+from dagmaster.doctor.findings import Judgements, judge, named, ok, problem, skipped, some, warning
 from dagmaster.doctor.machine import Target
 from dagmaster.errors import DagmasterError, NotAllowed
 from dagmaster.handlers.registry import installed
 from dagmaster.library.workflows import load_library
 from dagmaster.local.platform import fast_profile
 from dagmaster.orchestrator.routing import RegistryRouter
-from dagmaster.quantities import counted, duration, size_text
+from dagmaster.quantities import counted, duration
 from dagmaster.records import SCHEMA
 from dagmaster.settings import Settings
 from dagmaster.workflows.model import work_of
 
-LEAST_BUFFERS_BYTES = 128 << 20
 HOUR_SECONDS = 3600.0
-MINUTE_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,21 +44,20 @@ def diagnose(target: Target) -> findings.Findings:
     if database is None:
         reason = "a worker over HTTP has no database" if target.worker_url else "there is no database to check"
         return findings.skip(names, reason)
-    if isinstance(database, Exception):
+    if isinstance(database, BaseException):
         return findings.skip(names, "the database cannot be reached") | {"postgres": findings.without_secrets(database)}
     results = findings.run(SERVER_CHECKS, database)
-    if any(judgement.level is FindingLevel.PROBLEM for judgement in results["schema"]):
+    if any(judgement.level is findings.FindingLevel.PROBLEM for judgement in results["schema"]):
         return results | findings.skip(SCHEMA_CHECKS, "the schema is missing or of another version")
     return results | findings.run(SCHEMA_CHECKS, database)
 
 
 def _reach(target: Target) -> Database | None:
     """On a local platform, an instance counts as dead sooner."""
-    settings, dsn, running = target.settings, target.settings.dsn(), None
+    settings, running = target.settings, None
     with suppress(DagmasterError):  # that the data folder cannot be used is a finding of `platform`
         running = target.running()
-    if running and not (dsn or target.url or target.worker_url):
-        dsn = running.database_url
+    dsn = settings.dsn() or (running.database_url if running else None)
     if dsn is None:
         return None
     token_login.enable(settings)
@@ -69,53 +66,45 @@ def _reach(target: Target) -> Database | None:
     return Database(dsn, settings, alive_seconds, server.server(dsn))
 
 
-def check_server(on: Database) -> Judgements:
+def check_postgres(on: Database) -> Judgements:
+    """Roles refuse such a server with the same errors."""
     facts, seconds, is_pooled = on.answer
-    observation = f"PostgreSQL {facts.version}, answers in {seconds * 1000:.0f} ms"
-    overload = "run orchestrators and workers near the database, and check whether the server is overloaded"
-    judgements = [judge(seconds, observation, overload, warning=1)]
-    if facts.version_number < OLDEST_MAJOR * 10_000:
-        judgements.append(problem(observation, f"upgrade the server to PostgreSQL {OLDEST_MAJOR} or newer"))
-    if facts.is_standby or facts.is_read_only:
-        what = "it is a read-only standby" if facts.is_standby else "default_transaction_read_only is on"
-        fix = "use the primary in DATABASE_URL (target_session_attrs=read-write finds it among several hosts)"
-        judgements.append(problem(f"{observation}; {what}", fix))
-    if is_pooled:
-        fix = "use the server itself in DATABASE_URL: roles refuse to start with a pooler, which loses LISTEN"
-        judgements.append(problem(f"{observation}; the connection goes through a pooler such as pgbouncer", fix))
-    return [judgement for judgement in judgements if judgement.fix] or judgements
+    refusals = (
+        (facts.version_number < OLDEST_MAJOR * 10_000, too_old(facts.version_number)),
+        (facts.is_standby, read_only("it is a standby")),
+        (facts.is_read_only, read_only("default_transaction_read_only is on")),
+        (is_pooled, pooled()),
+    )
+    fix = "run orchestrators and workers near the database, and check whether the server is overloaded"
+    answer = judge(seconds, f"PostgreSQL {facts.version}, answers in {seconds * 1000:.0f} ms", fix, warning=1)
+    return [problem(error.message, error.hint) for is_refused, error in refusals if is_refused] or [answer]
 
 
-# Settings that must not be off, how bad that is, and why.
-_MUST_BE_ON = {
-    "fsync": (FindingLevel.PROBLEM, "a crash of the machine can destroy the whole database"),
-    "full_page_writes": (FindingLevel.PROBLEM, "a crash of the machine can leave torn pages behind"),
-    "autovacuum": (FindingLevel.PROBLEM, "tables grow without bound, and query plans get worse"),
-    "track_counts": (FindingLevel.PROBLEM, "autovacuum does not know what to clean"),
-    "synchronous_commit": (FindingLevel.WARNING, "a crash can lose the last commits"),
-}
-_ISOLATION = "default_transaction_isolation"
+_TURN_ON = "ALTER SYSTEM SET {} = on, then reload"
+_TURN_OFF = "ALTER ROLE … SET {} = 0 for the role of DATABASE_URL"
+_COMMITTED = "ALTER ROLE … SET {} = 'read committed' for the role of DATABASE_URL"
+_ENLARGE = "ALTER SYSTEM SET {} to a quarter of the memory, then restart the server"
+# Settings, whether a value is wrong, how bad that is, why, and how to fix it. Sizes are in bytes, times in seconds.
+_SERVER_SETTINGS: tuple[tuple[str, Callable[[str], bool], partial[findings.Judgement], str, str], ...] = (
+    ("fsync", "off".__eq__, problem, "a crash of the machine can destroy the whole database", _TURN_ON),
+    ("full_page_writes", "off".__eq__, problem, "a crash of the machine can leave torn pages behind", _TURN_ON),
+    ("autovacuum", "off".__eq__, problem, "tables grow without bound, and query plans get worse", _TURN_ON),
+    ("track_counts", "off".__eq__, problem, "autovacuum does not know what to clean", _TURN_ON),
+    ("synchronous_commit", "off".__eq__, warning, "a crash can lose the last commits", _TURN_ON),
+    ("shared_buffers", lambda size: int(size) < 128 << 20, warning, "less than 128 MiB (in bytes)", _ENLARGE),
+    ("idle_session_timeout", lambda time: 0 < float(time) < 3600, warning, "it ends sessions that wait", _TURN_OFF),
+    ("transaction_timeout", lambda time: 0 < float(time) < 3600, warning, "it ends sessions that wait", _TURN_OFF),
+    ("default_transaction_isolation", "read committed".__ne__, warning, "transactions fail without need", _COMMITTED),
+)
 
 
-def check_server_settings(on: Database) -> Judgements:
+def check_postgres_settings(on: Database) -> Judgements:
     settings = server.settings(on.dsn)
-    for_role = "ALTER ROLE … SET {} = {} for the role of DATABASE_URL"
-    judgements = [
-        Judgement(level, f"{name} is off: {why}", f"ALTER SYSTEM SET {name} = on, then reload")
-        for name, (level, why) in _MUST_BE_ON.items()
-        if settings.get(name) == "off"
-    ]
-    if (buffers := float(settings.get("shared_buffers", LEAST_BUFFERS_BYTES))) < LEAST_BUFFERS_BYTES:
-        fix = "ALTER SYSTEM SET shared_buffers to a quarter of the memory, then restart the server"
-        judgements.append(warning(f"shared_buffers is only {size_text(int(buffers))}", fix))
-    for name in ("idle_session_timeout", "transaction_timeout"):
-        if 0 < (seconds := float(settings.get(name, 0))) < HOUR_SECONDS:
-            text = f"{name} is {seconds:g} s: it ends sessions that wait"
-            judgements.append(warning(text, for_role.format(name, 0)))
-    if (isolation := settings.get(_ISOLATION, "read committed")) != "read committed":
-        text = f"{_ISOLATION} is {isolation}: transactions fail unnecessarily"
-        judgements.append(warning(text, for_role.format(_ISOLATION, "'read committed'")))
-    return judgements or [ok("durable, with autovacuum")]
+    return [
+        judgement(f"{name} is {settings[name]}: {why}", fix.format(name))
+        for name, is_wrong, judgement, why, fix in _SERVER_SETTINGS
+        if name in settings and is_wrong(settings[name])
+    ] or [ok("durable, with autovacuum")]
 
 
 def check_connections(on: Database) -> Judgements:
@@ -142,16 +131,11 @@ def check_postgis(on: Database) -> Judgements:
     return [ok(f"PostGIS {extension.available} is available; `dagmaster db deploy` installs it with the catalogue")]
 
 
-def check_notifications(on: Database) -> Judgements:
+def check_listen(on: Database) -> Judgements:
     seconds = server.notify_seconds(on.dsn)
     if seconds is None:
         fix = "use the server itself in DATABASE_URL, or let the pooler keep sessions (pool_mode=session)"
-        return [
-            problem(
-                "a NOTIFY did not arrive, as with a pooler; work is found later, by polling",
-                fix,
-            )
-        ]
+        return [problem("a NOTIFY did not arrive, as with a pooler; work is found later, by polling", fix)]
     fix = "check whether the server or the network is overloaded"
     return [judge(seconds, f"a NOTIFY arrives after {seconds * 1000:.0f} ms", fix, warning=0.5)]
 
@@ -177,13 +161,10 @@ def check_transactions(on: Database) -> Judgements:
 
 def check_rights(on: Database) -> Judgements:
     role = server.row(on.dsn, "doctor_role", schema=SCHEMA)
-    missing = server.rows(on.dsn, "doctor_rights", schema=SCHEMA)
     who = f"role {role.name}{', a superuser,' if role.is_superuser else ''}"
-    if missing:
-        counts = ", ".join(counted(count, kind) for kind, count in Counter(right.kind for right in missing).items())
-        examples = some([f"{right.lacking} on {right.kind} {right.name}" for right in missing])
-        fix = f"as its owner: {platform_role.rights_text(role.name)}"
-        yield problem(f"role {role.name} lacks rights on {counts}: {examples}", fix)
+    if missing := server.rows(on.dsn, "doctor_rights", schema=SCHEMA):
+        lacking = some([f"{right.lacking} on {right.kind} {right.name}" for right in missing])
+        yield problem(f"{who} lacks rights: {lacking}", f"as its owner: {platform_role.rights_text(role.name)}")
     elif role.has_schema or role.may_create:
         yield ok(f"{who} has all rights that the engine needs" if role.has_schema else f"{who} may deploy")
     else:
@@ -195,16 +176,14 @@ def check_schema(on: Database) -> Judgements:
     ours, deployed = deploy.fingerprint(), server.row(on.dsn, "deployed_schema")
     if deployed is None:
         raise not_deployed()
-    limit = ""
     try:
         difference = some(deploy.pending(on.dsn))
-    except NotAllowed:
-        stored, limit = deployed.fingerprint, "; this role has no right to compare tables"
-        difference = f"{stored}, and this software has {ours}" if stored != ours else ""
-    fix = "run `dagmaster db migrate` as the owner of the schema; the platform may keep running"
+    except NotAllowed:  # only the owner can compare tables
+        difference = "" if deployed.fingerprint == ours else f"{deployed.fingerprint}, and this software has {ours}"
     if difference:
+        fix = "run `dagmaster db migrate` as the owner of the schema; the platform may keep running"
         return [problem(f"it has another version: {difference}", fix)]
-    return [ok(f"{ours}, the version of this software{limit}")]
+    return [ok(f"{ours}, the version of this software")]
 
 
 def check_instances(on: Database) -> Judgements:
@@ -236,19 +215,16 @@ def check_handlers(on: Database) -> Judgements:
     if not workers:
         return [skipped("no worker is running")]
     served = {(queue, handler) for worker in workers for queue in worker.queues for handler in worker.handlers}
-    fix = "start a worker that has this handler installed and serves {} (WORKER_QUEUE)"
-    judgements = [
-        problem(
-            f"{counted(line.count, 'task')} of {line.handler} waiting in {line.queue}, which no running worker takes",
-            fix.format(line.queue),
-        )
-        for line in server.rows(on.dsn, "doctor_queued")
-        if (line.queue, line.handler) not in served
-    ]
-    for (queue, handler), workflows in sorted(_needed_handlers(on.settings).items()):
-        if (queue, handler) not in served:
-            observation = f"no running worker offers {handler} on {queue}; {some(sorted(workflows))} would wait"
-            judgements.append(warning(observation, fix.format(queue)))
+    waiting = {(line.queue, line.handler): line.count for line in server.rows(on.dsn, "doctor_queued")}
+    needed = _needed_handlers(on.settings)
+    judgements = []
+    for key in [*sorted(waiting.keys() - served), *sorted(needed.keys() - served - waiting.keys())]:
+        observation = f"no running worker offers {key[1]} on {key[0]}"
+        fix = f"start a worker that has this handler installed and serves {key[0]} (WORKER_QUEUE)"
+        if key in waiting:
+            judgements.append(problem(f"{observation}; {counted(waiting[key], 'task')} waiting", fix))
+        else:
+            judgements.append(warning(f"{observation}; {some(sorted(needed[key]))} would wait", fix))
     return judgements[: 2 * findings.SHOWN] or [ok("the running workers offer all handlers that the workflows need")]
 
 
@@ -277,34 +253,20 @@ def check_outbox(on: Database) -> Judgements:
     """With the transport postgres there is no outbox to relay; what another transport has left there is harmless."""
     if on.settings.transport == "postgres":
         return [ok("not used: TRANSPORT is postgres")]
-    return [_judge_unsent(queue) for queue in server.rows(on.dsn, "outbox_facts")] or [ok("empty")]
+    judgements = []
+    for queue in server.rows(on.dsn, "outbox_facts"):
+        limit, fix = 60.0, f"{queue.error}; workers find the tasks by polling meanwhile"
+        if not queue.error:  # ids also wait while all workers are busy
+            limit = HOUR_SECONDS
+            fix = "start more workers for this queue, or check that orchestrators run with TRANSPORT=servicebus"
+        age = duration(queue.oldest_seconds)
+        observation = f"{counted(queue.messages, 'id')} of tasks in {queue.queue} not sent for {age}"
+        judgements.append(judge(queue.oldest_seconds, observation, fix, warning=limit))
+    return judgements or [ok("empty")]
 
 
-def _judge_unsent(queue: Any) -> Judgement:
-    messages, age = counted(queue.messages, "id"), duration(queue.oldest_seconds)
-    observation = f"{messages} of tasks in {queue.queue} not sent for {age}"
-    if queue.error:
-        fix = f"{queue.error}; workers find the tasks by polling meanwhile"
-        return judge(queue.oldest_seconds, observation, fix, warning=MINUTE_SECONDS)
-    # Ids also wait while all workers are busy.
-    fix = "start more workers for this queue, or check that orchestrators run with TRANSPORT=servicebus"
-    return judge(queue.oldest_seconds, observation, fix, warning=HOUR_SECONDS)
-
-
-SERVER_CHECKS: dict[str, Callable[[Database], Judgements]] = {
-    "postgres": check_server,
-    "postgres-settings": check_server_settings,
-    "connections": check_connections,
-    "postgis": check_postgis,
-    "listen": check_notifications,
-    "clock": check_clock,
-    "transactions": check_transactions,
-    "rights": check_rights,
-    "schema": check_schema,
-}
-SCHEMA_CHECKS: dict[str, Callable[[Database], Judgements]] = {
-    "instances": check_instances,
-    "handlers": check_handlers,
-    "dead-rows": check_dead_rows,
-    "outbox": check_outbox,
-}
+SERVER_CHECKS = named(
+    *(check_postgres, check_postgres_settings, check_connections, check_postgis, check_listen, check_clock),
+    *(check_transactions, check_rights, check_schema),
+)
+SCHEMA_CHECKS = named(check_instances, check_handlers, check_dead_rows, check_outbox)

@@ -4,13 +4,13 @@ A problem keeps the platform from working or from keeping its promises. A warnin
 thread of its own, which is abandoned when it takes too long; a check that fails or hangs is a finding too.
 """
 
-import threading
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import wait
 from enum import StrEnum
 from functools import partial
 from typing import NamedTuple, TypeVar
 
+from dagmaster.daemon_threads import DaemonThreads
 from dagmaster.errors import DagmasterError, Unavailable
 from dagmaster.extras import missing_extra
 from dagmaster.observe.redaction import redact
@@ -40,6 +40,7 @@ class Judgement(NamedTuple):
 
 Judgements = Iterable[Judgement]
 Findings = dict[str, list[Judgement]]
+Check = Callable[[Subject], Judgements]
 ok = partial(Judgement, FindingLevel.OK)
 warning = partial(Judgement, FindingLevel.WARNING)
 problem = partial(Judgement, FindingLevel.PROBLEM)
@@ -56,9 +57,12 @@ def judge(
     return ok(observation)
 
 
-def run(
-    checks: Mapping[str, Callable[[Subject], Judgements]], subject: Subject, patience_seconds: float = PATIENCE_SECONDS
-) -> Findings:
+def named(*checks: Check[Subject]) -> dict[str, Check[Subject]]:
+    """Checks by the names that users see: `check_data_folder` is the check `data-folder`."""
+    return {check.__name__.removeprefix("check_").replace("_", "-"): check for check in checks}
+
+
+def run(checks: Mapping[str, Check[Subject]], subject: Subject, patience_seconds: float = PATIENCE_SECONDS) -> Findings:
     """The judgements of all checks of a subject, in their order and without secrets."""
     calls = {name: partial(lambda check: list(check(subject)), check) for name, check in checks.items()}
     return {name: without_secrets(result) for name, result in call_all(calls, patience_seconds).items()}
@@ -68,12 +72,12 @@ def skip(names: Iterable[str], reason: str) -> Findings:
     return {name: [skipped(reason)] for name in names}
 
 
-def without_secrets(result: Judgements | Exception) -> list[Judgement]:
-    judgements = [_failed(result)] if isinstance(result, Exception) else result
+def without_secrets(result: Judgements | BaseException) -> list[Judgement]:
+    judgements = [_failed(result)] if isinstance(result, BaseException) else result
     return [Judgement(level, redact(text), redact(fix) if fix else None) for level, text, fix in judgements]
 
 
-def _failed(error: Exception) -> Judgement:
+def _failed(error: BaseException) -> Judgement:
     if isinstance(error, ModuleNotFoundError):
         error = missing_extra(error) or error
     if isinstance(error, DagmasterError):
@@ -84,25 +88,15 @@ def _failed(error: Exception) -> Judgement:
 
 def call_all(
     calls: Mapping[str, Callable[[], T]], patience_seconds: float = PATIENCE_SECONDS
-) -> dict[str, T | Exception]:
-    """What each call returned or raised. Not in an executor: its threads are waited for when the process ends."""
-    results: dict[str, T | Exception] = {}
-
-    def call(name: str) -> None:
-        try:
-            results[name] = calls[name]()
-        except Exception as error:
-            results[name] = error
-
-    threads = [threading.Thread(target=call, args=[name], daemon=True) for name in calls]
-    for thread in threads:
-        thread.start()
-    deadline = time.monotonic() + patience_seconds
-    for thread in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))
+) -> dict[str, T | BaseException]:
+    """What each call returned or raised."""
+    futures = {name: DaemonThreads().submit(call) for name, call in calls.items()}
+    wait(futures.values(), patience_seconds)
     hint = "check whether the machine, its disks or the network hang"
     late = Unavailable(f"no answer within {patience_seconds:g} s", code="check.timeout", hint=hint)
-    return {name: results.get(name, late) for name in calls}
+    return {
+        name: (future.exception() or future.result()) if future.done() else late for name, future in futures.items()
+    }
 
 
 def some(texts: Sequence[str]) -> str:

@@ -3,12 +3,10 @@
 import asyncio
 import os
 import shutil
-import subprocess
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +18,8 @@ from dagmaster.client.connection import NO_RESPONSE, Connection
 from dagmaster.client.credentials import key_for
 from dagmaster.client.models.base import parse
 from dagmaster.client.models.operations import Health
-from dagmaster.doctor.findings import SHOWN, Judgement, Judgements, judge, ok, problem, skipped, warning
-from dagmaster.errors import Conflict, DagmasterError, InvalidRequest, NotAllowed, Unavailable
+from dagmaster.doctor.findings import SHOWN, Judgement, Judgements, judge, named, ok, problem, skipped, warning
+from dagmaster.errors import Conflict, InvalidRequest, NotAllowed, Unavailable
 from dagmaster.handlers.registry import installed
 from dagmaster.library.workflows import load_library
 from dagmaster.listen import API, HEALTH, Endpoint, bind
@@ -31,10 +29,8 @@ from dagmaster.local.embedded import Cluster, find_binaries
 from dagmaster.quantities import counted, size_text
 from dagmaster.settings import Settings
 
-OLDEST_PYTHON = (3, 11)
 _ANSWER_SECONDS = 10.0
 _SHARED_MEMORY = Path("/dev", "shm")
-_WHEELS = ("GDAL", "geopandas", "pyogrio", "pyproj", "rasterio", "rio-tiler")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +48,16 @@ class Target:
 
     @property
     def url(self) -> str | None:
-        return self.server or self.settings.server_url
+        """The API that was chosen, or that workers of this machine use instead of a database."""
+        return self.server or self.settings.server_url or self.worker_url
 
     @property
     def worker_url(self) -> str | None:
-        """The API that workers of this machine use instead of a database."""
         return None if self.settings.dsn() else self.settings.dag_callback_url
 
     def running(self) -> discovery.RunningPlatform | None:
-        return discovery.running_platform(self.folder)
+        """The platform on this machine, unless another one is chosen."""
+        return None if self.url else discovery.running_platform(self.folder)
 
 
 def target(data: Path | None, server: str | None, key: str | None = None) -> Target:
@@ -68,20 +65,13 @@ def target(data: Path | None, server: str | None, key: str | None = None) -> Tar
     return Target(environment.repaired(**chosen), chosen, server, key)
 
 
-def check_python(_target: Target) -> Judgements:
-    observation = f"{'.'.join(map(str, sys.version_info[:3]))} ({sys.executable})"
-    fix = f"install Python {'.'.join(map(str, OLDEST_PYTHON))} or newer"
-    yield problem(observation, fix) if sys.version_info[:2] < OLDEST_PYTHON else ok(observation)
-
-
 def check_settings(target: Target) -> Judgements:
-    problems: list[str] = []
+    judgements = [warning(text, "correct its name, or unset it") for text in environment.warnings()]
     try:
         environment.load(**target.chosen)
     except InvalidRequest as error:
-        problems = error.facts["problems"]
-    judgements = [problem(text, "correct this environment variable; see docs/settings.md") for text in problems]
-    judgements += [warning(text, "correct its name, or unset it") for text in environment.warnings()]
+        fix = "correct this environment variable; see docs/settings.md"
+        judgements = [*(problem(text, fix) for text in error.facts["problems"]), *judgements]
     return judgements or [ok("all valid")]
 
 
@@ -126,26 +116,20 @@ def check_shared_memory(_target: Target) -> Judgements:
     return [judge(total_bytes, f"{size_text(total_bytes)} of shared memory", fix, warning=least, is_least=True)]
 
 
-def check_programs(target: Target) -> Judgements:
+def check_postgres_programs(target: Target) -> Judgements:
     """The programs of PostgreSQL, for a private server."""
-    try:
-        return [ok(f"{find_binaries()}")]
-    except DagmasterError as error:
-        if not (target.settings.dsn() or target.worker_url):
-            raise
-        reason = "a worker over HTTP has no database" if target.worker_url else "another server is configured"
-        return [ok(f"{error.message}; not needed, because {reason}")]
+    if target.settings.dsn() or target.worker_url:
+        return [ok("not needed: DATABASE_URL or DAG_CALLBACK_URL is set")]
+    return [ok(f"{find_binaries()}")]
 
 
 def check_gdal(_target: Target) -> Judgements:
-    versions = []
-    if path := shutil.which("gdalinfo"):
-        done = subprocess.run([path, "--version"], capture_output=True, text=True, check=False, timeout=_ANSWER_SECONDS)
-        versions.append(done.stdout.partition(",")[0].strip() or f"{path} prints no version")
-    for name in _WHEELS:
-        with suppress(PackageNotFoundError):
-            versions.append(f"{name} {version(name)}")
-    yield ok(", ".join(versions) or "not installed; only workers and map servers need it")
+    """Whether GDAL can be loaded. Only workers and map servers need it."""
+    if find_spec("rasterio") is None:
+        return [ok("not installed; only workers and map servers need it")]
+    import rasterio
+
+    return [ok(f"GDAL {rasterio.__gdal_version__}, PROJ {rasterio.__proj_version__}, rasterio {rasterio.__version__}")]
 
 
 def check_workflows(target: Target) -> Judgements:
@@ -159,37 +143,32 @@ def check_workflows(target: Target) -> Judgements:
 
 
 def check_platform(target: Target) -> Judgements:
-    configured = target.settings.dsn()
+    running, configured = target.running(), target.settings.dsn()
     if target.url:
         return [ok(f"the one at {target.url}")]
-    if target.worker_url:
-        return [ok(f"the one at {target.worker_url}, which workers of this machine reach over HTTP (DAG_CALLBACK_URL)")]
-    if running := target.running():
-        text = f"runs on {target.folder} since {running.started_at} (process {running.pid})"
-        if configured in (None, running.database_url):
-            return [ok(text)]
-        fix = "unset DATABASE_URL, or choose another folder with --data"
-        return [warning(f"one {text}, on another database than that of DATABASE_URL", fix)]
-    if configured:
+    if running is None and configured:
         return [ok(f"the one on the database {configured}")]
-    fix = "start one with `dagmaster up`, or choose one with DATABASE_URL or --server URL"
-    return [warning(f"none is running on {target.folder}", fix)]
+    if running is None:
+        fix = "start one with `dagmaster up`, or choose one with DATABASE_URL or --server URL"
+        return [warning(f"none is running on {target.folder}", fix)]
+    text = f"runs on {target.folder} since {running.started_at} (process {running.pid})"
+    if configured in (None, running.database_url):
+        return [ok(text)]
+    fix = "unset DATABASE_URL, or choose another folder with --data"
+    return [warning(f"one {text}, on another database than that of DATABASE_URL", fix)]
 
 
 def check_api(target: Target) -> Judgements:
-    chosen = target.url or target.worker_url
-    running = None if chosen else target.running()
-    url = chosen or (running.api_url if running else None)
+    running = target.running()
+    url = running.api_url if running else target.url
     if url is None:
         return [skipped("no platform runs on this machine, or it serves no API")]
     try:
-        health = asyncio.run(_health(url, key_for(target.settings, server=chosen, chosen=target.key)))
+        health = asyncio.run(_health(url, key_for(target.settings, server=target.url, chosen=target.key)))
     except Unavailable as error:
         if error.code not in NO_RESPONSE:
             raise
-        fix = "start the platform with `dagmaster up` or an orchestrator, or correct --server (DAGMASTER_URL)"
-        if url == target.worker_url:
-            fix = "check DAG_CALLBACK_URL, the network between, and whether the platform runs"
+        fix = "start the platform with `dagmaster up`, or correct its URL (--server, DAGMASTER_URL, DAG_CALLBACK_URL)"
         return [problem(error.message, fix)]
     except NotAllowed as error:
         if error.code not in ("auth.required", "auth.not-allowed"):
@@ -209,7 +188,7 @@ async def _health(url: str, key: str | None) -> Health:
         return parse(Health, await connection.object("GET", "/health"))
 
 
-def check_worker(target: Target) -> Judgements:
+def check_worker_over_http(target: Target) -> Judgements:
     """Whether the platform accepts a worker over HTTP. Nothing is stored there until the first heartbeat."""
     if target.settings.dag_callback_url is None:
         return [skipped("DAG_CALLBACK_URL is not set: workers of this machine use the database")]
@@ -225,7 +204,7 @@ async def _start_worker(settings: Settings) -> Judgement:
     return ok(f"{settings.dag_callback_url} accepts this worker as '{started.caller}', for {queues}")
 
 
-def check_dask(target: Target) -> Judgements:
+def check_dask_cluster(target: Target) -> Judgements:
     """Whether the scheduler answers, and which Dask workers can run tasks of this machine's worker."""
     if target.settings.worker_executor != "dask":
         yield skipped("WORKER_EXECUTOR is processes: workers of this machine use no Dask cluster")
@@ -245,17 +224,24 @@ def check_dask(target: Target) -> Judgements:
         yield problem(f"{address} has no Dask worker that can run tasks", "start Dask workers at this scheduler")
 
 
+def check_api_port(target: Target) -> Judgements:
+    return check_port(target.settings, API)
+
+
+def check_health_port(target: Target) -> Judgements:
+    return check_port(target.settings, HEALTH)
+
+
 def check_port(settings: Settings, endpoint: Endpoint) -> Judgements:
-    """If the user chose the port, no other one will do."""
+    """If the user chose the port of the API, no other one will do."""
     name, variable = endpoint.name, f"{endpoint.name.upper()}_PORT"
-    host, port, is_insecure = (getattr(settings, f"{name}_{part}") for part in ("host", "port", "insecure"))
+    host, port = getattr(settings, f"{name}_host"), getattr(settings, f"{name}_port")
     if not getattr(settings, f"{name}_enabled"):
         return [skipped(f"{name.upper()}_ENABLED=false")]
-    if port == 0:
-        return [ok(f"{variable}=0: any free port")]
+    may_expose = settings.may_expose_api if endpoint is API else settings.health_insecure
     with suppress(Conflict):
-        bind(host, port, is_insecure=is_insecure, endpoint=endpoint).close()
-        return [ok(f"port {port} is free")]
+        bind(host, port, is_insecure=may_expose, endpoint=endpoint).close()
+        return [ok(f"port {port} is free" if port else f"{variable}=0: any free port")]
     if _is_dagmaster(host, port):
         return [ok(f"port {port} is in use by dagmaster")]
     fix = f"stop the program (`ss -ltnp 'sport = :{port}'` shows it), or choose another {variable}"
@@ -266,27 +252,15 @@ def check_port(settings: Settings, endpoint: Endpoint) -> Judgements:
 
 
 def _is_dagmaster(host: str, port: int) -> bool:
-    """Whether a process of dagmaster listens on a port."""
-    address = f"[{host}]" if ":" in host else {"0.0.0.0": "127.0.0.1"}.get(host, host)  # noqa: S104  compared only
-    try:
-        response = httpx2.get(f"http://{address}:{port}/readyz", timeout=_ANSWER_SECONDS, trust_env=False)
-        return {"is_ready", "checks"} <= set(response.json())
-    except (httpx2.HTTPError, OSError, ValueError, TypeError):
-        return False
+    """Whether a process of dagmaster listens on a port. All of them accept requests for localhost."""
+    url = f"http://[{host}]:{port}/readyz" if ":" in host else f"http://{host}:{port}/readyz"
+    with suppress(httpx2.HTTPError):
+        response = httpx2.get(url, headers={"Host": "localhost"}, timeout=_ANSWER_SECONDS, trust_env=False)
+        return '"is_ready"' in response.text
+    return False
 
 
-CHECKS: dict[str, Callable[[Target], Judgements]] = {
-    "python": check_python,
-    "settings": check_settings,
-    "data-folder": check_data_folder,
-    "shared-memory": check_shared_memory,
-    "postgres-programs": check_programs,
-    "gdal": check_gdal,
-    "workflows": check_workflows,
-    "platform": check_platform,
-    "api": check_api,
-    "worker-over-http": check_worker,
-    "dask-cluster": check_dask,
-    "api-port": lambda target: check_port(target.settings, API),
-    "health-port": lambda target: check_port(target.settings, HEALTH),
-}
+CHECKS = named(
+    *(check_settings, check_data_folder, check_shared_memory, check_postgres_programs, check_gdal, check_workflows),
+    *(check_platform, check_api, check_worker_over_http, check_dask_cluster, check_api_port, check_health_port),
+)

@@ -2,11 +2,9 @@
 
 import asyncio
 import inspect
-import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
-from concurrent.futures import Executor, Future
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -14,6 +12,7 @@ from uuid import UUID
 
 import orjson
 
+from dagmaster.daemon_threads import DaemonThreads
 from dagmaster.database.ledger.protocol import PayloadLedger, Running
 from dagmaster.errors import Fenced, InvalidRequest, Unavailable
 from dagmaster.handlers import checkpoints
@@ -287,24 +286,8 @@ class TaskContext:
 HANDLING: ContextVar[TaskContext] = ContextVar("handling")
 
 
-class _DaemonThreads(Executor):
-    """Daemon threads, which do not delay the end of the process: reading a large file may outlast the grace time."""
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        threading.Thread(target=self._run, args=(future, fn, args, kwargs), daemon=True).start()
-        return future
-
-    def _run(self, future: Future[Any], fn: Callable[..., Any], args: Any, kwargs: Any) -> None:
-        if not future.set_running_or_notify_cancel():
-            return
-        try:
-            future.set_result(fn(*args, **kwargs))
-        except BaseException as error:
-            future.set_exception(error)
-
-
-_DAEMON_THREADS = _DaemonThreads()
+# Reading a large file may outlast the grace time.
+_DAEMON_THREADS = DaemonThreads()
 
 
 async def _in_thread(call: Callable[..., Any], *arguments: Any) -> Any:

@@ -11,7 +11,7 @@ SELECT current_setting('server_version') AS version,
 SELECT name,
        CASE unit
             WHEN '8kB' THEN (setting::numeric * 8192)::text
-            WHEN 'ms' THEN (setting::numeric / 1000)::text
+            WHEN 'ms' THEN trim_scale(setting::numeric / 1000)::text
             ELSE setting
        END AS value
   FROM pg_settings
