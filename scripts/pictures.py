@@ -17,7 +17,7 @@ from rasterio.io import MemoryFile
 from sample_platform import Platform, fill, running
 
 FOLDER = Path(__file__).parent.parent / "docs" / "pictures"
-MOST_BYTES = 150_000
+MAX_BYTES = 150_000
 FLAGS = ["--no-sandbox", "--use-gl=angle", "--use-angle=swiftshader", "--enable-unsafe-swiftshader"]
 PATIENCE_MS = 60_000
 
@@ -60,8 +60,8 @@ def save(path: Path, picture: bytes) -> None:
         target.write(places, 1)
         target.write_colormap(1, {place: (*map(int, colour), 255) for place, colour in enumerate(colours)})
     path.with_suffix(".png.aux.xml").unlink(missing_ok=True)
-    if path.stat().st_size > MOST_BYTES:
-        raise SystemExit(f"{path.name} has {path.stat().st_size} bytes; at most {MOST_BYTES} are wanted")
+    if path.stat().st_size > MAX_BYTES:
+        raise SystemExit(f"{path.name} has {path.stat().st_size} bytes; at most {MAX_BYTES} are wanted")
 
 
 def reduced(pixels: NDArray[np.uint8], count: int = 256) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:

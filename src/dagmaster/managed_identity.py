@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 METADATA_SERVICE: Final = "http://169.254.169.254/metadata/identity/oauth2/token"
 EARLY_SECONDS: Final = 300.0  # a token is renewed so long before it expires
-_SHORTEST_SECONDS: Final = 30.0
+_MIN_SECONDS: Final = 30.0
 _RETRY_SECONDS: Final = 15.0  # after a renewal that failed while the token is still valid
 _HINT: Final = (
     "give this machine a managed identity with the roles that it needs; if it has several, set AZURE_CLIENT_ID"
@@ -120,7 +120,7 @@ class ManagedIdentity:
         if not isinstance(token, str) or not token:
             raise _no_token("its answer has no token")
         # A token that expires within the reserve would otherwise be requested for each call.
-        self._token, self._expires_at = token, max(expires_on, self._clock() + EARLY_SECONDS + _SHORTEST_SECONDS)
+        self._token, self._expires_at = token, max(expires_on, self._clock() + EARLY_SECONDS + _MIN_SECONDS)
 
 
 def _no_token(problem: str) -> Unavailable:

@@ -30,7 +30,7 @@ from dagmaster.observe.redaction import protect, redact
 
 DEFAULT_QUEUES = ("dag-worker-tasks", "functionapp-tasks", "container-tasks")
 PREFIX = "DAGMASTER_"
-_LONGEST_SHOWN = 60
+_MAX_SHOWN_LENGTH = 60
 SCOPES = ("viewer", "reviewer", "author", "operator", "worker", "gateway", "monitor", "admin")
 SERVERS = ("api", "gateway", "serving")
 _ROLE = re.compile(rf"[^=,]+=(?:{'|'.join(SCOPES)}|b2b:[a-z0-9][a-z0-9_-]*)")
@@ -1149,7 +1149,7 @@ def _shown(field: FieldInfo, value: Any) -> str:
     if not field.repr:
         return ""
     text = redact(",".join(map(str, value)) if isinstance(value, tuple) else str(value))
-    return f"={text if len(text) <= _LONGEST_SHOWN else text[: _LONGEST_SHOWN - 1] + '…'}"
+    return f"={text if len(text) <= _MAX_SHOWN_LENGTH else text[: _MAX_SHOWN_LENGTH - 1] + '…'}"
 
 
 def _bound(note: Any) -> str:

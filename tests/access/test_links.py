@@ -2,7 +2,7 @@
 
 import pytest
 
-from dagmaster.access.links import LONGEST_TOKEN, VersionLink, key_id_of, sign, verified
+from dagmaster.access.links import MAX_TOKEN_LENGTH, VersionLink, key_id_of, sign, verified
 
 pytestmark = pytest.mark.requirement("C3", "X1")
 
@@ -20,7 +20,7 @@ def test_a_token_has_what_was_signed(link):
 
     assert verified(token, "secret") == link
     assert key_id_of(token) == "k1"
-    assert len(token) <= LONGEST_TOKEN
+    assert len(token) <= MAX_TOKEN_LENGTH
 
 
 def test_a_token_is_pinned():

@@ -190,7 +190,7 @@ async def test_a_slow_client_has_to_read_everything_again_and_costs_no_memory(da
 
 
 async def test_very_many_changes_become_one_resync(database, monkeypatch):
-    monkeypatch.setattr(change_follower, "MOST_CHANGES", 3)
+    monkeypatch.setattr(change_follower, "MAX_CHANGES", 3)
     async with engine(database) as running, served(app_of(database, running)) as server:
         async with stream_of(server.url, kind="jobs") as stream:
             cursor = (await anext(stream))["id"]
@@ -316,7 +316,7 @@ async def test_the_python_client_follows_changes(database):
 
 
 async def test_a_stream_ends_from_time_to_time_so_that_credentials_are_checked_again(database, monkeypatch):
-    monkeypatch.setattr("dagmaster.api.changes.MOST_SECONDS", 0.5)
+    monkeypatch.setattr("dagmaster.api.changes.MAX_SECONDS", 0.5)
     async with served(app_of(database, heartbeat_seconds=0.3)) as server, AsyncClient(base_url=server.url) as client:
         async with asyncio.timeout(10):
             seen = [frame async for frame in frames(client, comments=True)]

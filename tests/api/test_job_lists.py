@@ -103,7 +103,7 @@ async def test_inputs_of_any_text_can_be_submitted_and_found(database):
 
 
 async def test_large_counts_are_marked_as_inexact(database, monkeypatch):
-    monkeypatch.setattr("dagmaster.api.job_lists.MOST_COUNTED", 2)
+    monkeypatch.setattr("dagmaster.api.job_lists.MAX_COUNTED", 2)
     async with engine(database) as running, api(database, running) as client:
         for _ in range(3):
             await running.run(named("floods"))

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from dagmaster.api.app import create_app
-from dagmaster.api.maps import LARGEST_BODY_BYTES, Slots
+from dagmaster.api.maps import MAX_BODY_BYTES, Slots
 from dagmaster.dataset_urls import is_of_maps
 from dagmaster.errors import Unavailable
 from dagmaster.handlers.registry import installed
@@ -192,7 +192,7 @@ async def test_without_a_map_server_the_problem_says_so_and_the_next_address_is_
 
 async def test_a_body_that_no_map_server_accepts_is_refused_by_the_api():
     async with on_a_port(map_server().app) as url, origin(url) as client:
-        answer = await client.post("/tiles/echo/x", content=b"x" * (LARGEST_BODY_BYTES + 1))
+        answer = await client.post("/tiles/echo/x", content=b"x" * (MAX_BODY_BYTES + 1))
 
     check(answer, 413, "request.too-large")
 

@@ -14,7 +14,7 @@ from uuid import UUID, uuid4
 import pytest
 from httpx2 import AsyncClient
 
-from dagmaster.client.models.worker import MOST_CLAIMED, MOST_REPORTS, PROTOCOL
+from dagmaster.client.models.worker import MAX_CLAIMED, MAX_REPORTS, PROTOCOL
 from dagmaster.database.ledger.protocol import Demand
 from dagmaster.jobs.payload import INLINE_BYTES, LOADABLE_BYTES, reference_to
 from tests.api.serving import V1
@@ -263,12 +263,12 @@ async def test_hostile_values_are_clear_problems_and_change_nothing(database):
         path = f"/tasks/{task['task_id']}"
         held = {name: task[name] for name in ("job_id", "node_id", "attempt")}
         for name, (method, where, options) in {
-            "too many reports": ("POST", "/report", {"json": a_batch(*[a_report(task)] * (MOST_REPORTS + 1))}),
+            "too many reports": ("POST", "/report", {"json": a_batch(*[a_report(task)] * (MAX_REPORTS + 1))}),
             "too large a body": ("POST", "/report", {"content": b"x" * 1_100_000}),
             "too many tasks": (
                 "POST",
                 "/exchange",
-                {"json": a_demand(OURS, demand={"queues": [OURS], "light": MOST_CLAIMED + 1})},
+                {"json": a_demand(OURS, demand={"queues": [OURS], "light": MAX_CLAIMED + 1})},
             ),
             "a lease of a year": ("POST", "/renew", {"json": {"held": [], "lease_seconds": 3.2e7}}),
             "a lease that is no number": ("POST", "/renew", {"content": b'{"held": [], "lease_seconds": NaN}'}),

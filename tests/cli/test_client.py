@@ -297,7 +297,7 @@ def drop_by_drop(request: BaseHTTPRequestHandler) -> None:
 
 
 def test_an_answer_without_end_is_cut_off(monkeypatch):
-    monkeypatch.setattr("dagmaster.client.connection._LARGEST_RESPONSE_BYTES", 1_000_000)
+    monkeypatch.setattr("dagmaster.client.connection._MAX_RESPONSE_BYTES", 1_000_000)
     with answering(endless) as client, pytest.raises(Unavailable, match="more than 1,000,000 bytes"):
         client.job(JOB)
 
@@ -308,7 +308,7 @@ def test_an_answer_that_drips_has_a_deadline():
 
 
 def test_a_decompression_bomb_is_not_unpacked(monkeypatch):
-    monkeypatch.setattr("dagmaster.client.connection._LARGEST_RESPONSE_BYTES", 1_000_000)
+    monkeypatch.setattr("dagmaster.client.connection._MAX_RESPONSE_BYTES", 1_000_000)
     bomb = gzip.compress(b" " * 20_000_000)
     answer = plain(200, "application/json", bomb, **{"Content-Encoding": "gzip"})
     with answering(answer) as client, pytest.raises(Unavailable, match="more than 1,000,000 bytes"):

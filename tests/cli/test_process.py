@@ -17,7 +17,7 @@ from dagmaster.cli import process, result_summary, validation
 from dagmaster.cli.command import State
 from dagmaster.errors import Conflict, Unavailable
 from dagmaster.ingest.options import raster_options
-from dagmaster.ingest.preview import LONGEST_SIDE
+from dagmaster.ingest.preview import MAX_SIDE
 from dagmaster.ingest.results import is_complete
 from dagmaster.ingest.sources import LocalFile
 from dagmaster.ingest.validation import FileRules
@@ -80,7 +80,7 @@ def test_a_file_becomes_cogs_a_catalogued_dataset_and_tiles(first, maps):
     assert first["xyz_url"].startswith(maps.facts["maps_url"])
     with rasterio.open(first["preview"]) as picture:
         assert picture.count == 4
-        assert 256 < max(picture.shape) <= LONGEST_SIDE
+        assert 256 < max(picture.shape) <= MAX_SIDE
         assert picture.read(4).mean() > 0.7 * 255
 
 

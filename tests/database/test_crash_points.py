@@ -37,7 +37,7 @@ from dagmaster.local.embedded import Cluster
 pytestmark = pytest.mark.requirement("E3", "E4")
 
 CRASHED = 137
-MOST_VISITS = 5
+MAX_VISITS = 5
 DOOMED = "doomed"
 # Which commits each call consists of, by the names of their crash points.
 COMMITS: dict[str, tuple[str, ...]] = {
@@ -236,7 +236,7 @@ def test_a_process_that_dies_at_a_commit_has_done_all_or_nothing_and_may_be_aske
     undisturbed = at_once(trial.state("undisturbed"))
     for commit in COMMITS[name]:
         before, after = faults.around(commit)
-        for visit in range(1, MOST_VISITS):
+        for visit in range(1, MAX_VISITS):
             prepared = at_once(trial.begin())
             if not trial.die(f"{before}:{visit}"):
                 break

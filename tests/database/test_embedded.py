@@ -21,7 +21,7 @@ import pytest
 
 from dagmaster.errors import Conflict, NotFound, Unavailable
 from dagmaster.local import embedded
-from dagmaster.local.embedded import LONGEST_SOCKET_FOLDER, Cluster
+from dagmaster.local.embedded import MAX_SOCKET_FOLDER_LENGTH, Cluster
 
 pytestmark = pytest.mark.requirement("P1")
 
@@ -182,7 +182,7 @@ def test_long_data_paths_have_short_sockets(new_cluster, tmp_path):
     deep = tmp_path / ("d" * 100) / ("e" * 100)
 
     with new_cluster(deep) as cluster:
-        assert len(str(cluster.socket_folder)) <= LONGEST_SOCKET_FOLDER
+        assert len(str(cluster.socket_folder)) <= MAX_SOCKET_FOLDER_LENGTH
         assert cluster.is_running()
 
 

@@ -15,7 +15,7 @@ from dagmaster.api import health as api_health
 from dagmaster.cli.main import COMMANDS
 from dagmaster.database.catalog.pgstac import software_version
 from dagmaster.database.schema.gateway_role import role_of as gateway_role_of
-from dagmaster.orchestrator.job_queue import LONGEST_AGE
+from dagmaster.orchestrator.job_queue import MAX_AGE
 from dagmaster.settings import DEFAULT_QUEUES
 from tests.deploy.manifests import PORTS, ROLES, ROOT, megabytes
 
@@ -152,7 +152,7 @@ def test_queues_have_the_times_that_the_guide_of_service_bus_lists():
     assert "defaultMessageTimeToLive: 'P1D'" in queue
     assert "maxDeliveryCount: 10" in queue
     assert "deadLetteringOnMessageExpiration: name == jobQueue" in queue
-    assert timedelta(days=1) == LONGEST_AGE
+    assert timedelta(days=1) == MAX_AGE
 
 
 def test_workers_serve_every_queue_and_have_the_memory_for_their_child_processes():

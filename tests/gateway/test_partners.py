@@ -383,7 +383,7 @@ async def test_uses_of_keys_that_could_not_be_reported_are_reported_later(monkey
             self.reported.append(json.loads(request.body)["key_ids"])
             return httpx2.Response(self.statuses.pop(0))
 
-    monkeypatch.setattr(services, "MOST_REPORTED", 2)
+    monkeypatch.setattr(services, "MAX_REPORTED", 2)
     orchestrator = Orchestrator(503, 200, 200)
     keys = services.ViewedKeys(None, orchestrator, "dgm_own")
     for key_id in ("a", "b", "c"):

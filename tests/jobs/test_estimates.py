@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagmaster.jobs.estimates import (
-    MOST_SECONDS,
+    MAX_SECONDS,
     NodePast,
     NodeProgress,
     PastNode,
@@ -70,7 +70,7 @@ def test_an_estimate_is_a_sensible_number_or_none(elapsed, fraction, usual, past
         of_job(elapsed, fraction, usual),
         from_rate(elapsed, fraction),
     ):
-        assert estimate is None or (math.isfinite(estimate) and 0 <= estimate <= MOST_SECONDS)
+        assert estimate is None or (math.isfinite(estimate) and 0 <= estimate <= MAX_SECONDS)
 
 
 @given(total=st.integers(2, 10_000), seconds=st.floats(0.01, 100), share=st.floats(0.1, 0.99))

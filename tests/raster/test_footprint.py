@@ -191,7 +191,7 @@ def test_salt_and_pepper_is_followed_coarsely(tmp_path):
 
     ground = footprint(path)
 
-    assert shapely.get_num_coordinates(shape(ground.geometry)) <= module.MOST_VERTICES * 2
+    assert shapely.get_num_coordinates(shape(ground.geometry)) <= module.MAX_VERTICES * 2
     assert in_crs(ground, UTM).area == pytest.approx(1000 * 1000 * 900, rel=0.02)
 
 
@@ -377,7 +377,7 @@ def test_the_footprint_covers_all_valid_pixels_and_hardly_more(tmp_path, grid, s
     edges = (valid[1:] != valid[:-1]).sum() + (valid[:, 1:] != valid[:, :-1]).sum()
     assert is_well_formed(ground)
     assert valid.sum() * 0.99 <= area <= valid.sum() + 0.1 * edges
-    assert shapely.get_num_coordinates(polygon) <= module.MOST_VERTICES
+    assert shapely.get_num_coordinates(polygon) <= module.MAX_VERTICES
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -392,4 +392,4 @@ def test_an_outline_with_too_many_corners_still_covers_all_valid_pixels(tmp_path
     x, y = transform @ (columns + 0.5, rows + 0.5)
     shapely.prepare(polygon)
     assert shapely.contains_xy(polygon, x, y).all()
-    assert shapely.get_num_coordinates(polygon) <= module.MOST_VERTICES
+    assert shapely.get_num_coordinates(polygon) <= module.MAX_VERTICES

@@ -138,7 +138,7 @@ def test_three_files_make_a_picture(tmp_path: Path) -> None:
 
 
 def test_more_files_than_may_be_open_are_read_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stack, "_MOST_OPEN", 3)
+    monkeypatch.setattr(stack, "_MAX_OPEN", 3)
     files = [write_raster(tmp_path / f"{at}.tif", np.full((40, 40), at, "uint8")) for at in range(8)]
 
     with stacked(files, raster_type=DEM) as whole:

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from dagmaster.errors import NotAllowed, Unavailable
-from dagmaster.orchestrator.job_queue import LARGEST_BYTES, JobQueue
+from dagmaster.orchestrator.job_queue import MAX_BYTES, JobQueue
 from dagmaster.settings import load
 from dagmaster.transports.servicebus_client import ServiceBus
 from tests.servicebus.broker import BrokerOptions, BrokerThread
@@ -139,7 +139,7 @@ async def test_a_submission_that_is_too_large_is_dead_lettered(running, service_
     monkeypatch.setattr(running.options, "max_message_bytes", 1_000_000)
     jobs = JobQueue(service_bus.receiver(QUEUE), ledger := Ledger())
 
-    await send(service_bus, json.dumps({"message_id": "large", "input_params": "x" * LARGEST_BYTES}))
+    await send(service_bus, json.dumps({"message_id": "large", "input_params": "x" * MAX_BYTES}))
     await send(service_bus, '{"message_id": "small"}')
     await taken(jobs, 2)
 

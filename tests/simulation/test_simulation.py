@@ -28,7 +28,7 @@ pytestmark = pytest.mark.requirement("E1", "E5", "E6", "E7", "E11")
 
 CHUNK = 250
 _claim_messages = MemoryLedger.claim_messages
-MOST_SEEDS = 300  # that it may take to see a bug in what keeps a job in one hand
+MAX_SEEDS = 300  # that it may take to see a bug in what keeps a job in one hand
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -151,7 +151,7 @@ def test_a_broken_ledger_is_detected(name: str, broken: Callable[..., Any], monk
     monkeypatch.setattr(MemoryLedger, name, broken)
 
     with pytest.raises(InvariantBroken, match="repeat it: pytest tests/simulation --seed"):
-        _simulate_all(range(MOST_SEEDS))
+        _simulate_all(range(MAX_SEEDS))
 
 
 # The event loop

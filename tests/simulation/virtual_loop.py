@@ -16,7 +16,7 @@ from random import Random
 from typing import Any
 
 LANE: contextvars.ContextVar["Lane"] = contextvars.ContextVar("lane")
-_MOST_STEPS_TO_UNWIND = 200_000
+_MAX_STEPS_TO_UNWIND = 200_000
 
 
 class Deadlock(AssertionError):
@@ -203,7 +203,7 @@ class VirtualTimeLoop(asyncio.AbstractEventLoop):
         for task in tasks:
             task.cancel()
         steps = 0
-        while tasks and steps < _MOST_STEPS_TO_UNWIND:
+        while tasks and steps < _MAX_STEPS_TO_UNWIND:
             if tasks[-1].done():
                 tasks.pop()
                 continue

@@ -69,7 +69,7 @@ BROKER_AWAY_SECONDS = 60.0
 RECOVERY_SECONDS = 200.0  # virtual: retries, waits and timeouts of a whole chain may be left, and take some 60
 _AFTERMATH_SECONDS = 2.0  # for those who come too late
 _LONG_AFTERMATH_SECONDS = 10.0  # in some runs: what is not reported by then never will be
-_MOST_STEPS = 40_000  # some fifty times what a run takes
+_MAX_STEPS = 40_000  # some fifty times what a run takes
 _TRACED_STEPS = 120
 _LOOSE_CLOCK = 1e5
 _CASES = 400
@@ -144,7 +144,7 @@ class World:
         self.random = Random(f"{seed}/{mode}")
         self.profile = Profile.drawn(self.random) if single_fault is None else Profile()
         self.settings = short_intervals()
-        self.loop = VirtualTimeLoop(self.random, most_steps=_MOST_STEPS, closing=self._close)
+        self.loop = VirtualTimeLoop(self.random, most_steps=_MAX_STEPS, closing=self._close)
         self.delivery = MessageDelivery(self)
         # In every third run, a relay sends the ids of tasks to a broker; in some of them it is away for a minute.
         self.has_broker = single_fault is None and seed % 3 == 0

@@ -278,7 +278,7 @@ def test_signatures_are_renewed_before_a_file_could_outlast_them(azurite, place,
     backend = storage._stores[Zone.SILVER]._backend
 
     first, again = backend._signature(place("a")), backend._signature(place("a"))
-    monkeypatch.setattr("dagmaster.storage.azure.LEAST_LEFT", timedelta(hours=1, minutes=1))
+    monkeypatch.setattr("dagmaster.storage.azure.MIN_LEFT", timedelta(hours=1, minutes=1))
     monkeypatch.setattr(backend._account, "_clock", lambda: datetime.now(UTC) + timedelta(seconds=2))
     renewed = backend._signature(place("a"))
 

@@ -316,7 +316,7 @@ async def test_while_the_issuer_is_down_known_keys_stay_in_use(local, verifier, 
 async def test_keys_that_could_not_be_renewed_for_a_day_are_no_longer_trusted(local, verifier, monkeypatch):
     await verifier.caller(local.token())
     monkeypatch.setattr(tokens, "_REFETCH_SECONDS", 0.0)
-    monkeypatch.setattr(tokens, "_LONGEST_OUTAGE_SECONDS", 0.0)
+    monkeypatch.setattr(tokens, "_MAX_OUTAGE_SECONDS", 0.0)
     local.answers["/keys"] = (500, b"")
 
     with pytest.raises(Unavailable):

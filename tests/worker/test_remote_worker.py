@@ -17,7 +17,7 @@ from tests.traces import Collector, facts
 from tests.worker.over_http import a_key, connection_with, platform, worker_api
 
 from dagmaster.access.worker_ids import is_worker_of, new_worker_id
-from dagmaster.api.task_watch import MOST_WAITING, WOKEN_AT_ONCE, TaskWatch
+from dagmaster.api.task_watch import MAX_WAITING, WOKEN_AT_ONCE, TaskWatch
 from dagmaster.client.models.worker import ClaimedTask, StartedWorker
 from dagmaster.database.assets.keys import KeyChange, KeyStore
 from dagmaster.database.ledger.protocol import Demand, Report, Running
@@ -465,8 +465,8 @@ async def _counted(reads: CountedReads, count: int) -> bool:
 
 
 async def test_too_many_waiting_workers_are_refused(monkeypatch):
-    monkeypatch.setattr("dagmaster.api.task_watch.MOST_WAITING", 1)
-    assert MOST_WAITING > 1000
+    monkeypatch.setattr("dagmaster.api.task_watch.MAX_WAITING", 1)
+    assert MAX_WAITING > 1000
     async with a_watch() as (watch, _, _):
         first = asyncio.create_task(watch.wait({"q"}, {"echo"}, 5.0))
         await asyncio.sleep(0.01)

@@ -88,8 +88,8 @@ def test_many_unknown_inputs_are_refused_without_a_suggestion_for_each(monkeypat
     with pytest.raises(InvalidRequest) as refusal:
         check_inputs(WORKFLOW, {f"other{number}": 1 for number in range(50_000)})
 
-    assert len(refusal.value.facts["fields"]) == len(refusal.value.facts["faults"]) == inputs.MOST_FAULTS
-    assert len(compared) < inputs.MOST_FAULTS
+    assert len(refusal.value.facts["fields"]) == len(refusal.value.facts["faults"]) == inputs.MAX_FAULTS
+    assert len(compared) < inputs.MAX_FAULTS
 
 
 @pytest.mark.requirement("W5")

@@ -4,7 +4,7 @@ export interface DiffLine {
   text: string;
 }
 
-const MOST_CELLS = 4_000_000;
+const MAX_CELLS = 4_000_000;
 
 export function diffLines(before: string, after: string): DiffLine[] {
   const [a, b] = [before.split("\n"), after.split("\n")];
@@ -20,7 +20,7 @@ export function diffLines(before: string, after: string): DiffLine[] {
 function between(a: string[], b: string[]): DiffLine[] {
   const removed = (lines: string[]): DiffLine[] => lines.map((text) => ({ kind: "removed", text }));
   const added = (lines: string[]): DiffLine[] => lines.map((text) => ({ kind: "added", text }));
-  if (a.length * b.length > MOST_CELLS) return [...removed(a), ...added(b)];
+  if (a.length * b.length > MAX_CELLS) return [...removed(a), ...added(b)];
   const width = b.length + 1;
   const table = new Uint32Array((a.length + 1) * width);
   for (let i = a.length - 1; i >= 0; i -= 1)

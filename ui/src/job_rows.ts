@@ -18,7 +18,7 @@ interface JobChange {
   data: Record<string, unknown>;
 }
 
-const MOST_PAGES = 10;
+const MAX_PAGES = 10;
 
 export class JobRows<T extends ListedJob> {
   private all: T[] = [];
@@ -60,11 +60,11 @@ export class JobRows<T extends ListedJob> {
     pages: number,
   ): Promise<boolean> {
     let after: string | undefined;
-    for (let count = 1; count <= MOST_PAGES; count += 1) {
+    for (let count = 1; count <= MAX_PAGES; count += 1) {
       const page = await load(after);
       const isConnected = this.add(page.items);
       after = page.next ?? undefined;
-      if (!after || (isConnected && count >= Math.min(pages, MOST_PAGES))) return true;
+      if (!after || (isConnected && count >= Math.min(pages, MAX_PAGES))) return true;
     }
     return false;
   }

@@ -31,7 +31,7 @@ export function asNumber(after: string | undefined): number | undefined {
   return after === undefined ? undefined : Number(after);
 }
 
-const MOST_RENEWED = 10;
+const MAX_RENEWED = 10;
 const PAUSE_MS = 1500;
 
 /** The same number of pages, loaded again: someone who has read on keeps the place. Of very long lists the last page. */
@@ -39,7 +39,7 @@ export async function renewed<T>(
   shown: Shown<T>[],
   load: (after: string | undefined) => Promise<Page<T>>,
 ): Promise<Shown<T>[]> {
-  const first = shown.length > MOST_RENEWED ? shown.length - 1 : 0;
+  const first = shown.length > MAX_RENEWED ? shown.length - 1 : 0;
   const pages = shown.slice(0, first);
   let after = shown[first]?.after;
   do {

@@ -78,7 +78,7 @@ export const transport: UploadTransport = {
 };
 
 const CONTINUED = new Set([0, 409, 423, 429, 502, 503, 504]);
-const MOST_FAILURES = 12;
+const MAX_FAILURES = 12;
 
 /** Uploads a file; the result says where it is in bronze. Only failures that will not pass end it. */
 export async function upload(
@@ -100,7 +100,7 @@ export async function upload(
       failures = 0;
       onProgress({ sent: offset, total: file.size, isWaiting: false });
     } catch (error) {
-      if (!(error instanceof ApiProblem) || !CONTINUED.has(error.status) || failures >= MOST_FAILURES) throw error;
+      if (!(error instanceof ApiProblem) || !CONTINUED.has(error.status) || failures >= MAX_FAILURES) throw error;
       failures += 1;
       onProgress({ sent: offset, total: file.size, isWaiting: true });
       await use.pause(Math.min(15, 2 ** failures / 4));

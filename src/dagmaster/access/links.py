@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 PARAMETER = "token"
 # Of a token in a URL: longer texts are not links.
-LONGEST_TOKEN = 200
+MAX_TOKEN_LENGTH = 200
 _FORMAT = "dgl1"
 _TOKEN = re.compile(
     rf"{_FORMAT}\.(?P<key_id>[A-Za-z0-9]{{1,16}})\.(?P<asset_id>[0-9a-f]{{32}})\.(?P<ordinal>\d{{1,9}})"
@@ -67,7 +67,7 @@ def verified(token: str, secret: str) -> VersionLink | None:
 
 
 def _match(token: str) -> re.Match[str] | None:
-    return _TOKEN.fullmatch(token) if len(token) <= LONGEST_TOKEN else None
+    return _TOKEN.fullmatch(token) if len(token) <= MAX_TOKEN_LENGTH else None
 
 
 def _signature(text: str, secret: str) -> str:

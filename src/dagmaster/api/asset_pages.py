@@ -30,7 +30,7 @@ from dagmaster.web.pages import Cursor, Limit, bad_cursor, joined, page_of
 
 router = APIRouter(tags=["assets"])
 
-MOST_COUNTED = 1000
+MAX_COUNTED = 1000
 RevisionNumber = Annotated[
     int | None, Query(ge=1, le=2**31 - 1, description="By default the newest one that the caller may see")
 ]
@@ -52,13 +52,13 @@ async def list_reviews(
     limit: Limit = 50,
 ) -> ReviewPage:
     rows = await services.assets.review_queue(limit=limit + 1, after=_place(after), platform_id=platform_id)
-    count = await services.assets.review_count(MOST_COUNTED + 1, platform_id)
+    count = await services.assets.review_count(MAX_COUNTED + 1, platform_id)
     page = page_of(
         rows,
         limit,
         lambda review: joined(joined(review.waiting_since.isoformat(), review.asset_id), review.version_ordinal),
     )
-    return ReviewPage(items=page.items, next=page.next, total=min(count, MOST_COUNTED), is_exact=count <= MOST_COUNTED)
+    return ReviewPage(items=page.items, next=page.next, total=min(count, MAX_COUNTED), is_exact=count <= MAX_COUNTED)
 
 
 @router.get(

@@ -25,13 +25,15 @@ from dagmaster.client.models.pages import Page
 from dagmaster.errors import InvalidRequest, NotAllowed, NotFound
 from dagmaster.storage.location import Location, Zone
 from dagmaster.web.authentication import needs
-from dagmaster.web.pages import LONGEST_NAME, CommaSeparated, Cursor, Limit, joined, moment_and_id, page_of
+from dagmaster.web.pages import MAX_NAME_LENGTH, CommaSeparated, Cursor, Limit, joined, moment_and_id, page_of
 
 router = APIRouter(prefix="/assets", tags=["assets"])
 
 AssetName = Annotated[
     str,
-    Path(description="The id of the asset, or of its dataset", max_length=LONGEST_NAME, examples=[examples.ASSET_ID]),
+    Path(
+        description="The id of the asset, or of its dataset", max_length=MAX_NAME_LENGTH, examples=[examples.ASSET_ID]
+    ),
 ]
 Ordinal = Annotated[int, Path(description="The number of the version, from 0", ge=0, le=2**31 - 1)]
 Reader = Annotated[Caller, Depends(needs(Permission.ASSETS_READ))]

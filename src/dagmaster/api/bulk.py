@@ -12,7 +12,7 @@ from dagmaster.access.permissions import Permission
 from dagmaster.api.job_lists import filters_of
 from dagmaster.api.problems import responses
 from dagmaster.api.services import ApiServices, Services
-from dagmaster.client.models.bulk import MOST_JOBS, BulkAction, BulkReport, BulkRequest, BulkResult
+from dagmaster.client.models.bulk import MAX_JOBS, BulkAction, BulkReport, BulkRequest, BulkResult
 from dagmaster.client.models.jobs import JobSummary
 from dagmaster.database.assets.rows import Decision
 from dagmaster.operations.bulk import CHANGEABLE, act_on
@@ -80,8 +80,8 @@ async def _jobs_of(services: ApiServices, request: BulkRequest) -> tuple[dict[UU
         since=request.filter.since,
         until=request.filter.until,
     )
-    jobs = await services.reads.jobs(filters, limit=MOST_JOBS + 1)
-    return {each.job.job_id: each.job for each in jobs[:MOST_JOBS]}, len(jobs) <= MOST_JOBS
+    jobs = await services.reads.jobs(filters, limit=MAX_JOBS + 1)
+    return {each.job.job_id: each.job for each in jobs[:MAX_JOBS]}, len(jobs) <= MAX_JOBS
 
 
 def _decision(request: BulkRequest, job_ids: list[UUID], caller: Caller) -> Decision:

@@ -32,10 +32,10 @@ from dagmaster.errors import InvalidRequest, Unavailable
 from dagmaster.observe import log
 
 POLL_SECONDS = 0.5
-MOST_READ = 5000  # rows of one poll, including those that were sent before
-MOST_CHANGES = 1000  # jobs or assets in one batch
+MAX_READ = 5000  # rows of one poll, including those that were sent before
+MAX_CHANGES = 1000  # jobs or assets in one batch
 KEPT_BATCHES = 64
-MOST_AWAY_SECONDS = 600.0  # a watcher that was away for longer reads everything again
+MAX_AWAY_SECONDS = 600.0  # a watcher that was away for longer reads everything again
 OVERLAP_SECONDS = 5.0
 RESUME_OVERLAP_SECONDS = 10.0
 LONG_OVERLAP_SECONDS = 60.0
@@ -179,12 +179,12 @@ class ChangeFollower(Follower):
     async def _batch_since(self, after: datetime) -> Batch:
         """What has happened between a time and now."""
         now = (await self._reads.platform_state(self._alive_within)).now
-        if not -OVERLAP_SECONDS <= (now - after).total_seconds() <= MOST_AWAY_SECONDS:
+        if not -OVERLAP_SECONDS <= (now - after).total_seconds() <= MAX_AWAY_SECONDS:
             return Batch(now, resync="too_old")
         since = after - timedelta(seconds=RESUME_OVERLAP_SECONDS)
-        jobs = await self._reads.changed_jobs(since, MOST_CHANGES + 1)
-        assets = await self._reads.changed_assets(since, MOST_CHANGES + 1)
-        if max(len(jobs), len(assets)) > MOST_CHANGES:
+        jobs = await self._reads.changed_jobs(since, MAX_CHANGES + 1)
+        assets = await self._reads.changed_assets(since, MAX_CHANGES + 1)
+        if max(len(jobs), len(assets)) > MAX_CHANGES:
             return Batch(now, resync="too_many")
         return Batch(now, await self._reads.job_changes(jobs), tuple(assets), queues=True, instances=True)
 
@@ -227,11 +227,11 @@ class ChangeFollower(Follower):
         overlaps = [OVERLAP_SECONDS] if self._polls % _LONG_OVERLAP_EVERY else [LONG_OVERLAP_SECONDS, OVERLAP_SECONDS]
         for overlap in overlaps:
             begin = since - timedelta(seconds=overlap)
-            all_jobs = await self._reads.changed_jobs(begin, MOST_READ + 1)
-            all_assets = await self._reads.changed_assets(begin, MOST_READ + 1)
-            if max(len(all_jobs), len(all_assets)) <= MOST_READ:
+            all_jobs = await self._reads.changed_jobs(begin, MAX_READ + 1)
+            all_assets = await self._reads.changed_assets(begin, MAX_READ + 1)
+            if max(len(all_jobs), len(all_assets)) <= MAX_READ:
                 jobs, assets = self._sent.new_jobs(all_jobs), self._sent.new_assets(all_assets)
-                if max(len(jobs), len(assets)) <= MOST_CHANGES:
+                if max(len(jobs), len(assets)) <= MAX_CHANGES:
                     return jobs, assets, False
                 self._sent.add(jobs, assets, since)
                 return [], [], True

@@ -30,7 +30,7 @@ from dagmaster.web.pages import CommaSeparated
 
 router = APIRouter(tags=["operations"])
 
-MOST_SECONDS = 900.0
+MAX_SECONDS = 900.0
 PERMISSIONS: dict[ChangeKind, Permission] = {
     "jobs": Permission.JOBS_READ,
     "assets": Permission.ASSETS_READ,
@@ -103,7 +103,7 @@ async def _frames(
     batches: AsyncIterator[Batch], hello: bytes, caller: Caller, kinds: list[ChangeKind]
 ) -> AsyncIterator[bytes]:
     yield f"retry: {RECONNECT_MILLISECONDS}\n\n".encode() + hello
-    end = time.monotonic() + MOST_SECONDS
+    end = time.monotonic() + MAX_SECONDS
     async for batch in batches:
         frame = frame_of(batch, caller, kinds)
         if frame:

@@ -14,7 +14,7 @@ from dagmaster.workflows.graph import Graph
 from dagmaster.workflows.model import work_of
 
 KEPT_SECONDS = 60.0
-MOST_KEPT = 256
+MAX_KEPT = 256
 T = TypeVar("T")
 _ENDED = {NodeStatus.COMPLETED, NodeStatus.FAILED, NodeStatus.SKIPPED, NodeStatus.CANCELLED}
 
@@ -31,7 +31,7 @@ class _Recent(Generic[T]):
 
     def put(self, key: str, value: T) -> None:
         self._values.pop(key, None)
-        while len(self._values) >= MOST_KEPT:
+        while len(self._values) >= MAX_KEPT:
             self._values.pop(next(iter(self._values)))
         self._values[key] = (time.monotonic(), value)
 

@@ -14,7 +14,7 @@ from dagmaster.database.reads.api import ApiReads
 from dagmaster.errors import Unavailable
 from dagmaster.observe import log
 
-MOST_WATCHERS = 1000
+MAX_WATCHERS = 1000
 _RETRY_SECONDS = 1.0
 T = TypeVar("T")
 _log = log.get("api")
@@ -60,7 +60,7 @@ class Follower(ABC):
 
     def admit(self) -> None:
         """Raise an error if there are too many watchers. Called before a stream begins."""
-        if self.watchers >= MOST_WATCHERS:
+        if self.watchers >= MAX_WATCHERS:
             raise Unavailable(
                 f"too many streams of {self.subject} are open", code="stream.too-many", hint="try again later"
             )

@@ -15,8 +15,8 @@ from dagmaster.jobs import estimates
 from dagmaster.jobs.states import JobStatus
 from dagmaster.web.pages import CommaSeparated
 
-MOST_COUNTED = 1000
-MOST_WORDS_LENGTH = 200
+MAX_COUNTED = 1000
+MAX_WORDS_LENGTH = 200
 
 Names = CommaSeparated[Annotated[str, Field(max_length=64)]]
 
@@ -32,7 +32,7 @@ async def filters_of(
     q: Annotated[
         str | None,
         Query(
-            max_length=MOST_WORDS_LENGTH,
+            max_length=MAX_WORDS_LENGTH,
             description="Only jobs with all of these words, or beginnings of words, in their id, workflow, submitter, "
             "correlation id, inputs or error",
         ),
@@ -92,10 +92,10 @@ async def summaries(services: ApiServices, jobs: Sequence[ListedJob]) -> list[Jo
 
 async def counts_of(services: ApiServices, filters: JobFilters) -> JobCounts:
     """Each status is counted up to a limit; the jobs of a search are counted together."""
-    counts = await services.reads.job_counts(filters, MOST_COUNTED + 1)
-    is_cut = filters.words is not None and sum(counts.values()) > MOST_COUNTED
+    counts = await services.reads.job_counts(filters, MAX_COUNTED + 1)
+    is_cut = filters.words is not None and sum(counts.values()) > MAX_COUNTED
     by_status = {
-        status: JobCount(count=min(count, MOST_COUNTED), is_exact=count <= MOST_COUNTED and not is_cut)
+        status: JobCount(count=min(count, MAX_COUNTED), is_exact=count <= MAX_COUNTED and not is_cut)
         for status in JobStatus
         for count in (counts.get(status, 0),)
     }

@@ -44,7 +44,7 @@ from dagmaster.library.workflows import WorkflowLibrary
 from dagmaster.operations.submit import prepare, submit_once
 from dagmaster.web.authentication import needs, require, requires
 from dagmaster.web.pages import (
-    LONGEST_NAME,
+    MAX_NAME_LENGTH,
     CommaSeparated,
     Cursor,
     Limit,
@@ -59,9 +59,9 @@ from dagmaster.workflows.model import FanOutNode
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 _READS = [requires(Permission.JOBS_READ)]
 
-_MOST_READS = 5
+_MAX_READS = 5
 JobId = Annotated[UUID, Path(description="The id of the job", examples=[examples.JOB_ID])]
-NodeName = Annotated[str, Path(description="The node; a child of a fan_out is NODE__INDEX", max_length=LONGEST_NAME)]
+NodeName = Annotated[str, Path(description="The node; a child of a fan_out is NODE__INDEX", max_length=MAX_NAME_LENGTH)]
 AfterSequence = Annotated[int, Query(ge=0, le=2**53, description="Only events with a greater sequence number")]
 
 
@@ -220,7 +220,7 @@ async def _without_nodes(services: ApiServices, job: Job, error: NotFound) -> Jo
 async def of_one_moment(services: ApiServices, job: Job, node_ids: Sequence[str]) -> tuple[Job, Snapshot]:
     """The job and its nodes. The job may end or be resumed between two reads: they are repeated until both agree."""
     snapshot = await services.reads.watch_job(job.job_id, node_ids)
-    for _ in range(_MOST_READS):
+    for _ in range(_MAX_READS):
         if snapshot.status is job.status:
             break
         job = await services.reads.job(job.job_id)
@@ -270,7 +270,7 @@ async def list_nodes(
     *,
     services: Services,
     job_id: JobId,
-    parent: Annotated[str | None, Query(max_length=LONGEST_NAME, description="The children of this fan_out")] = None,
+    parent: Annotated[str | None, Query(max_length=MAX_NAME_LENGTH, description="The children of this fan_out")] = None,
     status: Annotated[
         CommaSeparated[NodeStatus] | None, Query(description="Only nodes with one of these statuses")
     ] = None,
@@ -329,7 +329,7 @@ async def list_events(
     services: Services,
     job_id: JobId,
     after: AfterSequence = 0,
-    node_id: Annotated[str | None, Query(max_length=LONGEST_NAME, description="Only events of this node")] = None,
+    node_id: Annotated[str | None, Query(max_length=MAX_NAME_LENGTH, description="Only events of this node")] = None,
     limit: Limit = 100,
 ) -> Page[EventEntry]:
     """All events of the job in order. Sequence numbers have no gaps."""
@@ -353,7 +353,7 @@ async def get_timeline(
         CommaSeparated[TaskStatus] | None, Query(description="Only attempts with one of these statuses")
     ] = None,
     parent: Annotated[
-        str | None, Query(max_length=LONGEST_NAME, description="Only the children of this fan_out, by their index")
+        str | None, Query(max_length=MAX_NAME_LENGTH, description="Only the children of this fan_out, by their index")
     ] = None,
     top_level: Annotated[bool, Query(description="Without the children of fan_outs")] = False,
     after: Cursor = None,

@@ -11,7 +11,7 @@ from dagmaster.api.services import Services
 from dagmaster.client.models.nodes import JobLogLine
 from dagmaster.client.models.pages import Page
 from dagmaster.web.authentication import requires
-from dagmaster.web.pages import LONGEST_NAME, Cursor, Limit, joined, name_and_numbers, page_of
+from dagmaster.web.pages import MAX_NAME_LENGTH, Cursor, Limit, joined, name_and_numbers, page_of
 
 router = APIRouter(prefix="/jobs", tags=["jobs"], dependencies=[requires(Permission.JOBS_READ)])
 
@@ -25,7 +25,7 @@ async def list_log_lines(
     job_id: JobId,
     node_id: Annotated[
         str | None,
-        Query(max_length=LONGEST_NAME, description="Only lines of this node, or of the children of this fan_out"),
+        Query(max_length=MAX_NAME_LENGTH, description="Only lines of this node, or of the children of this fan_out"),
     ] = None,
     attempt: Annotated[int | None, Query(ge=1, le=2**31 - 1, description="Only lines of this attempt")] = None,
     running: Annotated[bool, Query(description="Only lines of running attempts")] = False,

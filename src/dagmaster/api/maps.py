@@ -34,7 +34,7 @@ METHODS: Final = ("GET", "HEAD", "POST", "OPTIONS")
 # Until the response begins, and between its pieces. A map server that has just been started needs some seconds.
 RESPONSE_SECONDS: Final = 60.0
 # That of searches; the map server accepts no larger body.
-LARGEST_BODY_BYTES: Final = 1_048_576
+MAX_BODY_BYTES: Final = 1_048_576
 _KEPT_OPEN_SECONDS: Final = 20.0  # shorter than the map server keeps a connection, which it could close under a request
 # Of one connection, not of the request (RFC 9110). The server adds a date of its own.
 _OF_CONNECTION: Final = frozenset(
@@ -218,9 +218,9 @@ async def _body(receive: Receive) -> bytes:
     while True:
         message = await receive()
         body += message.get("body", b"")
-        if len(body) > LARGEST_BODY_BYTES:
+        if len(body) > MAX_BODY_BYTES:
             raise InvalidRequest(
-                f"a request for maps may have at most {LARGEST_BODY_BYTES} bytes", code="request.too-large"
+                f"a request for maps may have at most {MAX_BODY_BYTES} bytes", code="request.too-large"
             )
         if not message.get("more_body"):
             return bytes(body)

@@ -22,7 +22,7 @@ from dagmaster.web.accept import prefers_html
 from dagmaster.web.authentication import requires
 from dagmaster.web.page_headers import UI
 from dagmaster.web.problems import request_id_of
-from dagmaster.web.sign_in_flow import FLOW_SECONDS, LONGEST_NEXT, Flow, new_flow
+from dagmaster.web.sign_in_flow import FLOW_SECONDS, MAX_NEXT_LENGTH, Flow, new_flow
 
 if TYPE_CHECKING:
     from dagmaster.web.oidc import OidcSignIn
@@ -46,7 +46,7 @@ async def start(
     services: Services,
     request: Request,
     next_path: Annotated[
-        str, Query(alias="next", max_length=LONGEST_NEXT, description="Path of this server to go to afterwards")
+        str, Query(alias="next", max_length=MAX_NEXT_LENGTH, description="Path of this server to go to afterwards")
     ] = f"{UI}/",
 ) -> Response:
     """Open it in the browser."""

@@ -9,7 +9,7 @@ from dagmaster.access.permissions import Permission
 from dagmaster.api.problems import responses
 from dagmaster.api.services import Services
 from dagmaster.client.models.pages import Page
-from dagmaster.client.models.uploads import LONGEST_NAME, SourceObject
+from dagmaster.client.models.uploads import MAX_NAME_LENGTH, SourceObject
 from dagmaster.web.authentication import needs
 from dagmaster.web.pages import Limit, page_of
 
@@ -22,12 +22,12 @@ async def list_sources(
     services: Services,
     caller: Annotated[Caller, Depends(needs(Permission.ASSETS_SUBMIT))],
     prefix: Annotated[
-        str, Query(max_length=LONGEST_NAME, description="Only objects whose names begin so", examples=["ddh/2024"])
+        str, Query(max_length=MAX_NAME_LENGTH, description="Only objects whose names begin so", examples=["ddh/2024"])
     ] = "",
     container: Annotated[
         str | None, Query(max_length=63, description="Another container than that of the setting BRONZE_CONTAINER")
     ] = None,
-    after: Annotated[str, Query(max_length=LONGEST_NAME, description="`next` of the previous page")] = "",
+    after: Annotated[str, Query(max_length=MAX_NAME_LENGTH, description="`next` of the previous page")] = "",
     limit: Limit = 50,
 ) -> Page[SourceObject]:
     """A platform sees its own objects, whose names begin with its id and a slash."""

@@ -23,10 +23,10 @@ from dagmaster.database.reads.remote_workers import ClaimableHandler
 from dagmaster.errors import DagmasterError, Unavailable
 from dagmaster.observe import log
 
-MOST_WAITING = 5000
+MAX_WAITING = 5000
 WOKEN_AT_ONCE = 8
 NEXT_QUERY_SECONDS = 0.02  # for the workers that wait behind those that were woken
-SHORTEST_PAUSE_SECONDS = 0.005  # between two queries
+MIN_PAUSE_SECONDS = 0.005  # between two queries
 _log = log.get("api")
 
 
@@ -76,7 +76,7 @@ class TaskWatch:
 
     async def wait(self, queues: Collection[str], handlers: Collection[str], seconds: float) -> frozenset[str]:
         """The queues that have tasks which these handlers can run; empty after `seconds`, and when the server stops."""
-        if len(self._waiting) >= MOST_WAITING:
+        if len(self._waiting) >= MAX_WAITING:
             raise Unavailable("too many workers wait for tasks", code="worker.too-many", hint="try again later")
         if self._is_closing or not handlers:
             return frozenset()
@@ -135,7 +135,7 @@ class TaskWatch:
             except Exception as error:  # workers poll by themselves, but rarely
                 _log.error("watching queues failed, trying again", exc_info=error)
                 await asyncio.sleep(self._poll_seconds)
-            await asyncio.sleep(SHORTEST_PAUSE_SECONDS)
+            await asyncio.sleep(MIN_PAUSE_SECONDS)
 
     async def _wake_some(self) -> None:
         self.queries += 1

@@ -18,12 +18,12 @@ from dagmaster.api.problems import responses
 from dagmaster.api.services import ApiServices, Services
 from dagmaster.client.models.nodes import NodeSummary, WaitingNode, WaitingNodes, WaitReason
 from dagmaster.database.reads.jobs import JobBrief
-from dagmaster.database.reads.nodes import MOST_TASKS_AHEAD, LiveTask
+from dagmaster.database.reads.nodes import MAX_TASKS_AHEAD, LiveTask
 from dagmaster.jobs.model import QueueSettings
 from dagmaster.jobs.states import JOB_TERMINAL, NODE_LIVE, NODE_TERMINAL, NodeStatus, TaskStatus
 from dagmaster.jobs.view import fan_out_read_by
 from dagmaster.web.authentication import requires
-from dagmaster.web.pages import LONGEST_NAME, Cursor, Limit
+from dagmaster.web.pages import MAX_NAME_LENGTH, Cursor, Limit
 from dagmaster.workflows.graph import Graph
 from dagmaster.workflows.model import FanOutNode
 
@@ -53,7 +53,7 @@ async def get_waiting(
     services: Services,
     job_id: JobId,
     parent: Annotated[
-        str | None, Query(max_length=LONGEST_NAME, description="The children of this fan_out, one by one")
+        str | None, Query(max_length=MAX_NAME_LENGTH, description="The children of this fan_out, one by one")
     ] = None,
     after: Cursor = None,
     limit: Limit = 50,
@@ -253,7 +253,7 @@ def _of_task(task: LiveTask, conditions: Conditions) -> list[WaitReason]:
             detail = f"queue {queue} runs {running} tasks, its limit is {limits.max_running}"
             result.append(WaitReason(code="queue_limited", detail=detail, queue=queue, handler=handler, count=running))
     ahead, seconds = task.tasks_ahead or 0, _between(task.queued_at, conditions.now)
-    more = " or more" if ahead >= MOST_TASKS_AHEAD else ""
+    more = " or more" if ahead >= MAX_TASKS_AHEAD else ""
     detail = f"queued for {_time_text(seconds)}, {ahead}{more} ahead"
     queued = WaitReason(code="queued", detail=detail, queue=queue, handler=handler, seconds=seconds, count=ahead)
     return [*result, queued]

@@ -28,7 +28,7 @@ from dagmaster.api.outputs import stored_response
 from dagmaster.api.problems import responses
 from dagmaster.api.services import ApiServices, Services
 from dagmaster.client.models.worker import (
-    MOST_RESULTS,
+    MAX_RESULTS,
     OLDEST_PROTOCOL,
     PROTOCOL,
     CheckpointReceipt,
@@ -54,7 +54,7 @@ from dagmaster.errors import Conflict, Unavailable
 from dagmaster.jobs.payload import LOADABLE_BYTES
 from dagmaster.web.authentication import needs
 
-MOST_OUTPUTS = 4  # that one caller sends at the same time
+MAX_OUTPUTS = 4  # that one caller sends at the same time
 
 PREFIX = "/worker"
 router = APIRouter(prefix=PREFIX, tags=["workers"])
@@ -242,7 +242,7 @@ async def read_results(
     worker_id: OwnWorker,
     task_id: TaskId,
     offset: Annotated[int, Query(ge=0, le=2**31 - 1, description="Index of the first child")],
-    limit: Annotated[int, Query(ge=1, le=MOST_RESULTS)],
+    limit: Annotated[int, Query(ge=1, le=MAX_RESULTS)],
 ) -> Response:
     """Those of the fan_out that `results_of` in the params of the task names: up to `limit`, and fewer if they are
     large."""
@@ -296,9 +296,9 @@ async def store_output(
 @contextmanager
 def _one_of_few(sending: "Counter[str]", caller: Caller) -> Iterator[None]:
     """Each is in memory until it is stored."""
-    if sending[caller.name] >= MOST_OUTPUTS:
+    if sending[caller.name] >= MAX_OUTPUTS:
         raise Unavailable(
-            f"this key sends {MOST_OUTPUTS} outputs already", code="worker.too-many-outputs", hint="try again later"
+            f"this key sends {MAX_OUTPUTS} outputs already", code="worker.too-many-outputs", hint="try again later"
         )
     sending[caller.name] += 1
     try:

@@ -16,7 +16,7 @@ from dagmaster.api.workflows import WorkflowId
 from dagmaster.client.models.pages import Page
 from dagmaster.client.models.workflows import DefinitionText, NodeStatistics, StoredDefinition, WorkflowHistory
 from dagmaster.database.reads.jobs import JobFilters
-from dagmaster.database.reads.workflows import MOST_COUNTED
+from dagmaster.database.reads.workflows import MAX_COUNTED
 from dagmaster.errors import NotFound
 from dagmaster.jobs.estimates import PastNode
 from dagmaster.jobs.states import JOB_TERMINAL, JobStatus
@@ -145,7 +145,7 @@ async def get_workflow_statistics(
         workflow_id=workflow_id,
         days=days,
         jobs=jobs,
-        is_complete=jobs < MOST_COUNTED,
+        is_complete=jobs < MAX_COUNTED,
         by_status={status: counts.get(status, 0) for status in JobStatus},
         success_rate=round(counts.get(JobStatus.COMPLETED, 0) / ended, 4) if ended else None,
         p50_seconds=completed.p50_seconds if completed else None,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from dagmaster.errors import Conflict, InvalidRequest
 
-LONGEST_REF = 200
+MAX_REF_LENGTH = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +99,8 @@ def fault_in(value: object) -> str | None:
         return "must be a text"
     if not value.strip():
         return "is empty"
-    if len(value) > LONGEST_REF:
-        return f"has more than {LONGEST_REF} characters"
+    if len(value) > MAX_REF_LENGTH:
+        return f"has more than {MAX_REF_LENGTH} characters"
     if not value.isprintable() or value != value.strip():
         return "has characters that cannot be printed, or spaces at its ends"
     return None

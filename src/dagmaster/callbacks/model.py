@@ -10,7 +10,7 @@ from pydantic import Field
 from dagmaster.callbacks.schedule import CallbackState
 from dagmaster.records import ForeignKey, Index, Record, Table
 
-LONGEST_ERROR = 300
+MAX_ERROR_LENGTH = 300
 
 
 class CallbackEvent(Record):
@@ -118,7 +118,7 @@ class CallbackDelivery(Record):
     started_at: datetime
     finished_at: datetime | None = None
     status_code: int | None = None
-    error: Annotated[str, Field(max_length=LONGEST_ERROR)] | None = None
+    error: Annotated[str, Field(max_length=MAX_ERROR_LENGTH)] | None = None
     next_attempt_at: datetime | None = None
 
 

@@ -23,8 +23,8 @@ VERSION: Final = "v1"
 TOLERANCE_SECONDS: Final = 300
 KEY_BYTES: Final = 32
 # The specification's limits of a key.
-_SHORTEST_KEY: Final = 24
-_LONGEST_KEY: Final = 64
+_MIN_KEY_LENGTH: Final = 24
+_MAX_KEY_LENGTH: Final = 64
 
 ID_HEADER: Final = "webhook-id"
 TIMESTAMP_HEADER: Final = "webhook-timestamp"
@@ -72,11 +72,11 @@ def _key_of(secret: str) -> bytes:
         key = base64.b64decode(secret.removeprefix(PREFIX), validate=True)
     except (binascii.Error, ValueError):
         key = b""
-    if not secret.startswith(PREFIX) or not _SHORTEST_KEY <= len(key) <= _LONGEST_KEY:
+    if not secret.startswith(PREFIX) or not _MIN_KEY_LENGTH <= len(key) <= _MAX_KEY_LENGTH:
         raise InvalidRequest(
             "this is not the secret of a webhook",
             code="callback.bad-secret",
-            hint=f"a secret is {PREFIX} and {_SHORTEST_KEY} to {_LONGEST_KEY} bytes in base64",
+            hint=f"a secret is {PREFIX} and {_MIN_KEY_LENGTH} to {_MAX_KEY_LENGTH} bytes in base64",
         )
     return key
 

@@ -12,7 +12,7 @@ from dagmaster.quantities import counted
 if TYPE_CHECKING:
     from dagmaster.database.maintenance.history import HistoryReport
 
-_MOST_FINDINGS_SHOWN = 200
+_MAX_FINDINGS_SHOWN = 200
 
 
 @click.command("verify-history", cls=Command)
@@ -52,9 +52,9 @@ def _show_progress(state: State, report: "HistoryReport") -> None:
 
 
 def _print(state: State, report: "HistoryReport") -> None:
-    for finding in report.findings[:_MOST_FINDINGS_SHOWN]:
+    for finding in report.findings[:_MAX_FINDINGS_SHOWN]:
         where = f"{finding.job_id} {finding.node_id}" if finding.node_id else str(finding.job_id)
         state.say(f"{where}: {finding.code}: {finding.message}")
-    if len(report.findings) > _MOST_FINDINGS_SHOWN:
-        state.say(f"… {len(report.findings) - _MOST_FINDINGS_SHOWN} more; all with --json")
+    if len(report.findings) > _MAX_FINDINGS_SHOWN:
+        state.say(f"… {len(report.findings) - _MAX_FINDINGS_SHOWN} more; all with --json")
     state.say(report.summary)

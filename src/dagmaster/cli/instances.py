@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from dagmaster.client.models.operations import WorkerSummary
 
 _MOST = 1000
-_MOST_HANDLERS_SHOWN = 6
+_MAX_HANDLERS_SHOWN = 6
 _limit = limit_option(_MOST, default=50)
 _all = click.option("--all", "is_all", is_flag=True, help="Also list those without a recent heartbeat")
 
@@ -99,8 +99,8 @@ def _print(
 
 def _handlers(worker: "WorkerSummary") -> str:
     handlers = sorted(worker.handlers)
-    more = f" and {len(handlers) - _MOST_HANDLERS_SHOWN} more" if len(handlers) > _MOST_HANDLERS_SHOWN else ""
-    return ", ".join(handlers[:_MOST_HANDLERS_SHOWN]) + more
+    more = f" and {len(handlers) - _MAX_HANDLERS_SHOWN} more" if len(handlers) > _MAX_HANDLERS_SHOWN else ""
+    return ", ".join(handlers[:_MAX_HANDLERS_SHOWN]) + more
 
 
 def _running(worker: "WorkerSummary") -> str:

@@ -9,7 +9,7 @@ from dagmaster.cli.command import Group, State, page_options, pass_state, reason
 from dagmaster.cli.completion import platform_option
 from dagmaster.errors import InvalidRequest
 
-_MOST_KEYS = 10_000
+_MAX_KEYS = 10_000
 _expires = click.option(
     "--expires-days", type=click.FloatRange(0, 3650, min_open=True), metavar="DAYS", help="Days until the key expires"
 )
@@ -87,7 +87,7 @@ def _create_in_database(state: State, name: str, expires_days: float | None) -> 
 
 @keys.command("ls")
 @click.option("--all", "with_revoked", is_flag=True, help="Also list keys that were revoked")
-@page_options(_MOST_KEYS, default=50, entry="key")
+@page_options(_MAX_KEYS, default=50, entry="key")
 @pass_state
 def list_keys(state: State, *, with_revoked: bool, after: str | None, limit: int) -> None:
     """List keys, newest first: their scopes, when they expire, and when they were last used."""

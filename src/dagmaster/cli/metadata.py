@@ -9,7 +9,7 @@ from dagmaster.cli.completion import complete_assets, platform_option
 from dagmaster.cli.files import json_object, option_bytes
 from dagmaster.errors import InvalidRequest
 
-_MOST_TEXT_BYTES = 100_000
+_MAX_TEXT_BYTES = 100_000
 _FIELDS = ("title", "description", "keywords", "attribution", "style")
 _layer = click.option("--layer", default="raster", show_default=True, metavar="NAME", help="The layer of the asset")
 _reason = reason_option("recorded in the audit log")
@@ -135,6 +135,6 @@ def _print(state: State, answer: dict[str, Any]) -> None:
 
 def _text(text: str | None) -> str | None:
     try:
-        return option_bytes("--description", text, _MOST_TEXT_BYTES).decode() if text else text
+        return option_bytes("--description", text, _MAX_TEXT_BYTES).decode() if text else text
     except UnicodeDecodeError:
         raise InvalidRequest(f"--description {text}: is not UTF-8", code="usage") from None

@@ -11,7 +11,7 @@ from dagmaster.quantities import counted
 if TYPE_CHECKING:
     from dagmaster.operations.verify_storage import StorageReport
 
-_MOST_SHOWN = 200
+_MAX_SHOWN = 200
 
 
 @click.command("verify-storage", cls=Command)
@@ -68,8 +68,8 @@ def _show_progress(state: State, report: "StorageReport") -> None:
 
 
 def _print(state: State, report: "StorageReport") -> None:
-    for finding in report.findings[:_MOST_SHOWN]:
+    for finding in report.findings[:_MAX_SHOWN]:
         state.say(f"{finding.code}: {finding.message}")
-    if report.counts.total() > (shown := min(len(report.findings), _MOST_SHOWN)):
+    if report.counts.total() > (shown := min(len(report.findings), _MAX_SHOWN)):
         state.say(f"… {report.counts.total() - shown} more; with --json, up to --limit of each kind are listed")
     state.say(report.summary)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 # Inputs of the job that findings mention; options of `dagmaster process`.
 _INPUT = re.compile(r"`?\b(source_crs|target_crs|raster_type|output_tier|tile_size)\b(=?)`?")
 _STYLES = {"error": "bold red", "warn": "yellow", "info": "dim"}
-_MOST_NAMED = 3
+_MAX_NAMED = 3
 
 
 def validate(state: State, files: Sequence[LocalFile], rules: FileRules, *, is_dated: bool) -> list[CheckedFile] | None:
@@ -66,8 +66,8 @@ def _print_findings(state: State, checks: Sequence[CheckedFile]) -> None:
         names.setdefault((finding.code, finding.message), []).append(check.file.path.name)
     for _, finding in sorted(findings, key=lambda pair: list(_STYLES).index(pair[1].severity)):
         if file_names := names.pop((finding.code, finding.message), None):
-            others = f" and {len(file_names) - _MOST_NAMED} more" if len(file_names) > _MOST_NAMED else ""
-            print_finding(state, finding, f"{', '.join(file_names[:_MOST_NAMED])}{others}: {finding.message}")
+            others = f" and {len(file_names) - _MAX_NAMED} more" if len(file_names) > _MAX_NAMED else ""
+            print_finding(state, finding, f"{', '.join(file_names[:_MAX_NAMED])}{others}: {finding.message}")
 
 
 def print_finding(state: State, finding: "Finding", message: str) -> None:

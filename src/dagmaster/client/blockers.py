@@ -9,7 +9,7 @@ from dagmaster.errors import Unavailable
 from dagmaster.quantities import counted
 
 _POLL_SECONDS = 5.0
-_MOST_NODES = 3
+_MAX_NODES = 3
 _REMEDIES = {
     "no_orchestrator": "start one with `dagmaster orchestrator`",
     "no_worker": "start one with `dagmaster worker --queues {queue}`",
@@ -51,7 +51,7 @@ def blockers_of(waiting: WaitingNodes) -> list[str]:
 
 
 def _named(nodes: list[str]) -> str:
-    return ", ".join(nodes[:_MOST_NODES]) + (", …" if len(nodes) > _MOST_NODES else "")
+    return ", ".join(nodes[:_MAX_NODES]) + (", …" if len(nodes) > _MAX_NODES else "")
 
 
 def _blocker(reason: WaitReason) -> str | None:

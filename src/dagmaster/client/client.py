@@ -28,7 +28,7 @@ from dagmaster.client.discovery import find_api, find_maps
 from dagmaster.client.json_client import PAUSE_SECONDS, AsyncJsonClient, Connected, JsonClient, Outage
 from dagmaster.client.keys import AsyncKeys, Keys
 from dagmaster.client.layers import AsyncLayers, Layers
-from dagmaster.client.limits import MOST_ITEMS
+from dagmaster.client.limits import MAX_ITEMS
 from dagmaster.client.models.base import Json, parse, unexpected
 from dagmaster.client.models.bulk import BulkReport, BulkRequest
 from dagmaster.client.models.changes import ChangeBatch, ChangeKind
@@ -68,7 +68,7 @@ JobId: TypeAlias = UUID | str
 ATTEMPTS = 3
 OUTAGE_PATIENCE_SECONDS = 60.0
 _POLL_SECONDS = 2.0  # the progress that handlers report is not always an event
-_SHORTEST_PAUSE_SECONDS = 0.1  # between two requests for a job that changes all the time
+_MIN_PAUSE_SECONDS = 0.1  # between two requests for a job that changes all the time
 
 
 class AsyncClient(AsyncAssets, AsyncLayers, AsyncKeys, AsyncUploads):
@@ -360,7 +360,7 @@ class AsyncClient(AsyncAssets, AsyncLayers, AsyncKeys, AsyncUploads):
 
     async def leases(self, *, within_seconds: float | None = None) -> list[TaskLease]:
         """Running tasks, the lease that expires first at the beginning."""
-        return [parse(TaskLease, each) for each in await self.json.leases(MOST_ITEMS, within_seconds)]
+        return [parse(TaskLease, each) for each in await self.json.leases(MAX_ITEMS, within_seconds)]
 
     async def database_health(self) -> DatabaseHealth:
         """Sizes, dead rows, connections and the oldest transaction of the database."""
@@ -382,7 +382,7 @@ class AsyncClient(AsyncAssets, AsyncLayers, AsyncKeys, AsyncUploads):
         """The published datasets, from the STAC catalogue of the map server."""
         datasets: list[DatasetSummary] = []
         collections = DatasetUrls("").collections()
-        path = f"{collections}?limit={MOST_ITEMS}"
+        path = f"{collections}?limit={MAX_ITEMS}"
         while True:
             page = await self._maps.object("GET", path, prefix="")
             if not isinstance(page.get("collections"), list):
@@ -541,7 +541,7 @@ def _decoded(text: str) -> Any:
 
 
 async def _wait_for(changed: asyncio.Event, seconds: float, deadline: float | None) -> None:
-    await asyncio.sleep(_SHORTEST_PAUSE_SECONDS)
+    await asyncio.sleep(_MIN_PAUSE_SECONDS)
     left = seconds if deadline is None else max(0.0, min(seconds, deadline - _now()))
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(changed.wait(), left)

@@ -23,7 +23,7 @@ import httpx2
 import orjson
 
 from dagmaster import __version__
-from dagmaster.client.limits import MAX_BODY_BYTES, MOST_ITEMS, PREFIX
+from dagmaster.client.limits import MAX_BODY_BYTES, MAX_ITEMS, PREFIX
 from dagmaster.client.models.base import Json, unexpected
 from dagmaster.errors import (
     Conflict,
@@ -40,10 +40,10 @@ TIMEOUT_SECONDS = 30.0
 CONNECT_TIMEOUT_SECONDS = 5.0
 # The server sends a heartbeat on a stream every 15 seconds.
 STREAM_TIMEOUT_SECONDS = 50.0
-_LARGEST_EVENT_BYTES = 64 * 1024 * 1024
-_LARGEST_RESPONSE_BYTES = 256 * 1024 * 1024
+_MAX_EVENT_BYTES = 64 * 1024 * 1024
+_MAX_RESPONSE_BYTES = 256 * 1024 * 1024
 _FIRST_BACKOFF_SECONDS = 0.2
-_LONGEST_BACKOFF_SECONDS = 10.0
+_MAX_BACKOFF_SECONDS = 10.0
 LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 # The request may have had its effect: only the response is missing.
 UNANSWERED = frozenset({"server.lost", "server.slow"})
@@ -128,7 +128,7 @@ class Connection:
         """Up to `limit` items, with as many requests as necessary, and the cursor of the next page."""
         items: list[Json] = []
         while True:
-            count = min(MOST_ITEMS, limit - len(items))
+            count = min(MAX_ITEMS, limit - len(items))
             page = await self.object("GET", path, params={"limit": count, "after": after, **filters})
             if not isinstance(page.get("items"), list) or "next" not in page:
                 raise unexpected("a page has no `items` or no `next`")
@@ -284,7 +284,7 @@ def is_temporary(error: Unavailable) -> bool:
 def _backoff_seconds(error: Unavailable, attempt: int) -> float:
     """What the platform asks for (Retry-After), or twice as long after each attempt; clients do not return at once."""
     requested = error.facts.get("retry_after_seconds") or _FIRST_BACKOFF_SECONDS * 2 ** (attempt - 1)
-    return float(min(_LONGEST_BACKOFF_SECONDS, requested)) * random.uniform(1.0, 1.25)  # noqa: S311
+    return float(min(_MAX_BACKOFF_SECONDS, requested)) * random.uniform(1.0, 1.25)  # noqa: S311
 
 
 def checked_url(text: str) -> str:
@@ -337,8 +337,8 @@ async def _read(stream: httpx2.Response, until: float, url: str) -> httpx2.Respo
     size = 0
     async for chunk in stream.aiter_bytes():
         size += len(chunk)
-        if size > _LARGEST_RESPONSE_BYTES:
-            raise unexpected(f"more than {_LARGEST_RESPONSE_BYTES:,} bytes")
+        if size > _MAX_RESPONSE_BYTES:
+            raise unexpected(f"more than {_MAX_RESPONSE_BYTES:,} bytes")
         if asyncio.get_running_loop().time() > until:
             raise _too_slow(url)
         chunks.append(chunk)
@@ -347,7 +347,7 @@ async def _read(stream: httpx2.Response, until: float, url: str) -> httpx2.Respo
 
 
 async def streamed_events(response: httpx2.Response) -> AsyncIterator[StreamedEvent]:
-    async for frame in httpx2.EventSource(response, max_event_size=_LARGEST_EVENT_BYTES):
+    async for frame in httpx2.EventSource(response, max_event_size=_MAX_EVENT_BYTES):
         if frame.event == "progress":
             yield StreamedEvent(None, frame.data)
         elif frame.id.isascii() and frame.id.isdigit() and frame.data:
@@ -355,7 +355,7 @@ async def streamed_events(response: httpx2.Response) -> AsyncIterator[StreamedEv
 
 
 async def named_events(response: httpx2.Response) -> AsyncIterator[NamedEvent]:
-    async for frame in httpx2.EventSource(response, max_event_size=_LARGEST_EVENT_BYTES):
+    async for frame in httpx2.EventSource(response, max_event_size=_MAX_EVENT_BYTES):
         if frame.data:
             yield NamedEvent(frame.event, frame.id, frame.data)
 

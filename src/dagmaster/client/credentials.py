@@ -17,7 +17,7 @@ from dagmaster.client.discovery import data_folder
 from dagmaster.errors import InvalidRequest, NotAllowed
 from dagmaster.settings import Settings
 
-_LARGEST_FILE_BYTES = 1024 * 1024
+_MAX_FILE_BYTES = 1024 * 1024
 
 
 def key_for(settings: Settings, *, server: str | None = None, chosen: str | None = None) -> str | None:
@@ -60,7 +60,7 @@ def _stored(file: Path) -> dict[str, str]:
     try:
         with file.open("rb") as opened:
             mode = stat.S_IMODE(os.fstat(opened.fileno()).st_mode)
-            text = opened.read(_LARGEST_FILE_BYTES)
+            text = opened.read(_MAX_FILE_BYTES)
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except OSError as error:

@@ -6,7 +6,7 @@ from urllib.parse import quote
 
 from dagmaster.client.blocking import Blocking, C, blocking
 from dagmaster.client.connection import Connection
-from dagmaster.client.limits import MOST_ITEMS
+from dagmaster.client.limits import MAX_ITEMS
 from dagmaster.client.models.base import Json
 
 
@@ -69,7 +69,7 @@ class AsyncAssetRequests:
         platforms: list[Json] = []
         after: str | None = None
         while True:
-            page, after = await self.connection.page("/platforms", MOST_ITEMS, after)
+            page, after = await self.connection.page("/platforms", MAX_ITEMS, after)
             platforms += page
             if after is None:
                 return platforms

@@ -23,7 +23,7 @@ from dagmaster.client.json_assets import AssetRequests, AsyncAssetRequests
 from dagmaster.client.json_keys import AsyncKeyRequests, KeyRequests
 from dagmaster.client.json_layers import AsyncLayerRequests, LayerRequests
 from dagmaster.client.json_uploads import AsyncUploadRequests, UploadRequests
-from dagmaster.client.limits import MOST_ITEMS
+from dagmaster.client.limits import MAX_ITEMS
 from dagmaster.client.models.base import Json, unexpected
 from dagmaster.errors import InvalidRequest, NotFound, Unavailable
 from dagmaster.jobs.ids import ids_beginning_with
@@ -33,7 +33,7 @@ BULK_TIMEOUT_SECONDS = 120.0
 # Deployments and migrations wait for locks.
 SCHEMA_TIMEOUT_SECONDS = 900.0
 PAUSE_SECONDS = 0.5
-_MOST_LETTERS = 10_000
+_MAX_LETTERS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,7 +282,7 @@ class AsyncJsonClient(AsyncAssetRequests, AsyncLayerRequests, AsyncKeyRequests, 
     # Operations
 
     async def queues(self) -> list[Json]:
-        return (await self.connection.page("/queues", MOST_ITEMS))[0]
+        return (await self.connection.page("/queues", MAX_ITEMS))[0]
 
     async def set_queue(self, /, queue: str, **changes: int | bool | None) -> Json:
         """Change `max_running`, `is_paused` or both. A value that is not passed stays as it is."""
@@ -322,7 +322,7 @@ class AsyncJsonClient(AsyncAssetRequests, AsyncLayerRequests, AsyncKeyRequests, 
 
     async def find_dead_letter(self, name: str) -> UUID:
         """The id of a dead letter by its id, or by the unique beginning of its id."""
-        return await _id_beginning_with(name, "dead letter", _MOST_LETTERS, self.dead_letters)
+        return await _id_beginning_with(name, "dead letter", _MAX_LETTERS, self.dead_letters)
 
     async def dead_letter(self, dead_letter_id: UUID) -> Json:
         return await self.connection.object("GET", f"/dead-letters/{dead_letter_id}")
@@ -337,7 +337,7 @@ class AsyncJsonClient(AsyncAssetRequests, AsyncLayerRequests, AsyncKeyRequests, 
 
     async def find_callback(self, name: str) -> UUID:
         """The id of a callback by its id, or by the unique beginning of the id of one of the newest."""
-        return await _id_beginning_with(name, "callback", MOST_ITEMS, self.callbacks)
+        return await _id_beginning_with(name, "callback", MAX_ITEMS, self.callbacks)
 
     async def callback(self, callback_id: UUID) -> Json:
         return await self.connection.object("GET", f"/callbacks/{callback_id}")

@@ -6,7 +6,7 @@ from urllib.parse import quote
 
 from dagmaster.client.blocking import Blocking, C, blocking
 from dagmaster.client.connection import Connection
-from dagmaster.client.limits import MOST_ITEMS
+from dagmaster.client.limits import MAX_ITEMS
 from dagmaster.client.models.base import Json
 
 
@@ -31,7 +31,7 @@ class AsyncLayerRequests:
 
     async def commands(self) -> list[Json]:
         """Those that the caller may run."""
-        commands, _ = await self.connection.page("/commands", MOST_ITEMS)
+        commands, _ = await self.connection.page("/commands", MAX_ITEMS)
         return commands
 
     async def run_command(self, command: str, inputs: Mapping[str, Any]) -> Json:

@@ -10,7 +10,7 @@ from dagmaster.client.models.base import Json, unexpected
 from dagmaster.client.models.uploads import CHUNK_TYPE, TUS_VERSION
 from dagmaster.client.sending import SendOptions, send_file
 
-LARGEST_CHUNK_BYTES: Final = 64 * 1_000_000
+MAX_CHUNK_BYTES: Final = 64 * 1_000_000
 CHUNK_TIMEOUT_SECONDS: Final = 70.0  # servers wait 60 seconds for a body
 
 
@@ -32,7 +32,7 @@ class AsyncUploadRequests:
             headers={"Upload-Offset": str(offset), "Tus-Resumable": TUS_VERSION},
             timeout=max(CHUNK_TIMEOUT_SECONDS, self.connection.timeout_seconds),
             expected="",
-            most_bytes=LARGEST_CHUNK_BYTES,
+            most_bytes=MAX_CHUNK_BYTES,
         )
         text = response.headers.get("upload-offset", "")
         if not (text.isascii() and text.isdigit()):

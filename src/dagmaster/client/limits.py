@@ -2,4 +2,4 @@
 
 PREFIX = "/api/v1"
 MAX_BODY_BYTES = 1024 * 1024
-MOST_ITEMS = 200  # of one page
+MAX_ITEMS = 200  # of one page

@@ -8,7 +8,7 @@ from dagmaster.client.models.base import Json, read, read_all
 from dagmaster.client.models.jobs import EventEntry, JobSummary, PublicJob
 from dagmaster.client.models.nodes import JobLogLine
 
-_MOST_AT_ONCE = 10_000
+_MAX_AT_ONCE = 10_000
 
 
 class LogFollower:
@@ -39,7 +39,7 @@ class LogFollower:
 
     def _ended(self) -> list[str]:
         """Nodes and children of which an attempt began or ended since the last poll."""
-        page, _ = self._client.events(self._job_id, _MOST_AT_ONCE, self._sequence or 0)
+        page, _ = self._client.events(self._job_id, _MAX_AT_ONCE, self._sequence or 0)
         events = read_all(EventEntry, page)
         if events:
             self._sequence = events[-1].sequence
@@ -52,7 +52,7 @@ class LogFollower:
 
     def _emit_new(self, node: str | None, *, is_running: bool) -> None:
         lines, _ = self._client.logs(
-            self._job_id, _MOST_AT_ONCE, node_id=node, attempt=self._attempt, is_running=is_running
+            self._job_id, _MAX_AT_ONCE, node_id=node, attempt=self._attempt, is_running=is_running
         )
         for answer in lines:
             line = read(JobLogLine, answer)

@@ -8,8 +8,8 @@ from dagmaster.client.models.base import Json, read, read_all
 from dagmaster.client.models.jobs import JobDetail
 from dagmaster.client.models.nodes import FailedNode
 
-MOST_CHILDREN = 5  # of each fan_out
-_MOST_ERRORS = 3
+MAX_CHILDREN = 5  # of each fan_out
+_MAX_ERRORS = 3
 _PUBLIC = ("node_id", "status", "label", "error_message", "error", "attempt", "max_retries")
 
 
@@ -78,10 +78,10 @@ def failures(client: JsonClient, answer: Json) -> list[Json]:
         if node.status == "failed":
             failed.append(raw)
         if node.children and node.children.failed:
-            children, _ = client.nodes(job_id, MOST_CHILDREN, parent=raw["node_id"], status="failed")
+            children, _ = client.nodes(job_id, MAX_CHILDREN, parent=raw["node_id"], status="failed")
             failed += children
     # Lists contain messages only; the whole error is another request.
-    node_ids = [node["node_id"] for node in failed if node.get("attempt")][:_MOST_ERRORS]
+    node_ids = [node["node_id"] for node in failed if node.get("attempt")][:_MAX_ERRORS]
     errors = {node_id: client.node(job_id, node_id)["node"].get("error") for node_id in node_ids}
     return [{**node, "error": _without_traceback(errors.get(node["node_id"]))} for node in failed]
 

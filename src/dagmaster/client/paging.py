@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 
 from dagmaster.client.json_client import AsyncJsonClient
-from dagmaster.client.limits import MOST_ITEMS
+from dagmaster.client.limits import MAX_ITEMS
 from dagmaster.client.models.base import parse
 
 M = TypeVar("M", bound=BaseModel)
@@ -20,7 +20,7 @@ class PagedClient:
     ) -> AsyncIterator[M]:
         left = limit
         while left is None or left > 0:
-            count = MOST_ITEMS if left is None else min(MOST_ITEMS, left)
+            count = MAX_ITEMS if left is None else min(MAX_ITEMS, left)
             items, after = await self.json.connection.page(path, count, after, **filters)
             for item in items:
                 yield parse(kind, item)

@@ -23,7 +23,7 @@ PATIENCE_SECONDS: Final = 120.0
 _SMALLEST_CHUNK_BYTES = 64 * 1024
 _FAST_SECONDS = 2.0  # a part that takes less is followed by a larger one
 _SLOW_SECONDS = 15.0
-_LONGEST_PAUSE_SECONDS = 5.0
+_MAX_PAUSE_SECONDS = 5.0
 _HASHED_PER_SECOND = 50_000_000  # by a slow server, once all bytes are there
 
 OnProgress = Callable[[int, int], None]
@@ -120,7 +120,7 @@ class _Sender:
             raise error
         self._failures += 1
         self._chunk_bytes = max(min(_SMALLEST_CHUNK_BYTES, self._largest_bytes), self._chunk_bytes // 2)
-        await asyncio.sleep(min(_LONGEST_PAUSE_SECONDS, 0.1 * 2 ** min(self._failures, 10)))
+        await asyncio.sleep(min(_MAX_PAUSE_SECONDS, 0.1 * 2 ** min(self._failures, 10)))
         try:
             self._upload = parse(UploadInfo, await self._api.upload_of(self._upload.upload_id))
         except DagmasterError as second_error:

@@ -7,7 +7,7 @@ from dagmaster.client.json_client import JsonClient
 from dagmaster.client.models.base import read_all
 from dagmaster.client.models.jobs import JobDetail, TimelineEntry
 
-_MOST_ATTEMPTS = 100_000
+_MAX_ATTEMPTS = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class StageTimes:
 
 
 def attempts_of(client: JsonClient, job_id: str) -> list[TimelineEntry]:
-    attempts, _ = client.timeline(job_id, _MOST_ATTEMPTS)
+    attempts, _ = client.timeline(job_id, _MAX_ATTEMPTS)
     return read_all(TimelineEntry, attempts)
 
 

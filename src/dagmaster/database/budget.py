@@ -33,7 +33,7 @@ BROKER: Final[Budget] = {"relay": 1, "job-queue": 1}  # with TRANSPORT=servicebu
 WORKER: Final[Budget] = {**NOTIFICATIONS, **dict.fromkeys(("worker", "lease", "handler", "rescue"), 1)}
 SERVING: Final[Budget] = {"serving": 4, "serving-access": 4, "serving-keys": 4, "stac": 4}
 GATEWAY: Final[Budget] = {"gateway": 8}
-LEAST_HANDLER_CONNECTIONS: Final = 4
+MIN_HANDLER_CONNECTIONS: Final = 4
 
 
 def orchestrator(*, has_api: bool = True, has_broker: bool = False) -> Budget:
@@ -43,7 +43,7 @@ def orchestrator(*, has_api: bool = True, has_broker: bool = False) -> Budget:
 
 def worker(processes: int) -> Budget:
     """With the pool that async handlers use; a plain handler that calls `ctx.connect()` adds one for its process."""
-    return {**WORKER, "handlers": max(LEAST_HANDLER_CONNECTIONS, processes)}
+    return {**WORKER, "handlers": max(MIN_HANDLER_CONNECTIONS, processes)}
 
 
 def total(budget: Budget) -> int:

@@ -33,7 +33,7 @@ ConnectionPool = AsyncConnectionPool[Connection]
 # What times are read as that Python cannot hold; a day from its limits, so that they exist in every time zone.
 EARLIEST, LATEST = datetime(1, 1, 2, tzinfo=UTC), datetime(9999, 12, 30, tzinfo=UTC)
 
-LARGEST_PORT = 65535
+MAX_PORT = 65535
 SUM_OUT_OF_RANGE = "DM004"  # of the results of children: raised when they are gathered
 REVIEWED = "DM005"  # what was reviewed or purged does not change: raised by triggers
 
@@ -354,7 +354,7 @@ def _parsed(dsn: str) -> dict[str, Any]:
         raise _bad_address("write an @ in its password as %40")
     if not all(_is_port(port) for port in str(given.get("port") or "").split(",")):
         raise _bad_address(
-            f"its port is not a number from 1 to {LARGEST_PORT}, or a / in its password is not written as %2F"
+            f"its port is not a number from 1 to {MAX_PORT}, or a / in its password is not written as %2F"
         )
     if not str(given.get("connect_timeout") or 0).lstrip("-").isdecimal():
         raise _bad_address("connect_timeout is not a whole number of seconds")
@@ -362,7 +362,7 @@ def _parsed(dsn: str) -> dict[str, Any]:
 
 
 def _is_port(text: str) -> bool:
-    return not text or (text.isdecimal() and len(text) <= 5 and 0 < int(text) <= LARGEST_PORT)
+    return not text or (text.isdecimal() and len(text) <= 5 and 0 < int(text) <= MAX_PORT)
 
 
 def _mistake_in(dsn: str, message: str) -> str:

@@ -6,7 +6,7 @@ from urllib.parse import unquote
 from fastapi import APIRouter, Path, Query, Request, Response
 
 from dagmaster.access.permissions import Permission
-from dagmaster.client.limits import MOST_ITEMS, PREFIX
+from dagmaster.client.limits import MAX_ITEMS, PREFIX
 from dagmaster.client.models.gateway import (
     GatewayEvent,
     GatewayHealth,
@@ -27,7 +27,7 @@ _OPERATORS = [requires(Permission.QUEUES_OPERATE)]
 router = APIRouter(prefix="/api/admin", tags=["administration"], dependencies=_OPERATORS)
 proxy = APIRouter(prefix="/api/proxy", tags=["administration"], dependencies=_OPERATORS)
 
-Most = Annotated[int, Query(ge=1, le=MOST_ITEMS, description="Maximum number of items to return")]
+Most = Annotated[int, Query(ge=1, le=MAX_ITEMS, description="Maximum number of items to return")]
 _ACTIVE = ("pending", "running")
 _METHODS = ["GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE"]
 _REPEATABLE = ("GET", "HEAD", "OPTIONS")

@@ -34,7 +34,7 @@ AssetName = Annotated[str, Path(max_length=200, description="The id of the asset
 Ordinal = Annotated[int, Path(ge=0, le=2**31 - 1, description="The number of the version, from 0")]
 
 _REF = "ref."
-_MOST_REQUESTS = 100
+_MAX_REQUESTS = 100
 
 
 @router.get("", operation_id="gateway_assets", summary="List assets, newest first", responses=responses(429))
@@ -75,7 +75,7 @@ async def list_requests(
 ) -> list[PartnerStatus]:
     asset = await _asset(services, caller, asset_id)
     own = platform_of(caller)
-    return await services.reads.requests_of_version(asset.asset_id, version_ordinal, own, _MOST_REQUESTS)
+    return await services.reads.requests_of_version(asset.asset_id, version_ordinal, own, _MAX_REQUESTS)
 
 
 @router.get(

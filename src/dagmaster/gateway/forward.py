@@ -27,7 +27,7 @@ from dagmaster.web.backends import CONNECT_SECONDS, Backend, Backends
 from dagmaster.web.problems import request_id_of
 
 RESPONSE_SECONDS: Final = 30.0
-LARGEST_RESPONSE_BYTES: Final = 32 * 1024 * 1024
+MAX_RESPONSE_BYTES: Final = 32 * 1024 * 1024
 BODY_SECONDS: Final = 60.0  # as long as the servers wait for a body
 _OF_UPLOADS: Final = ("tus-resumable", "upload-length", "upload-offset", "upload-metadata")
 _PASSED_ON: Final = ("authorization", "x-api-key", "content-type", "accept", "if-match", "x-request-id", *_OF_UPLOADS)
@@ -136,9 +136,9 @@ async def _complete(stream: httpx2.Response) -> httpx2.Response:
     chunks, size = [], 0
     async for chunk in stream.aiter_bytes():
         size += len(chunk)
-        if size > LARGEST_RESPONSE_BYTES:
+        if size > MAX_RESPONSE_BYTES:
             raise InvalidRequest(
-                f"the response has more than {LARGEST_RESPONSE_BYTES:,} bytes",
+                f"the response has more than {MAX_RESPONSE_BYTES:,} bytes",
                 code="gateway.response-too-large",
                 hint="ask for fewer items, or read it from the API of an orchestrator",
             )

@@ -24,7 +24,7 @@ from dagmaster.settings import Settings
 from dagmaster.web.authentication import LOCAL_ADMIN, Authentication, authentication_of, authentication_running
 from dagmaster.web.limits import RateLimit
 
-MOST_REPORTED: Final = 1000  # keys in one request
+MAX_REPORTED: Final = 1000  # keys in one request
 
 
 class ViewedKeys:
@@ -51,7 +51,7 @@ class ViewedKeys:
         used, self._used = self._used, set()
         if not used:
             return
-        reported = sorted(used)[:MOST_REPORTED]
+        reported = sorted(used)[:MAX_REPORTED]
         request = ForwardedRequest(
             "POST",
             f"{PREFIX}/keys/uses",

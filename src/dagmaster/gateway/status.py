@@ -17,7 +17,7 @@ from dagmaster.web.validation import responses
 
 router = APIRouter(prefix="/api/status", tags=["status"], dependencies=[requires(Permission.JOBS_READ)])
 
-_MOST_MATCHES = 20
+_MAX_MATCHES = 20
 
 
 @router.get("/jobs", operation_id="status_jobs", summary="List jobs, newest first", responses=responses(429))
@@ -84,7 +84,7 @@ async def lookup(
     """A request id, a correlation id, a job id, an asset id or a dataset id."""
     del caller
     request = next(iter(await services.reads.requests(id, None)), None)
-    jobs = await services.reads.jobs(limit=_MOST_MATCHES, correlation_id=id)
+    jobs = await services.reads.jobs(limit=_MAX_MATCHES, correlation_id=id)
     if job_id := _uuid(id):
         jobs += await services.reads.jobs(limit=1, job_id=job_id)
     asset = await services.reads.asset(id, None)

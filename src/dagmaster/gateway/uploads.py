@@ -13,7 +13,7 @@ from dagmaster.access.caller import Caller
 from dagmaster.access.permissions import Permission
 from dagmaster.client.limits import PREFIX
 from dagmaster.client.models.pages import Page
-from dagmaster.client.models.uploads import CHUNK_TYPE, LONGEST_NAME, SourceObject, UploadInfo, UploadRequest
+from dagmaster.client.models.uploads import CHUNK_TYPE, MAX_NAME_LENGTH, SourceObject, UploadInfo, UploadRequest
 from dagmaster.gateway.forward import ForwardedRequest, headers_of, passed_back
 from dagmaster.gateway.platform import partner_problem
 from dagmaster.gateway.services import GatewayServices, Services
@@ -164,8 +164,8 @@ async def list_sources(
     services: Services,
     _caller: Submitter,
     request: Request,
-    prefix: Annotated[str, Query(max_length=LONGEST_NAME, description="Only objects whose names begin so")] = "",
-    after: Annotated[str, Query(max_length=LONGEST_NAME, description="`next` of the previous page")] = "",
+    prefix: Annotated[str, Query(max_length=MAX_NAME_LENGTH, description="Only objects whose names begin so")] = "",
+    after: Annotated[str, Query(max_length=MAX_NAME_LENGTH, description="`next` of the previous page")] = "",
     limit: Limit = 50,
 ) -> Response:
     """A platform sees its own objects, whose names begin with its id and a slash."""

@@ -16,9 +16,9 @@ import httpx2
 from dagmaster.errors import Unavailable
 from dagmaster.web_mercator import position
 
-LONGEST_SIDE = 1024
+MAX_SIDE = 1024
 _TILE = 256
-_LARGEST_SIDE = 4096  # if the coarsest zoom exceeds LONGEST_SIDE
+_MAX_SIDE = 4096  # if the coarsest zoom exceeds MAX_SIDE
 _AT_ONCE = 4
 _TIMEOUT_SECONDS = 60.0
 _START_PATIENCE_SECONDS = 45.0  # the map server takes seconds to start
@@ -33,7 +33,7 @@ class Preview:
     tiles: int
 
 
-def make_preview(tilejson_url: str, target: Path, longest_side: int = LONGEST_SIDE) -> Preview:
+def make_preview(tilejson_url: str, target: Path, longest_side: int = MAX_SIDE) -> Preview:
     """Fetch the tiles of the finest zoom at which the dataset fits, and save them as one picture."""
     from dagmaster.raster.picture import stitched
 
@@ -72,7 +72,7 @@ def _fitting(tilejson: Any, longest_side: int) -> tuple[int, tuple[int, int, int
     for zoom in range(tilejson["maxzoom"], tilejson["minzoom"] - 1, -1):
         box = _pixels(tilejson["bounds"], zoom)
         side = max(box[2] - box[0], box[3] - box[1])
-        if side <= longest_side or (zoom == tilejson["minzoom"] and side <= _LARGEST_SIDE):
+        if side <= longest_side or (zoom == tilejson["minzoom"] and side <= _MAX_SIDE):
             return zoom, box
     raise Unavailable("the dataset is too large for a preview", code="preview.large")
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from dagmaster.storage.zones import Storage
 
 
-_MOST_PLACES = 3
+_MAX_PLACES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ def warnings_of(result: object) -> "list[Finding]":
 
 def _places_text(finding: dict[str, Any]) -> str:
     """`r000c001.tif and 3 more: ` of the tiles that have it; empty for a single COG."""
-    places, count = finding["places"][:_MOST_PLACES], finding["count"]
+    places, count = finding["places"][:_MAX_PLACES], finding["count"]
     more = f" and {count - len(places)} more" if count > len(places) else ""
     return f"{', '.join(places)}{more}: " if places else ""
 

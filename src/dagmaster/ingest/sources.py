@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 # Of the files in a folder; a file that is given by its name may have any.
 _SUFFIXES = frozenset({".tif", ".tiff", ".jp2", ".img"})
-_MOST_NAMED = 5
+_MAX_NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ def _require_distinct(sources: list[Source]) -> None:
         arguments.setdefault(source.label if source.path else source.argument, []).append(source.argument)
     repeated = [label for label, given_as in arguments.items() if len(given_as) > 1]
     if repeated:
-        named = ", ".join(repeated[:_MOST_NAMED]) + (", …" if len(repeated) > _MOST_NAMED else "")
+        named = ", ".join(repeated[:_MAX_NAMED]) + (", …" if len(repeated) > _MAX_NAMED else "")
         is_or_are = "is" if len(repeated) == 1 else "are"
         raise InvalidRequest(
             f"{counted(len(repeated), 'file')} {is_or_are} given more than once: {named}",

@@ -20,9 +20,9 @@ from dagmaster.workflows.graph import Graph
 from dagmaster.workflows.model import FanOutNode
 
 # With less than this, a rate says nothing.
-LEAST_FRACTION = 0.02
-LEAST_SECONDS = 0.05
-MOST_SECONDS = 10 * 365 * 86400.0
+MIN_FRACTION = 0.02
+MIN_SECONDS = 0.05
+MAX_SECONDS = 10 * 365 * 86400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ def from_rate(elapsed: float | None, fraction: float | None) -> float | None:
     """If it goes on as fast as until now."""
     if elapsed is None or fraction is None or not math.isfinite(elapsed) or not math.isfinite(fraction):
         return None
-    if fraction < LEAST_FRACTION or fraction > 1 or elapsed < LEAST_SECONDS:
+    if fraction < MIN_FRACTION or fraction > 1 or elapsed < MIN_SECONDS:
         return None
     return sensible(elapsed * (1 - fraction) / fraction)
 
@@ -117,7 +117,7 @@ def from_past(elapsed: float, usual: float | None) -> float | None:
 
 
 def sensible(seconds: float | None) -> float | None:
-    if seconds is None or not math.isfinite(seconds) or not 0 <= seconds <= MOST_SECONDS:
+    if seconds is None or not math.isfinite(seconds) or not 0 <= seconds <= MAX_SECONDS:
         return None
     return seconds
 

@@ -28,7 +28,7 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PR_SET_PDEATHSIG = 1
 # Loaded here, because nothing may be imported between fork and exec.
 _LIBC = ctypes.CDLL(None, use_errno=True)
-_FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 0.5, 15.0
+_FIRST_WAIT_SECONDS, _MAX_WAIT_SECONDS = 0.5, 15.0
 _HEALTHY_AFTER_SECONDS = 20.0
 # The exit codes for a usage error and for "not allowed": the process would end the same way again.
 _REFUSALS = frozenset({2, 3})
@@ -113,7 +113,7 @@ class ChildProcess:
         now = time.monotonic()
         if now - self._started_at > _HEALTHY_AFTER_SECONDS:
             self.failures = 0
-        wait = min(_LONGEST_WAIT_SECONDS, _FIRST_WAIT_SECONDS * 2**self.failures)
+        wait = min(_MAX_WAIT_SECONDS, _FIRST_WAIT_SECONDS * 2**self.failures)
         self.failures += 1
         self._start_at = now + wait
         say(f"{self.name} (process {self.pid}) {ending(code)}; restarting in {wait:g} s")

@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 DATABASE = "dagmaster"
 SUPERUSER = "postgres"
 GROUP = "dagmaster_gateways"  # as in database/schema/gateway_role.py, which imports a driver
-LONGEST_SOCKET_FOLDER = 107 - len("/.s.PGSQL.5432.lock")
+MAX_SOCKET_FOLDER_LENGTH = 107 - len("/.s.PGSQL.5432.lock")
 
-LARGEST_LOG_BYTES = 20_000_000
+MAX_LOG_BYTES = 20_000_000
 
 # The folder belongs to another user, who must not redirect root to another file.
 _NO_SYMLINK = os.O_NOFOLLOW | os.O_CLOEXEC
@@ -323,7 +323,7 @@ class Cluster:
             )
 
     def _open_log(self) -> BinaryIO:
-        if self.log.exists() and self.log.stat().st_size > LARGEST_LOG_BYTES:
+        if self.log.exists() and self.log.stat().st_size > MAX_LOG_BYTES:
             self.log.replace(self.log.with_suffix(".log.old"))
         return os.fdopen(os.open(self.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | _NO_SYMLINK, 0o600), "ab")
 
@@ -455,7 +455,7 @@ def _socket_folder(identity: str) -> Path:
         folder = session / f"dagmaster-{identity}"
     else:
         folder = Path("/tmp") / f"dagmaster-{user}-{identity}"  # noqa: S108  its owner and mode are checked before use
-    if len(os.fsencode(folder)) > LONGEST_SOCKET_FOLDER:
+    if len(os.fsencode(folder)) > MAX_SOCKET_FOLDER_LENGTH:
         raise InvalidRequest(f"the cluster's name is too long for a socket: {identity}", code="cluster.name")
     return folder
 

@@ -21,7 +21,7 @@ from dagmaster.errors import Conflict, NotFound
 from dagmaster.operations.keys import create_key, rotate_key
 
 FILE: Final = "gateway.key"
-_LONGEST_TEXT = 200
+_MAX_TEXT_LENGTH = 200
 _OVERLAP_HOURS = 1.0  # a gateway that still stops may report with the secret before
 _CHANGE = KeyChange("system", "the gateway of `dagmaster up` starts")
 
@@ -61,7 +61,7 @@ def _key_id_in(file: Path) -> str | None:
     except OSError:
         return None
     with os.fdopen(descriptor, errors="replace") as opened:
-        key = parse_key(opened.read(_LONGEST_TEXT).strip())
+        key = parse_key(opened.read(_MAX_TEXT_LENGTH).strip())
     return key.key_id if key else None
 
 

@@ -29,7 +29,7 @@ from dagmaster.observe.metrics import EXPOSITION_TYPE, exposition, gauge, new_re
 _REQUEST_SECONDS = 5.0  # the connection of a slower client is closed
 _MAX_CONNECTIONS = 16
 _TICKS_PER_PATIENCE = 4
-_LONGEST_TICK_SECONDS = 0.5
+_MAX_TICK_SECONDS = 0.5
 _JSON = "application/json"
 PATHS = ("/livez", "/readyz", "/health", "/metrics")
 
@@ -76,7 +76,7 @@ class Probes:
         self._registry = new_registry(subject.role, subject.metrics, self._loop_metric)
         self._patience = patience_seconds
         self._is_open_to_all = is_open_to_all
-        self._period = min(patience_seconds / _TICKS_PER_PATIENCE, _LONGEST_TICK_SECONDS)
+        self._period = min(patience_seconds / _TICKS_PER_PATIENCE, _MAX_TICK_SECONDS)
         self._ticked_at = time.monotonic()
         self._stopped = threading.Event()
         self._timer: asyncio.TimerHandle | None = None

@@ -18,7 +18,7 @@ from urllib.parse import quote
 from uuid import UUID
 
 HIDDEN = "***"
-SHORTEST_PROTECTED: Final = 12  # a shorter one may be an ordinary word
+MIN_PROTECTED_LENGTH: Final = 12  # a shorter one may be an ordinary word
 
 _KEYS = (
     "access",
@@ -103,7 +103,7 @@ class _ProtectedValues:
         self._pattern: re.Pattern[str] | None = None
 
     def add(self, secrets: Iterable[str]) -> None:
-        added = {secret for secret in secrets if len(secret) >= SHORTEST_PROTECTED} - self._values
+        added = {secret for secret in secrets if len(secret) >= MIN_PROTECTED_LENGTH} - self._values
         if not added:
             return
         self._values |= added

@@ -34,7 +34,7 @@ QUEUE_SPANS: Final = 4096
 EXPORT_SECONDS: Final = 5.0  # for one attempt to reach the collector
 DELAY_SECONDS: Final = 1.0  # between exports
 SHUTDOWN_SECONDS: Final = 2.0  # for the last spans, when a process ends
-_LONGEST_VALUE: Final = 200
+_MAX_VALUE_LENGTH: Final = 200
 _TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 _CHILD_INDEX = re.compile(r"__(\d+)$")
 _log = log.get("traces")
@@ -258,7 +258,7 @@ def _context(parent: str | None) -> Any:
 def _clean(attributes: Attributes) -> dict[str, Any]:
     """Without secrets, and none longer than a name."""
     cleaned = ((name, redact_named(name, value)) for name, value in attributes.items() if value is not None)
-    return {name: value[:_LONGEST_VALUE] if isinstance(value, str) else value for name, value in cleaned}
+    return {name: value[:_MAX_VALUE_LENGTH] if isinstance(value, str) else value for name, value in cleaned}
 
 
 def _exporter(endpoint: str, headers: str | None) -> Any:

@@ -30,8 +30,8 @@ from dagmaster.storage.zones import Storage
 BATCH = 5_000
 AT_ONCE = 8  # requests for single objects
 HASHED_AT_ONCE = 2  # each reads a whole object
-MOST_FINDINGS = 1_000
-LEAST_AGE = timedelta(days=1)
+MAX_FINDINGS = 1_000
+MIN_AGE = timedelta(days=1)
 _SHA256 = "1220"  # how a multihash of a SHA-256 begins
 
 
@@ -68,7 +68,7 @@ class StorageReport:
     """`counts` has all findings by their code; of each code at most `limit` are listed. `served` counts those that
     users notice: an object or an item that is published."""
 
-    limit: int = MOST_FINDINGS
+    limit: int = MAX_FINDINGS
     objects: int = 0
     object_bytes: int = 0
     references: int = 0
@@ -116,8 +116,8 @@ async def verify_storage(
     storage: Storage,
     *,
     reads_content: bool = False,
-    least_age: timedelta = LEAST_AGE,
-    limit: int = MOST_FINDINGS,
+    least_age: timedelta = MIN_AGE,
+    limit: int = MAX_FINDINGS,
     on_progress: OnProgress = lambda _report: None,
 ) -> StorageReport:
     """With `reads_content`, the SHA-256 of each object is compared, too. Objects younger than `least_age` that nothing

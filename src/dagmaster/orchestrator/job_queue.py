@@ -22,11 +22,11 @@ from dagmaster.errors import DagmasterError, InvalidRequest
 from dagmaster.observe import log
 from dagmaster.transports.servicebus_client import BrokerMessage, QueueReceiver, backoff_seconds
 
-MOST_AT_ONCE: Final = 50
+MAX_AT_ONCE: Final = 50
 WAIT_SECONDS: Final = 5.0
-LONGEST_AGE: Final = timedelta(days=1)
-LARGEST_BYTES: Final = 262_144
-_LONGEST_ID = 64
+MAX_AGE: Final = timedelta(days=1)
+MAX_BYTES: Final = 262_144
+_MAX_ID_LENGTH = 64
 # What PostgreSQL cannot store, such as a NUL character. After any other error (the database is away, or refuses the
 # user) the message stays locked and is delivered again.
 _MESSAGE_ERRORS = (psycopg.DataError, ValueError, RecursionError)
@@ -81,7 +81,7 @@ class JobQueue:
         # The first alone, so that it need not wait for others; more of them if there are any.
         messages = await self.receiver.receive(1, wait_seconds)
         if messages:
-            messages += await self.receiver.receive(MOST_AT_ONCE, 0.05)
+            messages += await self.receiver.receive(MAX_AT_ONCE, 0.05)
         self.counters.received += len(messages)
         stored = []
         for message in messages:
@@ -107,11 +107,11 @@ class JobQueue:
 
     def _body_of(self, message: BrokerMessage) -> Any:
         """JSON, or text that becomes a dead letter with the reason that it is not a submission."""
-        if message.enqueued_at is not None and self.now() - message.enqueued_at > LONGEST_AGE:
+        if message.enqueued_at is not None and self.now() - message.enqueued_at > MAX_AGE:
             raise RefusedMessage("Expired", "the message waited for more than 24 hours")
         raw = message.body
-        if len(raw) > LARGEST_BYTES:
-            raise RefusedMessage("TooLarge", f"the message has {len(raw)} bytes; {LARGEST_BYTES} are allowed")
+        if len(raw) > MAX_BYTES:
+            raise RefusedMessage("TooLarge", f"the message has {len(raw)} bytes; {MAX_BYTES} are allowed")
         try:
             body = orjson.loads(raw)
         except orjson.JSONDecodeError:
@@ -150,6 +150,6 @@ def _id_of(message: BrokerMessage, body: Any, queue: str) -> str:
     named = body.get("message_id") if isinstance(body, dict) else None
     own = named if isinstance(named, str) and named else message.message_id
     if own:
-        return own if len(own) <= _LONGEST_ID else hashlib.sha256(own.encode()).hexdigest()
+        return own if len(own) <= _MAX_ID_LENGTH else hashlib.sha256(own.encode()).hexdigest()
     place = f"{queue}/{message.sequence_number}/{message.enqueued_at}"
     return hashlib.sha256(place.encode()).hexdigest()

@@ -25,9 +25,9 @@ from dagmaster.ip_addresses import is_metadata, is_public
 CONNECT_SECONDS: Final = 5.0  # resolving the host and TLS included
 TOTAL_SECONDS: Final = 10.0
 BODY_SECONDS: Final = 1.0  # for a body that is discarded anyway
-MOST_HEAD_BYTES: Final = 16 * 1024
-MOST_BODY_BYTES: Final = 64 * 1024
-_MOST_ADDRESSES: Final = 4
+MAX_HEAD_BYTES: Final = 16 * 1024
+MAX_BODY_BYTES: Final = 64 * 1024
+_MAX_ADDRESSES: Final = 4
 _RESOLVERS: Final = 8
 _FINAL_STATUS: Final = 200  # lower ones announce another response
 
@@ -86,7 +86,7 @@ async def _connect(
         async with asyncio.timeout(CONNECT_SECONDS):
             addresses = _checked(target.host, await resolve(target.host, target.port), allow_private=allow_private)
             context = (tls or await asyncio.to_thread(_default_tls)) if target.is_secure else None
-            return await _connect_to_any(target, addresses[:_MOST_ADDRESSES], context)
+            return await _connect_to_any(target, addresses[:_MAX_ADDRESSES], context)
     except TimeoutError:
         raise ConnectionError(f"no connection within {CONNECT_SECONDS:g} s") from None
 
@@ -104,7 +104,7 @@ async def _connect_to_any(
                     target.port,
                     ssl=tls,
                     server_hostname=target.host if tls else None,
-                    limit=MOST_HEAD_BYTES,
+                    limit=MAX_HEAD_BYTES,
                 )
         except ssl.SSLError:
             raise
@@ -175,7 +175,7 @@ async def _discard_body(reader: asyncio.StreamReader) -> None:
     size = 0
     with suppress(OSError, TimeoutError):
         async with asyncio.timeout(BODY_SECONDS):
-            while size < MOST_BODY_BYTES and (part := await reader.read(MOST_HEAD_BYTES)):
+            while size < MAX_BODY_BYTES and (part := await reader.read(MAX_HEAD_BYTES)):
                 size += len(part)
 
 
@@ -195,7 +195,7 @@ def _problem(error: Exception) -> str:
         case TimeoutError():
             return f"no response within {TOTAL_SECONDS:g} s"
         case asyncio.LimitOverrunError():
-            return f"the head of its response exceeds {MOST_HEAD_BYTES} bytes"
+            return f"the head of its response exceeds {MAX_HEAD_BYTES} bytes"
         case OSError() if error.strerror:
             return error.strerror.lower()
     return str(error)

@@ -27,7 +27,7 @@ from titiler.core.dependencies import (
     StatisticsParams,
 )
 
-from dagmaster.access.links import LONGEST_TOKEN, PARAMETER
+from dagmaster.access.links import MAX_TOKEN_LENGTH, PARAMETER
 from dagmaster.errors import InvalidRequest, UnfitData
 from dagmaster.serving.access import LATEST, REVISION, VERSION, revision_number
 from dagmaster.serving.caching import set_cache_headers
@@ -53,7 +53,7 @@ PARAMETERS: Mapping[str, re.Pattern[str]] = {
     for name, pattern in {
         "version": VERSION.pattern,
         "rev": REVISION.pattern,
-        PARAMETER: rf".{{1,{LONGEST_TOKEN}}}",
+        PARAMETER: rf".{{1,{MAX_TOKEN_LENGTH}}}",
         "bidx": r"\d{1,4}",
         "rescale": rf"{_NUMBER},{_NUMBER}",
         "colormap_name": r"[a-z0-9_]{1,40}",

@@ -25,10 +25,10 @@ from dagmaster.storage.store import StorageTier, taken
 if TYPE_CHECKING:
     from obstore.store import AzureStore
 
-MOST_BLOCKS: Final = 50_000
+MAX_BLOCKS: Final = 50_000
 # A signature is used again while it is valid for longer than this, so that GDAL keeps what it has read.
-LEAST_LEFT: Final = timedelta(minutes=45)
-_MOST_SIGNATURES: Final = gdal_options.MOST_PATHS
+MIN_LEFT: Final = timedelta(minutes=45)
+_MAX_SIGNATURES: Final = gdal_options.MAX_PATHS
 _TAKEN: Final = frozenset({"BlobAlreadyExists", "ConditionNotMet", "UnauthorizedBlobOverwrite"})
 _RETRIES: Final = {"max_retries": 4, "retry_timeout": timedelta(seconds=60)}
 
@@ -80,7 +80,7 @@ class AzureBackend:
                 raise unavailable(location, answer.code or str(answer.status))
             return name
 
-        names, digest, sent_bytes = send_parts(content, part_size(size_bytes, MOST_BLOCKS), send)
+        names, digest, sent_bytes = send_parts(content, part_size(size_bytes, MAX_BLOCKS), send)
         if sent_bytes != size_bytes:
             raise unavailable(location, "the file has changed during its upload")
         blocks = "".join(f"<Latest>{name}</Latest>" for name in names)
@@ -108,11 +108,11 @@ class AzureBackend:
     def _signature(self, location: Location) -> str:
         with self._lock:
             signature, expiry = self._signatures.get(location, ("", datetime.min.replace(tzinfo=UTC)))
-            if expiry - datetime.now(UTC) < LEAST_LEFT:
+            if expiry - datetime.now(UTC) < MIN_LEFT:
                 signature, expiry = self._account.sas(location, "r")
             self._signatures[location] = signature, expiry
             self._signatures.move_to_end(location)
-            while len(self._signatures) > _MOST_SIGNATURES:
+            while len(self._signatures) > _MAX_SIGNATURES:
                 self._signatures.popitem(last=False)
             return signature
 

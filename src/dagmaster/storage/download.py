@@ -20,10 +20,10 @@ import httpx2
 from dagmaster.errors import InvalidRequest, NotAllowed, NotFound, Unavailable
 from dagmaster.storage.sources import Lookup, resolve, web_host
 
-_MOST_REDIRECTS = 5
+_MAX_REDIRECTS = 5
 _TIMEOUT = httpx2.Timeout(60.0, connect=10.0)
 _CHUNK_BYTES = 2**20
-_LONGEST_NAME_BYTES = 200
+_MAX_NAME_BYTES = 200
 _PRIVATE_HINT = "set ALLOW_PRIVATE_SOURCES=true if it is a server of your own network"
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 
@@ -52,12 +52,12 @@ def download(
         _translated(url),
         httpx2.Client(timeout=_TIMEOUT, trust_env=False, verify=ssl.create_default_context()) as http,
     ):
-        for _ in range(_MOST_REDIRECTS + 1):
+        for _ in range(_MAX_REDIRECTS + 1):
             with _response(http, url, rules) as response:
                 if response.status_code not in _REDIRECTS:
                     return _saved(response, folder / _safe(file_name(url)), rules, on_progress)
                 url = str(httpx2.URL(url).join(response.headers.get("location", "")))
-    raise Unavailable(f"{_shown(url)} redirects more than {_MOST_REDIRECTS} times", code="source.redirects")
+    raise Unavailable(f"{_shown(url)} redirects more than {_MAX_REDIRECTS} times", code="source.redirects")
 
 
 @contextmanager
@@ -131,7 +131,7 @@ def _set_time(file: Path, modified: str | None) -> None:
 
 def _safe(name: str) -> str:
     """A name that fits into a folder; the storage decides later whether it suits a blob."""
-    end = name.replace("\0", "").encode(errors="replace")[-_LONGEST_NAME_BYTES:]
+    end = name.replace("\0", "").encode(errors="replace")[-_MAX_NAME_BYTES:]
     return end.decode(errors="ignore").strip(".") or "download"
 
 

@@ -14,7 +14,7 @@ from typing import Final
 from dagmaster.gdal_library import gdal_library
 
 # GDAL compares a path with each of them.
-MOST_PATHS: Final = 512
+MAX_PATHS: Final = 512
 _LOCK: Final = threading.Lock()
 _PATHS: Final[OrderedDict[str, Mapping[str, str]]] = OrderedDict()
 
@@ -35,7 +35,7 @@ def set_options(path: str, options: Mapping[str, str]) -> None:
         library.VSICurlPartialClearCache(path.encode())
         _PATHS[path] = dict(options)
         _PATHS.move_to_end(path)
-        while len(_PATHS) > MOST_PATHS:
+        while len(_PATHS) > MAX_PATHS:
             oldest, _ = _PATHS.popitem(last=False)
             library.VSIClearPathSpecificOptions(oldest.encode())
 

@@ -13,9 +13,9 @@ from uuid import UUID
 from dagmaster.dataset_ids import JOB_PREFIX, is_dataset_id, own_dataset_id, require_dataset_id
 from dagmaster.errors import InvalidRequest
 
-LONGEST_BLOB_BYTES = 1024
-LONGEST_PART_BYTES = 255
-HIGHEST_EDITION = 999_999_999  # of versions and of revisions
+MAX_BLOB_BYTES = 1024
+MAX_PART_BYTES = 255
+MAX_EDITION = 999_999_999  # of versions and of revisions
 _JOB_ID_VERSION = 7
 
 _CONTAINER = re.compile(r"[a-z0-9](?:[a-z0-9]|-(?=[a-z0-9])){1,61}[a-z0-9]")
@@ -99,9 +99,9 @@ class Edition:
 
     def __post_init__(self) -> None:
         require_dataset_id(self.dataset)
-        if not 0 <= self.ordinal <= HIGHEST_EDITION or not 1 <= self.revision <= HIGHEST_EDITION:
+        if not 0 <= self.ordinal <= MAX_EDITION or not 1 <= self.revision <= MAX_EDITION:
             raise InvalidRequest(
-                f"versions count from 0, revisions from 1, both to {HIGHEST_EDITION:,}", code="storage.bad-edition"
+                f"versions count from 0, revisions from 1, both to {MAX_EDITION:,}", code="storage.bad-edition"
             )
 
     def cog(self, name: str) -> str:
@@ -199,8 +199,8 @@ def _problem_of(blob: str) -> str | None:
         return "has a backslash"
     if not unicodedata.is_normalized("NFC", blob):
         return "is not in the Unicode normal form NFC"
-    if len(blob.encode()) > LONGEST_BLOB_BYTES:
-        return f"has more than {LONGEST_BLOB_BYTES} bytes"
+    if len(blob.encode()) > MAX_BLOB_BYTES:
+        return f"has more than {MAX_BLOB_BYTES} bytes"
     return next((problem for part in blob.split("/") if (problem := _problem_of_part(part))), None)
 
 
@@ -209,7 +209,7 @@ def _problem_of_part(part: str) -> str | None:
         return "begins or ends with a slash, or has an empty part, . or .. between slashes"
     if part != part.strip() or part.endswith("."):
         return "has a part that begins or ends with a space, or ends with a dot"
-    return f"has a part of more than {LONGEST_PART_BYTES} bytes" if len(part.encode()) > LONGEST_PART_BYTES else None
+    return f"has a part of more than {MAX_PART_BYTES} bytes" if len(part.encode()) > MAX_PART_BYTES else None
 
 
 def _bad(kind: str, name: str, problem: str) -> InvalidRequest:

@@ -32,7 +32,7 @@ from dagmaster.storage.store import StorageTier, taken
 if TYPE_CHECKING:
     from obstore.store import S3Store
 
-MOST_PARTS: Final = 10_000
+MAX_PARTS: Final = 10_000
 _LEFTOVER: Final = timedelta(days=1)
 _DEFAULT_REGION: Final = "us-east-1"
 _EXPIRES_SOON: Final = timedelta(minutes=5)
@@ -127,7 +127,7 @@ class S3Backend:
         condition = {"IfNoneMatch": "*"} if create_only else {}
         try:
             with _translated(location):
-                parts, digest, sent_bytes = send_parts(content, part_size(size_bytes, MOST_PARTS), send)
+                parts, digest, sent_bytes = send_parts(content, part_size(size_bytes, MAX_PARTS), send)
                 if sent_bytes != size_bytes:
                     raise unavailable(location, "the file has changed during its upload")
                 done = client.complete_multipart_upload(**upload, MultipartUpload={"Parts": parts}, **condition)

@@ -21,7 +21,7 @@ from dagmaster.settings import Settings
 from dagmaster.storage.location import Location, Zone
 from dagmaster.storage.object_sources import ObjectSources, is_object_url, location_of
 
-LONGEST_SOURCE = 4096
+MAX_SOURCE_LENGTH = 4096
 
 # File systems of GDAL that read objects of the stores for which the worker has credentials; none that reads URLs or
 # archives, runs commands, reads standard input or keeps files in memory.
@@ -98,7 +98,7 @@ def find_source(
 ) -> SourceFile:
     """The source of a text: `container/blob` (with `container`, only the blob), an https, s3 or az URL, /vsi… or
     /a/path."""
-    if not text or len(text) > LONGEST_SOURCE or not text.isprintable():
+    if not text or len(text) > MAX_SOURCE_LENGTH or not text.isprintable():
         raise InvalidRequest(
             "the source is empty, too long, or has characters that cannot be printed", code="source.invalid"
         )

@@ -9,7 +9,7 @@ import itertools
 from collections import deque
 from collections.abc import Sequence
 
-from dagmaster.transports.transport import MOST_AT_ONCE, Delivery, Ticket
+from dagmaster.transports.transport import MAX_AT_ONCE, Delivery, Ticket
 
 
 class Broker:
@@ -45,7 +45,7 @@ class Broker:
 
 
 class MemoryTransport:
-    def __init__(self, broker: Broker, queues: Sequence[str] = (), *, batch: int = MOST_AT_ONCE) -> None:
+    def __init__(self, broker: Broker, queues: Sequence[str] = (), *, batch: int = MAX_AT_ONCE) -> None:
         self._broker = broker
         self._queues = tuple(queues)
         self._batch = batch
@@ -57,7 +57,7 @@ class MemoryTransport:
     def topics(self, tickets: Sequence[Ticket]) -> Sequence[str]:
         return ()
 
-    async def receive(self, timeout_seconds: float, limit: int = MOST_AT_ONCE) -> Sequence[Delivery]:
+    async def receive(self, timeout_seconds: float, limit: int = MAX_AT_ONCE) -> Sequence[Delivery]:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_seconds
         limit = min(limit, self._batch)

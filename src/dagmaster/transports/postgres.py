@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Sequence
 
 from dagmaster.database.notify.notifier import Notifier, tasks_topic
-from dagmaster.transports.transport import MOST_AT_ONCE, Delivery, Ticket
+from dagmaster.transports.transport import MAX_AT_ONCE, Delivery, Ticket
 
 STAND_BY_SECONDS = 0.02
 
@@ -42,7 +42,7 @@ class PostgresTransport:
         self._standing_by.pop(ticket, None)
         self._notifier.notify(tasks_topic(ticket.queue))
 
-    async def receive(self, timeout_seconds: float, _limit: int = MOST_AT_ONCE) -> Sequence[Delivery]:
+    async def receive(self, timeout_seconds: float, _limit: int = MAX_AT_ONCE) -> Sequence[Delivery]:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_seconds
         while (left := deadline - loop.time()) > 0:

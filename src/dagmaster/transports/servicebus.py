@@ -27,13 +27,13 @@ from dagmaster.errors import DagmasterError, InvalidRequest
 from dagmaster.jobs.model import task_key
 from dagmaster.observe import log
 from dagmaster.transports.servicebus_client import BrokerMessage, QueueReceiver, ServiceBus, backoff_seconds
-from dagmaster.transports.transport import MOST_AT_ONCE, Delivery, Ticket
+from dagmaster.transports.transport import MAX_AT_ONCE, Delivery, Ticket
 
 WAIT_SECONDS: Final = 1.0  # of one call; messages are settled between two calls
 HOLD_SECONDS: Final = 2.0  # a message that the worker does not fetch within this time is given to others
 MANY_STALE: Final = 2  # outdated messages in a row; then several are received at once
 DRAIN_SECONDS: Final = 0.05  # how long such a call waits: a message that is not outdated may be among them
-MOST_ATTEMPTS: Final = 2**31 - 1  # an integer of PostgreSQL
+MAX_ATTEMPTS: Final = 2**31 - 1  # an integer of PostgreSQL
 _log = log.get("servicebus")
 
 # Which of these tasks are still queued.
@@ -49,7 +49,7 @@ def task_id_of(body: bytes) -> str:
     try:
         task_id = orjson.loads(body)["task_id"]
         _, node_id, attempt = task_key(task_id)
-        if "\0" in node_id or attempt > MOST_ATTEMPTS:
+        if "\0" in node_id or attempt > MAX_ATTEMPTS:
             raise ValueError("the database cannot store such an id")
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise Malformed(f"not the id of a task: {error}") from error
@@ -95,7 +95,7 @@ class ServiceBusTransport:
     def topics(self, _tickets: Sequence[Ticket]) -> Sequence[str]:
         return ()
 
-    async def receive(self, timeout_seconds: float, limit: int = MOST_AT_ONCE) -> Sequence[Delivery]:
+    async def receive(self, timeout_seconds: float, limit: int = MAX_AT_ONCE) -> Sequence[Delivery]:
         if not self._tasks:
             self._tasks = [
                 asyncio.create_task(listener.run(), name=f"servicebus {queue}")
@@ -122,13 +122,13 @@ class ServiceBusTransport:
 class _Inbox:
     """What has arrived and was not fetched yet. Listeners ask for messages only while the worker waits for some."""
 
-    limit: int = MOST_AT_ONCE
+    limit: int = MAX_AT_ONCE
     deliveries: list[Delivery] = field(default_factory=list)
     wanted: asyncio.Event = field(default_factory=asyncio.Event)
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def fetch(self, timeout_seconds: float, limit: int) -> Sequence[Delivery]:
-        self.limit = max(1, min(limit, MOST_AT_ONCE))
+        self.limit = max(1, min(limit, MAX_AT_ONCE))
         if not self.deliveries:
             self.arrived.clear()
             self.wanted.set()
@@ -333,7 +333,7 @@ class OutboxTransport:
     def topics(self, _tickets: Sequence[Ticket]) -> Sequence[str]:
         return ()
 
-    async def receive(self, timeout_seconds: float, _limit: int = MOST_AT_ONCE) -> Sequence[Delivery]:
+    async def receive(self, timeout_seconds: float, _limit: int = MAX_AT_ONCE) -> Sequence[Delivery]:
         """Orchestrators take no tasks."""
         await asyncio.sleep(timeout_seconds)
         return ()

@@ -39,7 +39,7 @@ CLOSE_SECONDS: Final = 5.0
 MAX_BATCH_BYTES: Final = 262_144  # no message and no batch is larger, whatever the tier would allow
 BACKOFF_SECONDS: Final = (0.5, 30.0)
 REFUSED_SECONDS: Final = 60.0  # after an error that only a person can correct
-_LONGEST_MESSAGE_ID: Final = 128
+_MAX_MESSAGE_ID_LENGTH: Final = 128
 _SETTLED_TOGETHER: Final = 32  # from so many on, messages are settled at the same time
 TOO_LARGE: Final = "servicebus.message-too-large"  # an error of the message alone, not of its queue
 
@@ -253,7 +253,7 @@ def _open(settings: Settings) -> "tuple[ServiceBusClient, IdentityCredential | N
 def _task_message(task_id: str) -> Any:
     from azure.servicebus import ServiceBusMessage
 
-    is_short = len(task_id) <= _LONGEST_MESSAGE_ID
+    is_short = len(task_id) <= _MAX_MESSAGE_ID_LENGTH
     return ServiceBusMessage(
         orjson.dumps({"task_id": task_id}),
         content_type="application/json",

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-MOST_AT_ONCE = 100
+MAX_AT_ONCE = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Transport(Protocol):
         Empty where a notification does not announce tasks."""
         ...
 
-    async def receive(self, timeout_seconds: float, limit: int = MOST_AT_ONCE) -> Sequence[Delivery]:
+    async def receive(self, timeout_seconds: float, limit: int = MAX_AT_ONCE) -> Sequence[Delivery]:
         """What arrived for the queues of this transport; empty after the timeout. A broker is asked for no more than
         `limit` messages at once: as many as the worker has free slots."""
         ...

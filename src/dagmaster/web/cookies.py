@@ -14,7 +14,7 @@ from starlette.types import Scope
 SESSION: Final = "dagmaster_session"
 SIGN_IN: Final = "dagmaster_sign_in"
 _ONLY_THIS_HOST: Final = "__Host-"
-_LONGEST_HEADER: Final = 16_384
+_MAX_HEADER_LENGTH: Final = 16_384
 
 
 def has_session_cookie(headers: Headers) -> bool:
@@ -63,7 +63,7 @@ def is_https(scope: Scope) -> bool:
 def _values(headers: Headers) -> dict[str, set[str]]:
     values: dict[str, set[str]] = {}
     for header in headers.getlist("cookie"):
-        for pair in header[:_LONGEST_HEADER].split(";"):
+        for pair in header[:_MAX_HEADER_LENGTH].split(";"):
             name, _, value = pair.strip().partition("=")
             values.setdefault(name, set()).add(value.strip('"'))
     return values

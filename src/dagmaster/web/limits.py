@@ -8,7 +8,7 @@ from typing import Final
 
 from dagmaster.errors import Unavailable
 
-MOST_CALLERS: Final = 10_000
+MAX_CALLERS: Final = 10_000
 
 
 @dataclass(slots=True)
@@ -44,7 +44,7 @@ class RateLimit:
         bucket.tokens = min(self._burst, bucket.tokens + (now - bucket.filled_at) * self._per_second)
         bucket.filled_at = now
         self._buckets[caller] = bucket
-        if len(self._buckets) > MOST_CALLERS:
+        if len(self._buckets) > MAX_CALLERS:
             self._buckets.popitem(last=False)
         if bucket.tokens < 1:
             raise Unavailable(

@@ -25,8 +25,8 @@ from dagmaster.settings import Settings
 from dagmaster.web.sign_in_flow import Flow
 from dagmaster.web.tokens import TokenVerifier, discovered, http_client, is_safe_url, json_of
 
-_LONGEST_CODE = 4096
-_LONGEST_SECONDS = 366 * 86_400.0
+_MAX_CODE_LENGTH = 4096
+_MAX_SECONDS = 366 * 86_400.0
 _ISSUER_SECONDS = 10.0
 _DISCOVERY_SECONDS = 3600.0
 _log = log.get("auth")
@@ -96,7 +96,7 @@ class OidcSignIn:
         if parameters.get("iss", self._issuer) != self._issuer:
             raise _bad_state("another issuer responds")
         code = parameters.get("code", "")
-        if "error" in parameters or not 0 < len(code) <= _LONGEST_CODE:
+        if "error" in parameters or not 0 < len(code) <= _MAX_CODE_LENGTH:
             raise _refused("the issuer did not sign you in")
         return flow, code
 
@@ -190,7 +190,7 @@ def _endpoints(document: Mapping[str, Any]) -> _Endpoints:
 
 def _expiry(claims: Mapping[str, Any]) -> float:
     """Unix seconds; a time far in the future if the token says that it never expires."""
-    return min(float(claims["exp"]), time.time() + _LONGEST_SECONDS)
+    return min(float(claims["exp"]), time.time() + _MAX_SECONDS)
 
 
 def _bad_state(reason: str) -> NotAllowed:

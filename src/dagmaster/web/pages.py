@@ -8,15 +8,15 @@ from uuid import UUID
 from fastapi import Query
 from pydantic import BeforeValidator
 
-from dagmaster.client.limits import MOST_ITEMS
+from dagmaster.client.limits import MAX_ITEMS
 from dagmaster.client.models.pages import Page
 from dagmaster.errors import InvalidRequest
 
 T = TypeVar("T")
 _SEPARATOR = "~"
 
-Limit = Annotated[int, Query(ge=1, le=MOST_ITEMS, description="Maximum number of items to return")]
-LONGEST_NAME = 200
+Limit = Annotated[int, Query(ge=1, le=MAX_ITEMS, description="Maximum number of items to return")]
+MAX_NAME_LENGTH = 200
 
 
 def _split(value: object) -> object:
@@ -27,7 +27,7 @@ def _split(value: object) -> object:
 
 # A filter with several values: ?status=failed&status=cancelled, or ?status=failed,cancelled
 CommaSeparated = Annotated[list[T], BeforeValidator(_split)]
-Cursor = Annotated[str | None, Query(max_length=LONGEST_NAME, description="`next` of the previous page")]
+Cursor = Annotated[str | None, Query(max_length=MAX_NAME_LENGTH, description="`next` of the previous page")]
 
 
 def page_of(rows: Sequence[T], limit: int, cursor: Callable[[T], object]) -> Page[T]:

@@ -16,7 +16,7 @@ import orjson
 from dagmaster.errors import InvalidRequest
 
 FLOW_SECONDS = 600
-LONGEST_NEXT = 1024
+MAX_NEXT_LENGTH = 1024
 _TEXT = re.compile(r"[A-Za-z0-9_-]{43}")
 # A path of this server. `//` and `/\` begin the name of another one; browsers drop tabs and line breaks in between.
 _PATH = re.compile(r"/(?![/\\])[!-\[\]-~]*")
@@ -48,7 +48,7 @@ class Flow:
 
 def is_own_path(text: str) -> bool:
     """Whether a redirect to it stays on this server."""
-    if len(text) > LONGEST_NEXT or not _PATH.fullmatch(text):
+    if len(text) > MAX_NEXT_LENGTH or not _PATH.fullmatch(text):
         return False
     parts = urlsplit(text)
     return not parts.scheme and not parts.netloc

@@ -27,13 +27,13 @@ from dagmaster.observe import log
 from dagmaster.settings import Settings
 
 LEEWAY_SECONDS = 60
-_LONGEST_TOKEN = 16_384
-_LONGEST_NAME = 64
+_MAX_TOKEN_LENGTH = 16_384
+_MAX_NAME_LENGTH = 64
 _FETCH_SECONDS = 5.0
-_LARGEST_DOCUMENT_BYTES = 1_048_576
+_MAX_DOCUMENT_BYTES = 1_048_576
 _REFRESH_SECONDS = 3600.0
 _REFETCH_SECONDS = 10.0
-_LONGEST_OUTAGE_SECONDS = 86_400.0
+_MAX_OUTAGE_SECONDS = 86_400.0
 # By type and curve of the key. Symmetric algorithms and `none` are missing on purpose.
 ALGORITHMS: Mapping[tuple[str, str | None], tuple[str, ...]] = {
     ("RSA", None): ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512"),
@@ -143,7 +143,7 @@ class TokenVerifier:
 
 def _header_of(token: str) -> Mapping[str, Any]:
     """The header, which is not verified yet."""
-    if len(token) > _LONGEST_TOKEN:
+    if len(token) > _MAX_TOKEN_LENGTH:
         raise _invalid("it is too long")
     try:
         header = jwt.get_unverified_header(token)
@@ -163,7 +163,7 @@ def _caller_name(claims: Mapping[str, Any], claim: str) -> str:
     value = claims.get(claim)
     text = value if isinstance(value, str) and value else str(claims["sub"])
     name = f"oidc:{text}"
-    if len(name) <= _LONGEST_NAME and name.isprintable():
+    if len(name) <= _MAX_NAME_LENGTH and name.isprintable():
         return name
     return f"oidc:sha256-{hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:40]}"
 
@@ -206,7 +206,7 @@ class IssuerKeys:
         return _key_of(jwk, str(header["alg"]))
 
     def _needs_keys(self) -> bool:
-        return _age(self._fetched_at) > _LONGEST_OUTAGE_SECONDS
+        return _age(self._fetched_at) > _MAX_OUTAGE_SECONDS
 
     def _may_fetch(self) -> bool:
         return _age(self._tried_at) > _REFETCH_SECONDS
@@ -285,8 +285,8 @@ async def json_of(response: httpx2.Response) -> dict[str, Any]:
     chunks, url = list[bytes](), response.url
     async for chunk in response.aiter_bytes():
         chunks.append(chunk)
-        if sum(map(len, chunks)) > _LARGEST_DOCUMENT_BYTES:
-            raise ValueError(f"{url} responds with more than {_LARGEST_DOCUMENT_BYTES} bytes")
+        if sum(map(len, chunks)) > _MAX_DOCUMENT_BYTES:
+            raise ValueError(f"{url} responds with more than {_MAX_DOCUMENT_BYTES} bytes")
     try:
         document = orjson.loads(b"".join(chunks))
     except orjson.JSONDecodeError:

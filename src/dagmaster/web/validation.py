@@ -22,7 +22,7 @@ from dagmaster.web.problems import MEDIA_TYPE, Problems, request_id_of, status_o
 from dagmaster.workflows.nearest import or_known
 
 PROBLEMS = Problems()
-MOST_MISTAKES = 20  # described in one response; suggestions for misspelt names take time
+MAX_MISTAKES = 20  # described in one response; suggestions for misspelt names take time
 _SHOULD = re.compile(r"^[A-Z]\w* should ")
 _log = log.get("web")
 
@@ -77,7 +77,7 @@ async def _on_invalid(request: Request, error: Exception) -> Response:
             hint="send it with the header `Content-Type: application/json`",
         )
     body = _body_of(request)
-    mistakes = [_mistake(e, error.body, body) for e in error.errors()[:MOST_MISTAKES]]
+    mistakes = [_mistake(e, error.body, body) for e in error.errors()[:MAX_MISTAKES]]
     detail = "; ".join(f"{mistake.at}: {mistake.message}" for mistake in mistakes[:5])
     return PROBLEMS.response(
         HTTPStatus.UNPROCESSABLE_ENTITY,

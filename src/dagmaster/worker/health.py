@@ -20,7 +20,7 @@ from dagmaster.settings import Settings
 if TYPE_CHECKING:
     from dagmaster.worker.loop import HeldTask, Worker
 
-MOST_LISTED = 200
+MAX_LISTED = 200
 _OUTCOMES = ("succeeded", "failed", "returned")
 
 
@@ -74,7 +74,7 @@ class WorkerHealth:
             "last_exchange_seconds": age_of(self._worker.exchanged_at),
             "last_renewal_seconds": age_of(self._worker.renewed_at),
             "running_count": len(held),
-            "running": [_running(task) for task in held[:MOST_LISTED]],
+            "running": [_running(task) for task in held[:MAX_LISTED]],
             "children": self._worker.children,
             **self._worker.executor_facts(),
             "counters": info.stats,

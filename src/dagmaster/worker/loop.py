@@ -72,7 +72,7 @@ SUSPECT_SECONDS = 30.0  # how long a suspect waits until it can run alone
 STOPPING_SECONDS = 12.0  # how long killed child processes may take to end; a kill takes milliseconds
 UNRESPONSIVE_SECONDS = 1.0  # how long cancelled async handlers may take to end
 GRACE_MARGIN = 0.1  # share of the grace time that is left for cancelling and reporting
-LONGEST_MARGIN_SECONDS = 2.0
+MAX_MARGIN_SECONDS = 2.0
 
 CANCEL_GRACE_SECONDS = 5.0  # between asking a handler to stop and killing it
 
@@ -719,7 +719,7 @@ class Worker:
     @property
     def _grace_margin(self) -> float:
         """Handlers are cancelled this long before the grace time is over, so that the worker ends within it."""
-        return min(GRACE_MARGIN * self._grace_seconds, LONGEST_MARGIN_SECONDS)
+        return min(GRACE_MARGIN * self._grace_seconds, MAX_MARGIN_SECONDS)
 
     @property
     def _has_heavy_tasks(self) -> bool:

@@ -16,15 +16,15 @@ MAX_MESSAGE = 500
 MAX_NAME = 100
 MAX_LOG_TEXT = 4_000
 MAX_LOG_FACT = 8_000
-LONGEST_SECRET = 1_000
-_LARGEST_INTEGER = 1 << 63
+MAX_SECRET_LENGTH = 1_000
+_MAX_INTEGER = 1 << 63
 
 
 def text(value: object, limit: int, *, keep_end: bool = False) -> str:
     """The text of a value, without secrets, valid for jsonb and no longer than the limit."""
     whole = value if type(value) is str else text_of(value)
     # Redact before the final cut: a cut through a secret would hide the rest of it from the pattern.
-    near = whole[-limit - LONGEST_SECRET :] if keep_end else whole[: limit + LONGEST_SECRET]
+    near = whole[-limit - MAX_SECRET_LENGTH :] if keep_end else whole[: limit + MAX_SECRET_LENGTH]
     clean = redact(near).replace("\x00", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode()
     if len(clean) <= limit:
         return clean
@@ -58,7 +58,7 @@ def log_facts(facts: Mapping[str, object]) -> dict[str, Any]:
     """The facts of a log line: numbers and truth values as they are, everything else as text of limited length."""
     return {
         text(name, MAX_NAME): value
-        if value is None or (isinstance(value, bool | int) and abs(value) < _LARGEST_INTEGER)
+        if value is None or (isinstance(value, bool | int) and abs(value) < _MAX_INTEGER)
         else text(value, MAX_LOG_FACT, keep_end=True)
         for name, value in facts.items()
     }
@@ -69,7 +69,7 @@ def _count(value: object) -> Any:
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int):
-        return int(value) if -_LARGEST_INTEGER <= value < _LARGEST_INTEGER else text(int(value), MAX_NAME)
+        return int(value) if -_MAX_INTEGER <= value < _MAX_INTEGER else text(int(value), MAX_NAME)
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None
     return text(value, MAX_PROGRESS_BYTES + 1)

@@ -10,7 +10,7 @@ from dagmaster.errors import InvalidRequest
 from dagmaster.workflows.model import Input, InputType, Workflow
 from dagmaster.workflows.nearest import did_you_mean
 
-MOST_FAULTS = 20  # reported of one submission; suggestions for misspelt names take time
+MAX_FAULTS = 20  # reported of one submission; suggestions for misspelt names take time
 # A URL, perhaps inside of another one or of a path of GDAL, and the part that gives access to anyone who reads it.
 _URL = re.compile(r"://|%(?:25)*3a%(?:25)*2f|^/vsi", re.IGNORECASE)
 _CREDENTIALS = re.compile(
@@ -27,7 +27,7 @@ def check_inputs(workflow: Workflow, submitted: dict[str, Any]) -> dict[str, Any
     """
     given = {name: value for name, value in submitted.items() if value is not None or name not in workflow.inputs}
     all_faults = ((name, fault) for name in (*workflow.inputs, *given) if (fault := _fault(workflow, name, given)))
-    faults = dict(islice(all_faults, MOST_FAULTS))
+    faults = dict(islice(all_faults, MAX_FAULTS))
     if faults:
         raise InvalidRequest(
             f"workflow '{workflow.workflow_id}' cannot take these inputs: {'; '.join(faults.values())}",

@@ -4,7 +4,7 @@ import difflib
 from collections.abc import Collection, Iterable
 
 _LONGEST = 100
-_MOST_LISTED = 30
+_MAX_LISTED = 30
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
@@ -27,5 +27,5 @@ def or_known(word: str, known: Collection[str]) -> str:
     close = did_you_mean(word, known)
     if close or not known:
         return close
-    more = f" and {len(known) - _MOST_LISTED} more" if len(known) > _MOST_LISTED else ""
-    return f"; known are {', '.join(sorted(known)[:_MOST_LISTED])}{more}"
+    more = f" and {len(known) - _MAX_LISTED} more" if len(known) > _MAX_LISTED else ""
+    return f"; known are {', '.join(sorted(known)[:_MAX_LISTED])}{more}"

@@ -23,7 +23,7 @@ function whenLoaded(map: RasterMap, work: () => void): void {
 
 const REPEATED = "repeated://";
 const REPEATED_STATUSES = new Set([429, 502, 503, 504]);
-const MOST_REPEATS = 5;
+const MAX_REPEATS = 5;
 
 /** Tiles that a busy server refuses are requested again: a map that nobody moves would keep the holes. */
 maplibregl.addProtocol("repeated", async (request, { signal }) => {
@@ -31,7 +31,7 @@ maplibregl.addProtocol("repeated", async (request, { signal }) => {
   for (let count = 0; ; count += 1) {
     const response = await fetch(url, { signal });
     if (response.ok) return { data: await response.arrayBuffer() };
-    if (!REPEATED_STATUSES.has(response.status) || count >= MOST_REPEATS)
+    if (!REPEATED_STATUSES.has(response.status) || count >= MAX_REPEATS)
       throw new maplibregl.AJAXError(response.status, response.statusText, url, await response.blob());
     await new Promise((done) => setTimeout(done, 500 * 2 ** count));
     signal.throwIfAborted();

@@ -14,7 +14,7 @@ import { type Bar, type Span, type TimelineRow, tickLabel, ticks, timelineOf } f
 
 type Node = Schemas["JobDetail"]["nodes"][number];
 const ROW_HEIGHT = 28;
-const MOST_ROWS = 12;
+const MAX_ROWS = 12;
 
 /** The nodes of the definition, fan-outs as one row each; or the children of one; or all attempts that failed. */
 export function Timeline(props: {
@@ -92,7 +92,7 @@ export function Timeline(props: {
       }
     >
       {paged.items === null && !paged.problem ? (
-        <div class="timeline" style={{ height: `${24 + 6 + ROW_HEIGHT * Math.min(MOST_ROWS, expected)}px` }} />
+        <div class="timeline" style={{ height: `${24 + 6 + ROW_HEIGHT * Math.min(MAX_ROWS, expected)}px` }} />
       ) : (
         <PagedList paged={paged} empty={spans.length > 0 ? rows([]) : <Empty title={nothing} />}>
           {rows}

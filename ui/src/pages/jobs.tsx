@@ -20,7 +20,7 @@ type Job = Schemas["JobSummary"];
 const STATES = ["pending", "running", "completed", "partial_success", "failed", "cancelled"] as const;
 const PAGE = 100;
 const ROW_HEIGHT = 36;
-const MOST_SELECTED = 1000;
+const MAX_SELECTED = 1000;
 
 interface Filter {
   status: Schemas["JobStatus"][];
@@ -236,7 +236,7 @@ function Head(props: {
   onSelect: (ids: ReadonlySet<string>) => void;
 }) {
   const isAll = useMemo(
-    () => props.selected.size > 0 && props.jobs.slice(0, MOST_SELECTED).every((job) => props.selected.has(job.job_id)),
+    () => props.selected.size > 0 && props.jobs.slice(0, MAX_SELECTED).every((job) => props.selected.has(job.job_id)),
     [props.jobs, props.selected],
   );
   return (
@@ -248,7 +248,7 @@ function Head(props: {
             aria-label="Select all jobs that are shown"
             checked={isAll}
             onChange={() =>
-              props.onSelect(new Set(isAll ? [] : props.jobs.slice(0, MOST_SELECTED).map((job) => job.job_id)))
+              props.onSelect(new Set(isAll ? [] : props.jobs.slice(0, MAX_SELECTED).map((job) => job.job_id)))
             }
           />
         )}

@@ -256,12 +256,12 @@ interface ReviewManyResult {
 }
 
 /** So many revisions are decided on with one command. */
-const MOST_AT_ONCE = 100;
+const MAX_AT_ONCE = 100;
 
 function BulkApprove({ items, onClose, onDone }: { items: Item[]; onClose: () => void; onDone: () => void }) {
   const [clearance, setClearance] = useState<"ouo" | "public" | "">("");
   // The list of the page changes meanwhile; this one stays.
-  const [sent] = useState(() => items.slice(0, MOST_AT_ONCE));
+  const [sent] = useState(() => items.slice(0, MAX_AT_ONCE));
   const [result, setResult] = useState<ReviewManyResult | null>(null);
   if (result) return <BulkResult items={sent} result={result} onClose={onClose} />;
   return (

@@ -20,7 +20,7 @@ from dagmaster.errors import Conflict, DagmasterError, InvalidRequest, Unavailab
 from dagmaster.observe import log
 
 CONNECT_SECONDS: Final = 5.0
-MOST_BYTES: Final = 8 * 1024 * 1024
+MAX_BYTES: Final = 8 * 1024 * 1024
 # A request that was forwarded once is not forwarded again: LEGACY_URL may be an address of this platform.
 FORWARDED: Final = "X-Dagmaster-Forwarded"
 _OUR_KEY_REFUSED: Final = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
@@ -129,8 +129,8 @@ async def _body(response: httpx2.Response) -> bytes:
     chunks, size = [], 0
     async for chunk in response.aiter_raw():
         size += len(chunk)
-        if size > MOST_BYTES:
-            raise bad_answer(f"the answer of the old system has more than {MOST_BYTES:,} bytes")
+        if size > MAX_BYTES:
+            raise bad_answer(f"the answer of the old system has more than {MAX_BYTES:,} bytes")
         chunks.append(chunk)
     return b"".join(chunks)
 

@@ -26,7 +26,7 @@ from dagmaster.api.legacy.submission import (
 )
 from dagmaster.api.problems import responses
 from dagmaster.api.services import ApiServices, Services
-from dagmaster.client.limits import MOST_ITEMS
+from dagmaster.client.limits import MAX_ITEMS
 from dagmaster.client.models.jobs import JobPart, SubmissionResult
 from dagmaster.client.models.legacy import OldJobStatus, OldStageRetry, OldSubmissionAnswer, OldTaskList
 from dagmaster.database.ledger.protocol import no_such_job
@@ -258,7 +258,7 @@ async def list_tasks(
     _caller: Reader,
     job_id: OldJobId,
     stage: Annotated[int | None, Query(ge=1, le=10_000, description="Only tasks of this stage")] = None,
-    limit: Annotated[int, Query(ge=1, le=MOST_ITEMS, description="Maximum number of tasks")] = MOST_ITEMS,
+    limit: Annotated[int, Query(ge=1, le=MAX_ITEMS, description="Maximum number of tasks")] = MAX_ITEMS,
     offset: Annotated[int, Query(ge=0, le=10_000_000, description="Tasks to skip")] = 0,
     old_system: OldSystemIfAny,
 ) -> Response:

@@ -24,7 +24,7 @@ def _as_text(value: Any) -> Any:
 # Some platforms count what they refer to, such as the layers of a service. A number and its digits mean the same.
 ReferenceText = Annotated[str, BeforeValidator(_as_text)]
 ReferenceTexts = Annotated[dict[str, ReferenceText], BeforeValidator(few_fields)]
-MOST_BLOBS = 10_000  # of one submission
+MAX_BLOBS = 10_000  # of one submission
 
 ClearanceLevel = Literal["uncleared", "ouo", "public"]
 ExposureLevel = Literal["latest-only", "all-versions"]
@@ -38,7 +38,7 @@ class SourceReference(RequestModel):
 
     container: str | None = None
     blob: str | None = None
-    blobs: Annotated[list[str], Field(max_length=MOST_BLOBS)] | None = None
+    blobs: Annotated[list[str], Field(max_length=MAX_BLOBS)] | None = None
 
 
 class AssetSubmissionRequest(RequestModel):

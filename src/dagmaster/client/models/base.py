@@ -19,7 +19,7 @@ from dagmaster.errors import Unavailable
 T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
 Json = dict[str, Any]
-MOST_FIELDS = 200  # of one object in a request
+MAX_FIELDS = 200  # of one object in a request
 _CLIENT = "client"
 
 
@@ -43,8 +43,8 @@ class RequestModel(BaseModel):
 
 def few_fields(value: Any) -> Any:
     """The value, unless it is an object with too many fields: describing each of them would take the server seconds."""
-    if isinstance(value, dict) and len(value) > MOST_FIELDS:
-        raise ValueError(f"must have at most {MOST_FIELDS} fields")
+    if isinstance(value, dict) and len(value) > MAX_FIELDS:
+        raise ValueError(f"must have at most {MAX_FIELDS} fields")
     return value
 
 

@@ -10,7 +10,7 @@ from dagmaster.client.models.base import ApiModel, Extensible, RequestModel
 from dagmaster.client.models.jobs import JobPart, ReasonText
 from dagmaster.jobs.states import JobStatus
 
-MOST_JOBS = 1000
+MAX_JOBS = 1000
 
 BulkAction = Literal["cancel", "resume", "retry"]
 _Names = Annotated[list[Annotated[str, Field(min_length=1, max_length=64)]], Field(min_length=1, max_length=50)]
@@ -47,7 +47,7 @@ class BulkRequest(RequestModel):
     )
 
     action: BulkAction
-    job_ids: Annotated[list[UUID], Field(min_length=1, max_length=MOST_JOBS)] | None = None
+    job_ids: Annotated[list[UUID], Field(min_length=1, max_length=MAX_JOBS)] | None = None
     filter: BulkFilter | None = None
     part: JobPart | None = Field(None, description="The part to run again, for `retry` only")
     reason: ReasonText | None = None

@@ -14,7 +14,7 @@ AssetKey = Annotated[
     str, Field(min_length=1, max_length=200, description="The id of the asset, or of its dataset", examples=["dem"])
 ]
 LayerKey = Annotated[str, Field(min_length=1, max_length=128, description="The layer of the asset")]
-MOST_REVIEWS = 100
+MAX_REVIEWS = 100
 
 
 class CommandInfo(ApiModel):
@@ -107,7 +107,7 @@ class ReviewManyCommand(RequestModel):
     `clear` changes the clearance of assets. With `revision`, an entry is refused if a newer one exists."""
 
     action: Literal["approve", "reject", "unpublish", "clear"]
-    entries: Annotated[list[ReviewEntry], Field(min_length=1, max_length=MOST_REVIEWS)]
+    entries: Annotated[list[ReviewEntry], Field(min_length=1, max_length=MAX_REVIEWS)]
     clearance_level: ClearanceLevel | None = None
     reason: Reason | None = None
 

@@ -14,8 +14,8 @@ from dagmaster.client.models.assets import ClearanceLevel
 from dagmaster.client.models.base import ApiModel, Extensible, RequestModel
 
 _LINE_BREAKS = frozenset("\n\t")
-MOST_KEYWORDS = 50
-MOST_COLORS = 256
+MAX_KEYWORDS = 50
+MAX_COLORS = 256
 
 
 def _plain(text: str, allowed: frozenset[str] = frozenset()) -> str:
@@ -48,7 +48,7 @@ Lines = Annotated[str, AfterValidator(_plain_lines)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Color = Annotated[str, Field(pattern=r"^#[0-9a-fA-F]{6}([0-9a-fA-F]{2})?$", examples=["#1f78b4"])]
 Keywords = Annotated[
-    list[Annotated[Line, Field(max_length=80)]], Field(max_length=MOST_KEYWORDS), AfterValidator(_distinct)
+    list[Annotated[Line, Field(max_length=80)]], Field(max_length=MAX_KEYWORDS), AfterValidator(_distinct)
 ]
 
 
@@ -63,7 +63,7 @@ class LayerStyle(RequestModel):
     colormap: (
         Annotated[
             dict[Annotated[str, Field(pattern=r"^(0|-?[1-9][0-9]{0,9})$")], Color],
-            Field(min_length=1, max_length=MOST_COLORS),
+            Field(min_length=1, max_length=MAX_COLORS),
         ]
         | None
     ) = None

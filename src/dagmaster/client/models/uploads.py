@@ -11,7 +11,7 @@ from dagmaster.client.models.base import ApiModel, Extensible, RequestModel
 
 TUS_VERSION = "1.0.0"
 CHUNK_TYPE = "application/offset+octet-stream"
-LONGEST_NAME = 1024
+MAX_NAME_LENGTH = 1024
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 IfExists = Literal["refuse", "rename"]
@@ -21,7 +21,7 @@ class UploadRequest(RequestModel):
     """A file that is to be sent. Its object is `{platform_id}/{name}`. If an object or another upload has this name,
     the request is refused, or the name gets a suffix (`rename`)."""
 
-    name: Annotated[str, Field(min_length=1, max_length=LONGEST_NAME)]
+    name: Annotated[str, Field(min_length=1, max_length=MAX_NAME_LENGTH)]
     size_bytes: Annotated[int, Field(ge=0, le=2**62)]
     sha256: Sha256 | None = None
     platform_id: PlatformName | None = None

@@ -15,19 +15,19 @@ from dagmaster.jobs.states import Blame
 
 PROTOCOL = 1  # of the requests in this module; raised when an older worker could no longer work
 OLDEST_PROTOCOL = 1
-MOST_REPORTS = 500
-MOST_CLAIMED = 200  # of each kind
-MOST_HELD = 12_000
-MOST_RESULTS = 1000
-LONGEST_WAIT_SECONDS = 30.0
-MOST_QUEUES = 100
-MOST_HANDLERS = 2000
+MAX_REPORTS = 500
+MAX_CLAIMED = 200  # of each kind
+MAX_HELD = 12_000
+MAX_RESULTS = 1000
+MAX_WAIT_SECONDS = 30.0
+MAX_QUEUES = 100
+MAX_HANDLERS = 2000
 
 _LARGEST = 2**31 - 1
 Name = Annotated[str, Field(min_length=1, max_length=200)]
-Queues = Annotated[list[Name], Field(min_length=1, max_length=MOST_QUEUES)]
-Handlers = Annotated[list[Name], Field(max_length=MOST_HANDLERS)]
-Count = Annotated[int, Field(ge=0, le=MOST_CLAIMED)]
+Queues = Annotated[list[Name], Field(min_length=1, max_length=MAX_QUEUES)]
+Handlers = Annotated[list[Name], Field(max_length=MAX_HANDLERS)]
+Count = Annotated[int, Field(ge=0, le=MAX_CLAIMED)]
 LeaseSeconds = Annotated[
     float, Field(gt=0, le=86_400, description="A longer lease than that of the platform is shortened to it")
 ]
@@ -127,19 +127,19 @@ class AttemptReport(AttemptKey):
 class TaskDemand(RequestModel):
     """How many tasks the worker takes: `light` handlers share its event loop, `heavy` ones have a process each."""
 
-    queues: Annotated[list[Name], Field(max_length=MOST_QUEUES)] = []
+    queues: Annotated[list[Name], Field(max_length=MAX_QUEUES)] = []
     light_handlers: Handlers = []
     light: Count = 0
     heavy_handlers: Handlers = []
     heavy: Count = 0
     rooms: Annotated[
         dict[Name, Count],
-        Field(max_length=MOST_QUEUES, description="Free places of queues whose concurrency the worker limits"),
+        Field(max_length=MAX_QUEUES, description="Free places of queues whose concurrency the worker limits"),
     ] = {}
 
 
 class ExchangeRequest(RequestModel):
-    reports: Annotated[list[AttemptReport], Field(max_length=MOST_REPORTS)] = []
+    reports: Annotated[list[AttemptReport], Field(max_length=MAX_REPORTS)] = []
     demand: TaskDemand
     lease_seconds: LeaseSeconds
 
@@ -182,7 +182,7 @@ class HeldAttempt(AttemptKey):
 
 
 class RenewRequest(RequestModel):
-    held: Annotated[list[HeldAttempt], Field(max_length=MOST_HELD)]
+    held: Annotated[list[HeldAttempt], Field(max_length=MAX_HELD)]
     lease_seconds: LeaseSeconds
 
 
@@ -195,7 +195,7 @@ class WaitRequest(RequestModel):
 
     queues: Queues
     handlers: Handlers
-    seconds: Annotated[float, Field(ge=0, le=LONGEST_WAIT_SECONDS)]
+    seconds: Annotated[float, Field(ge=0, le=MAX_WAIT_SECONDS)]
 
 
 class QueuesWithTasks(ApiModel):

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 from uuid import UUID
 
-from dagmaster.callbacks.model import LONGEST_ERROR
+from dagmaster.callbacks.model import MAX_ERROR_LENGTH
 from dagmaster.callbacks.schedule import Consequence, DeliveryAttempt
 from dagmaster.callbacks.signing import new_secret
 from dagmaster.client.models.callback_events import RotatedSecret
@@ -56,7 +56,7 @@ class PostgresCallbacks(Session):
             "callback_id": callback.callback_id,
             "number": callback.number,
             "status_code": attempt.status_code,
-            "error": attempt.error and attempt.error[:LONGEST_ERROR],
+            "error": attempt.error and attempt.error[:MAX_ERROR_LENGTH],
             "state": consequence.state,
             "delay": consequence.delay_seconds,
         }

@@ -15,7 +15,7 @@ from dagmaster.database.notify.notifier import RESULTS
 from dagmaster.database.queries import query
 from dagmaster.jobs.states import TaskStatus
 
-LONGEST_ERROR = 500
+MAX_ERROR_LENGTH = 500
 
 
 class PostgresOutbox(LedgerConnection):
@@ -55,7 +55,7 @@ class PostgresOutbox(LedgerConnection):
 
     async def postpone_messages(self, messages: Sequence[ClaimedMessage], *, delay_seconds: float, error: str) -> None:
         await self._execute(
-            "outbox_postpone", {**_keys(messages), "delay": delay_seconds, "error": error[:LONGEST_ERROR]}
+            "outbox_postpone", {**_keys(messages), "delay": delay_seconds, "error": error[:MAX_ERROR_LENGTH]}
         )
 
     async def fail_tasks(self, messages: Sequence[ClaimedMessage], relay_id: UUID, error: Mapping[str, Any]) -> int:

@@ -12,7 +12,7 @@ from dagmaster.database.reads.session import ReadSession
 from dagmaster.jobs.model import StoredObject
 from dagmaster.jobs.states import NodeStatus
 
-MOST_TASK_BYTES = 16_384  # of the params or the output of a task in a list; larger ones are left out
+MAX_TASK_BYTES = 16_384  # of the params or the output of a task in a list; larger ones are left out
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,4 +61,4 @@ class LegacyReads(ReadSession):
     async def old_tasks(self, job_id: UUID, node_ids: Sequence[str], *, limit: int, offset: int) -> list[OldTask]:
         """Tasks of these nodes and of their children, in the given order and by index."""
         values = {"job_id": job_id, "node_ids": list(node_ids), "limit": limit, "offset": offset}
-        return await self._many("legacy_tasks", {**values, "most_bytes": MOST_TASK_BYTES}, OldTask)
+        return await self._many("legacy_tasks", {**values, "most_bytes": MAX_TASK_BYTES}, OldTask)

@@ -21,9 +21,9 @@ from dagmaster.jobs.model import NodeState, StoredObject
 from dagmaster.jobs.payload import Reference
 from dagmaster.jobs.states import TASK_TERMINAL, TaskStatus
 
-MOST_TASKS_AHEAD = 1000  # tasks before another one in a queue are counted up to this number
-MOST_ATTEMPTS = 200
-MOST_PROGRESS = 50
+MAX_TASKS_AHEAD = 1000  # tasks before another one in a queue are counted up to this number
+MAX_ATTEMPTS = 200
+MAX_PROGRESS = 50
 CHILDREN_PAGE = 500
 
 
@@ -40,7 +40,7 @@ class ReportedProgress:
 @dataclass(frozen=True, slots=True)
 class LiveTask:
     """A node's queued or running task. `live_workers` can run it, `serving_workers` serve its queue; `tasks_ahead` run
-    before it, counted up to MOST_TASKS_AHEAD."""
+    before it, counted up to MAX_TASKS_AHEAD."""
 
     node_id: str
     status: TaskStatus
@@ -76,7 +76,7 @@ class NodeReads(JobReads):
 
     async def attempts(self, job_id: UUID, node_id: str) -> list[Attempt]:
         """The last ones first, with the lines they logged."""
-        values = {"job_id": job_id, "node_id": node_id, "limit": MOST_ATTEMPTS}
+        values = {"job_id": job_id, "node_id": node_id, "limit": MAX_ATTEMPTS}
         rows = await self._dicts("api_attempts", values)
         for row in rows:
             reported = row["metrics"].pop("log", None) if isinstance(row["metrics"], dict) else None
@@ -85,7 +85,7 @@ class NodeReads(JobReads):
 
     async def checkpoints(self, job_id: UUID, node_id: str) -> list[SavedCheckpoint]:
         """The last ones first."""
-        values = {"job_id": job_id, "node_id": node_id, "limit": MOST_ATTEMPTS}
+        values = {"job_id": job_id, "node_id": node_id, "limit": MAX_ATTEMPTS}
         return await self._many("api_checkpoints", values, SavedCheckpoint)
 
     async def export_rows(self, name: str, job_id: UUID, after: Mapping[str, Any], limit: int) -> list[dict[str, Any]]:
@@ -117,8 +117,8 @@ class NodeReads(JobReads):
         return models(JobLogLine, lines)
 
     async def progress(self, job_ids: Sequence[UUID]) -> list[ReportedProgress]:
-        """The progress of the running attempts of these jobs; at most MOST_PROGRESS per job."""
-        return await self._many("api_progress", {"job_ids": list(job_ids), "most": MOST_PROGRESS}, ReportedProgress)
+        """The progress of the running attempts of these jobs; at most MAX_PROGRESS per job."""
+        return await self._many("api_progress", {"job_ids": list(job_ids), "most": MAX_PROGRESS}, ReportedProgress)
 
     async def timeline(
         self,
@@ -197,7 +197,7 @@ class NodeReads(JobReads):
     # Why nodes wait
 
     async def live_tasks(self, job_id: UUID, node_ids: Sequence[str], within_seconds: float) -> dict[str, LiveTask]:
-        values = {"job_id": job_id, "node_ids": list(node_ids), "within": within_seconds, "most": MOST_TASKS_AHEAD}
+        values = {"job_id": job_id, "node_ids": list(node_ids), "within": within_seconds, "most": MAX_TASKS_AHEAD}
         return {task.node_id: task for task in await self._many("api_live_tasks", values, LiveTask)}
 
     async def unfinished_children(self, job_id: UUID, parent: str, *, limit: int, after: str = "") -> list[NodeSummary]:

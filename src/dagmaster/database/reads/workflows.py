@@ -8,7 +8,7 @@ from dagmaster.database.reads.session import ReadSession
 from dagmaster.errors import NotFound
 from dagmaster.jobs.model import StoredObject
 
-MOST_COUNTED = 1000
+MAX_COUNTED = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class WorkflowReads(ReadSession):
         values = {
             "workflow_id": workflow_id,
             "current": current,
-            "most": MOST_COUNTED,
+            "most": MAX_COUNTED,
             "limit": limit,
             "after_at": after_at,
             "after_hash": after_hash,
@@ -48,7 +48,7 @@ class WorkflowReads(ReadSession):
             "workflow_id": workflow_id,
             "definition_hash": definition_hash,
             "current": current,
-            "most": MOST_COUNTED,
+            "most": MAX_COUNTED,
         }
         row = await self._first("workflow_definition", values, _DefinitionRow)
         if row is None:
@@ -60,5 +60,5 @@ class WorkflowReads(ReadSession):
         return row, row.definition
 
     async def workflow_results(self, workflow_id: str, days: int) -> list[StatusResults]:
-        values = {"workflow_id": workflow_id, "days": days, "most": MOST_COUNTED}
+        values = {"workflow_id": workflow_id, "days": days, "most": MAX_COUNTED}
         return await self._many("workflow_results", values, StatusResults)

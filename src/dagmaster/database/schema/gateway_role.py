@@ -19,7 +19,7 @@ from dagmaster.errors import NotAllowed
 
 VIEWS = "dagapp_gateway"
 GROUP = "dagmaster_gateways"  # all such roles of a server; pg_hba.conf of the embedded server demands their password
-_LONGEST_NAME = 63
+_MAX_NAME_LENGTH = 63
 _SETTINGS = {
     "default_transaction_read_only": "on",
     "search_path": VIEWS,
@@ -42,7 +42,7 @@ _LARGE_OBJECTS = (
 def role_of(database: str) -> str:
     """The name of the role for a database; names are limited to 63 bytes."""
     name = f"{database}_gateway"
-    if len(name.encode()) <= _LONGEST_NAME:
+    if len(name.encode()) <= _MAX_NAME_LENGTH:
         return name
     return f"dagmaster_gateway_{hashlib.sha256(database.encode()).hexdigest()[:16]}"
 

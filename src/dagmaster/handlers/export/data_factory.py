@@ -30,10 +30,10 @@ from dagmaster.settings import Settings
 API_VERSION: Final = "2018-06-01"
 ACTIVE: Final = frozenset({"Queued", "InProgress", "Canceling"})
 TRIES: Final = 6
-LONGEST_PAUSE_SECONDS: Final = 120.0
+MAX_PAUSE_SECONDS: Final = 120.0
 LOOKBACK: Final = timedelta(days=3)  # no run of ours is older: the job has a timeout of a day
-_MOST_PAGES: Final = 100
-_MOST_MESSAGE: Final = 500
+_MAX_PAGES: Final = 100
+_MAX_MESSAGE_LENGTH: Final = 500
 _TIMEOUT = httpx2.Timeout(60.0, connect=10.0)
 
 Sleep = Callable[[float], Awaitable[None]]
@@ -120,7 +120,7 @@ class DataFactory:
             "filters": [{"operand": "PipelineName", "operator": "Equals", "values": [self._pipeline]}],
         }
         runs: list[PipelineRun] = []
-        for _ in range(_MOST_PAGES):
+        for _ in range(_MAX_PAGES):
             page = await self._request("POST", "/queryPipelineRuns", body)
             values = page.get("value")
             runs += [_run_of(each) for each in values if isinstance(each, dict)] if isinstance(values, list) else []
@@ -150,7 +150,7 @@ class DataFactory:
         problem, has_renewed = "", False
         async with _client() as http:
             for number in range(TRIES):
-                pause = min(LONGEST_PAUSE_SECONDS, self._pause_seconds * 2**number)
+                pause = min(MAX_PAUSE_SECONDS, self._pause_seconds * 2**number)
                 try:
                     response = await self._send(http, method, path, body)
                 except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:  # nothing was sent
@@ -219,7 +219,7 @@ def _refused(response: httpx2.Response) -> InvalidRequest | Unavailable:
 
 
 def _short(text: str) -> str:
-    return redact(text)[:_MOST_MESSAGE]
+    return redact(text)[:_MAX_MESSAGE_LENGTH]
 
 
 def _retry_after(response: httpx2.Response, otherwise: float) -> float:
@@ -232,4 +232,4 @@ def _retry_after(response: httpx2.Response, otherwise: float) -> float:
             seconds = email.utils.parsedate_to_datetime(value).timestamp() - time.time()
         except (TypeError, ValueError):
             return otherwise
-    return min(LONGEST_PAUSE_SECONDS, max(0.0, seconds))
+    return min(MAX_PAUSE_SECONDS, max(0.0, seconds))

@@ -36,7 +36,7 @@ from dagmaster.storage.sources import SourceFile
 from dagmaster.storage.store import StorageTier
 from dagmaster.storage.zones import Storage
 
-MOST_NEIGHBOURS = 64
+MAX_NEIGHBOURS = 64
 
 
 class OutputParams(BaseModel):
@@ -68,7 +68,7 @@ class CreateCogParams(CogParams, GridParams):
 
     origin: tuple[float, float] | None = None
     part: str | None = None
-    neighbours: list[SourceParams] = Field([], max_length=MOST_NEIGHBOURS)
+    neighbours: list[SourceParams] = Field([], max_length=MAX_NEIGHBOURS)
 
 
 def create_cog(ctx: SyncContext, params: CreateCogParams) -> CogResult:

@@ -13,7 +13,7 @@ from dagmaster.handlers.context import TaskLogger
 from dagmaster.handlers.raster.dataset import Json
 from dagmaster.raster.validation.findings import Checked, Finding, Severity, Verdict
 
-MOST_PLACES = 5
+MAX_PLACES = 5
 
 Stage = Literal["validation", "processing"]
 
@@ -62,7 +62,7 @@ class MergedFindings:
 
 def _joined(first: MergedFinding, other: MergedFinding) -> MergedFinding:
     places = [*first.places, *(place for place in other.places if place not in first.places)]
-    return first.model_copy(update={"count": first.count + other.count, "places": places[:MOST_PLACES]})
+    return first.model_copy(update={"count": first.count + other.count, "places": places[:MAX_PLACES]})
 
 
 def findings_as_json(findings: Iterable[Finding]) -> list[Json]:

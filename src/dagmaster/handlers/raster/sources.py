@@ -26,7 +26,7 @@ from dagmaster.storage.location import Zone, intermediate
 from dagmaster.storage.sources import SourceFile, SourceOrigin
 from dagmaster.storage.zones import Storage
 
-_LONGEST_NAME = 100
+_MAX_NAME_LENGTH = 100
 
 
 class SourceParams(BaseModel):
@@ -66,7 +66,7 @@ def find_source(storage: Storage, params: SourceParams, job_id: UUID, zone: Zone
 def _downloaded(storage: Storage, source: SourceFile, url: str, job_id: UUID) -> SourceFile:
     """The copy of a file of a web server. The first task that reads it downloads it into the folder of the job."""
     folder = hashlib.sha256(url.encode()).hexdigest()[:16]
-    name = re.sub(r"[^A-Za-z0-9_.-]|^[.-]+", "_", source.name)[-_LONGEST_NAME:]
+    name = re.sub(r"[^A-Za-z0-9_.-]|^[.-]+", "_", source.name)[-_MAX_NAME_LENGTH:]
     copy = in_silver(storage, intermediate(job_id, f"sources/{folder}/{name}"))
     if not storage.exists(copy):
         with storage.scratch(job_id) as scratch:

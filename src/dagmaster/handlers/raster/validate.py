@@ -16,7 +16,7 @@ from dagmaster.database.connect import translate_errors
 from dagmaster.dataset_ids import own_dataset_id
 from dagmaster.errors import InvalidRequest, UnfitData
 from dagmaster.handlers.context import SyncContext
-from dagmaster.handlers.raster.cogs import MOST_NEIGHBOURS
+from dagmaster.handlers.raster.cogs import MAX_NEIGHBOURS
 from dagmaster.handlers.raster.collection import CollectionLayout, layout_of, overlaps
 from dagmaster.handlers.raster.dataset import About, Json, Predecessor, TimeRange, now
 from dagmaster.handlers.raster.findings import MergedFindings, findings_as_json, log_findings
@@ -336,7 +336,7 @@ def _neighbours_in(group: GridGroup, sources: list[SourceParams]) -> dict[int, l
     if len(options) > 1 or has_fixes or is_same_area:
         return {}
     neighbours = neighbours_of(group.places)
-    if max(map(len, neighbours)) > MOST_NEIGHBOURS:
+    if max(map(len, neighbours)) > MAX_NEIGHBOURS:
         return {}
     return {at: [own[other] for other in near] for at, near in zip(group.members, neighbours, strict=True)}
 

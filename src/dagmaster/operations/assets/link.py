@@ -16,7 +16,7 @@ from dagmaster.database.assets.store import AssetStore
 from dagmaster.errors import InvalidRequest
 from dagmaster.observe import log
 
-LONGEST_PREVIEW_SECONDS: Final = 7 * 86_400.0
+MAX_PREVIEW_SECONDS: Final = 7 * 86_400.0
 _log = log.get("assets")
 
 
@@ -38,7 +38,7 @@ async def make_link(
     if not read_access(caller, asset.version, chosen).includes_data:
         raise no_such_asset(key)
     is_preview = not asset.version.is_published(chosen)
-    if is_preview and valid_seconds > LONGEST_PREVIEW_SECONDS:
+    if is_preview and valid_seconds > MAX_PREVIEW_SECONDS:
         raise InvalidRequest(
             "a link to a revision that is not published is valid for 7 days at most",
             code="link.too-long",

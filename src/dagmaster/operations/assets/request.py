@@ -36,7 +36,7 @@ RESERVED: Final = frozenset(
 PINS: Final = frozenset({"source_etag", "source_etags"})
 SOURCES: Final = frozenset({"container_name", "blob_name", "blob_names"})
 _OF_ASSETS: Final = frozenset({"dataset_id", "version_ordinal", "revision"})  # inputs of workflows that make assets
-_LONGEST_ACTOR = 64  # of a job's row
+_MAX_ACTOR_LENGTH = 64  # of a job's row
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ def job_of(library: WorkflowLibrary, checked: CheckedSubmission, target: Revisio
             inputs={**request.parameters, **_source_inputs(checked.source), **inputs},
             priority=request.priority,
             correlation_id=checked.new.request_id,
-            submitted_by=checked.new.actor[:_LONGEST_ACTOR],
+            submitted_by=checked.new.actor[:_MAX_ACTOR_LENGTH],
             callback_url=main_callback_url(request.callback_url, request.subscriber),
         ),
         allow_reserved=True,

@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 from dagmaster.assets.states import SourceIdentity
-from dagmaster.client.models.assets import MOST_BLOBS, SourceReference
+from dagmaster.client.models.assets import MAX_BLOBS, SourceReference
 from dagmaster.errors import InvalidRequest, NotFound
 from dagmaster.storage import ObjectInfo, Storage, Zone
 
@@ -81,9 +81,9 @@ def _named(source: SourceReference) -> tuple[Sequence[str], bool]:
     if source.blob is not None:
         return [source.blob], False
     blobs = source.blobs or []
-    if not 0 < len(blobs) <= MOST_BLOBS or len(set(blobs)) < len(blobs):
+    if not 0 < len(blobs) <= MAX_BLOBS or len(set(blobs)) < len(blobs):
         raise InvalidRequest(
-            f"`blobs` names 1 to {MOST_BLOBS:,} objects, each once",
+            f"`blobs` names 1 to {MAX_BLOBS:,} objects, each once",
             code="source.invalid",
             hint="correct the list of `blobs`",
         )

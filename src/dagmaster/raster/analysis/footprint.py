@@ -32,8 +32,8 @@ from dagmaster.raster.source.points import Floats, apply_affine, project_each
 from dagmaster.raster.source.reading import data_bands, is_all_valid, open_raster, read_with_validity
 
 MASK_PIXELS = 1_048_576
-MOST_EDGES = 60_000  # sides of pixels between valid and nodata pixels that are traced
-MOST_VERTICES = 8_000
+MAX_EDGES = 60_000  # sides of pixels between valid and nodata pixels that are traced
+MAX_VERTICES = 8_000
 DECIMALS = 7
 _STEPS_PER_EDGE = 4
 _NO_CORNER = 0.25  # pixels; a smaller bend is not a corner
@@ -168,14 +168,14 @@ def _polygons(mask: NDArray[np.bool_], grid: _Grid, factor: int = 1) -> tuple[Po
 
 def _traced(mask: NDArray[np.bool_], swelling: float | None) -> Polygons | None:
     """None if the outline is too long or has too many corners. Without a `swelling`, edges are not straightened."""
-    if min(mask.shape) > 8 and _edges(mask) > MOST_EDGES:
+    if min(mask.shape) > 8 and _edges(mask) > MAX_EDGES:
         return None
     mask = _unpinched(mask)
     parts = [shape(geometry) for geometry, _ in shapes(mask.astype(np.uint8), mask=mask)]
     if swelling is not None:
         parts = [_straight_if_regular(part, swelling) for part in parts]
     polygons = shapely.unary_union(shapely.make_valid(parts))
-    too_many = shapely.get_num_coordinates(polygons) > MOST_VERTICES
+    too_many = shapely.get_num_coordinates(polygons) > MAX_VERTICES
     return None if too_many and min(mask.shape) > 8 else _only_polygons(polygons)
 
 

@@ -20,7 +20,7 @@ from dagmaster.raster.analysis.mosaic import MosaicAsset
 from dagmaster.raster.analysis.statistics import Partial, Partials, chunks_of, combine, merge, partial_of
 from dagmaster.raster.source.reading import data_bands, is_alpha, open_raster, read_with_validity
 
-MOST_VALUES = 2**31  # at most so many values are read again
+MAX_VALUES = 2**31  # at most so many values are read again
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ def covering(assets: Iterable[MosaicAsset]) -> dict[str, list[str]]:
     return above
 
 
-def count_once(cogs: Iterable[CountedCog], *, most_values: int = MOST_VALUES) -> Partials:
+def count_once(cogs: Iterable[CountedCog], *, most_values: int = MAX_VALUES) -> Partials:
     """Statistics of the mosaic of these COGs."""
     return combine(_each_visible(cogs, most_values))
 

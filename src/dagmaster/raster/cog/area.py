@@ -23,9 +23,9 @@ from dagmaster.raster.source.points import Floats, Points, apply_affine, project
 from dagmaster.raster.source.window import Window
 
 AREA_TOLERANCE = 0.01  # of the valid area
-_MOST_PER_SIDE = 32
+_MAX_PER_SIDE = 32
 _PIXELS_PER_PROBE = 32  # in each direction, if the source is small
-_MOST_READ_AFTERWARDS = 64
+_MAX_READ_AFTERWARDS = 64
 _EARTH_KM = 6371.0
 _LON_LAT = CRS.from_epsg(4326)
 _DIRECTIONS = np.array([(x, y) for x in (-1, 0, 1) for y in (-1, 0, 1)])
@@ -144,7 +144,7 @@ class AreaCheck:
         scale = np.ones(self._is_read.size)
         if missing.size == 0:
             return scale
-        chosen = missing[:: math.ceil(missing.size / _MOST_READ_AFTERWARDS)]
+        chosen = missing[:: math.ceil(missing.size / _MAX_READ_AFTERWARDS)]
         scale[chosen] = missing.size / chosen.size
         for index in chosen:
             self._read_around(int(index))
@@ -252,7 +252,7 @@ class _AreaCells:
     @staticmethod
     def of(part: Window) -> "_AreaCells":
         across, down = (
-            int(min(_MOST_PER_SIDE, max(4, size // _PIXELS_PER_PROBE), size)) for size in (part.width, part.height)
+            int(min(_MAX_PER_SIDE, max(4, size // _PIXELS_PER_PROBE), size)) for size in (part.width, part.height)
         )
         return _AreaCells(
             np.linspace(part.col, part.col + part.width, across + 1),

@@ -47,8 +47,8 @@ from dagmaster.raster.source.window import Window
 from dagmaster.raster.validation.header_rules import Ceilings
 
 BORDER = 40  # pixels of neighbours around a file: more than a kernel reaches at the coarsest resolution
-_MOST_OPEN = 64
-_MOST_BANDS = 256  # all bands of a block are in memory
+_MAX_OPEN = 64
+_MAX_BANDS = 256  # all bands of a block are in memory
 _RGB = (ColorInterp.red, ColorInterp.green, ColorInterp.blue)
 _CACHE_BYTES = 256 * 2**20
 
@@ -84,9 +84,9 @@ def stacked(
             _require_same_ground(part, first)
             _require_stackable(part)
         bands = _stacked_bands(files.parts, raster_type, names)
-        if len(bands.colors) > _MOST_BANDS:
+        if len(bands.colors) > _MAX_BANDS:
             raise UnfitData(
-                f"{len(bands.colors)} bands are more than {_MOST_BANDS}",
+                f"{len(bands.colors)} bands are more than {_MAX_BANDS}",
                 code="raster.too-many-bands",
                 hint="create more than one stack",
             )
@@ -237,7 +237,7 @@ class _Files:
     def dataset(self, path: str | Path) -> Any:
         name = str(path)
         if name not in self._open:
-            while len(self._open) >= _MOST_OPEN:
+            while len(self._open) >= _MAX_OPEN:
                 self._open.popitem(last=False)[1].close()
             self._open[name] = open_file(path, remote=self._remote)
         self._open.move_to_end(name)

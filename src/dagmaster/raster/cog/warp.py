@@ -33,7 +33,7 @@ _RADIUS = {
     Resampling.cubic_spline: 2,
     Resampling.lanczos: 3,
 }
-_MOST_REDUCTION = 32
+_MAX_REDUCTION = 32
 _TILT = 0.1  # of rows and columns of the grid against those of the source
 AVERAGED_FROM = 1.5  # source pixels per pixel, in the coarser direction
 _OPAQUE = 100  # the value of valid pixels in a mask that is warped as a band; it fits every type
@@ -138,12 +138,12 @@ class Warp:
         self._crs = parse_crs(grid.crs)
         self._resampling = resampling
         self._reduction = source_pixels_per_pixel(source, grid)
-        if max(self._reduction) > _MOST_REDUCTION:
+        if max(self._reduction) > _MAX_REDUCTION:
             # All source pixels of a block are read at once.
             raise InvalidRequest(
                 f"the output is {max(self._reduction):.0f} times coarser than the source",
                 code="raster.too-coarse",
-                hint=f"pass a resolution at most {_MOST_REDUCTION} times coarser; the COG has coarser overviews",
+                hint=f"pass a resolution at most {_MAX_REDUCTION} times coarser; the COG has coarser overviews",
             )
 
     def source_windows(self, col: int, row: int) -> Iterator[Window]:

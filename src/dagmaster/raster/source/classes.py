@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from dagmaster.raster.source.pixels import Pixels
 from dagmaster.raster.source.window import Window
 
-_MOST_CLASSES = 64
+_MAX_CLASSES = 64
 _FEW = 12  # as few values are taken as classes, whatever their order
 _NEAR = 0.12  # of the number of values: how far apart neighbours are, on average, in a measurement that is coarse
 _SIDE = 256
@@ -28,7 +28,7 @@ def are_classes(patches: Iterable[tuple[Values, Mask]]) -> bool:
     if values.dtype.kind not in "iu" or values.size < 64:
         return False
     levels = np.unique(values)
-    if not 2 <= levels.size <= min(_MOST_CLASSES, values.size // 16):
+    if not 2 <= levels.size <= min(_MAX_CLASSES, values.size // 16):
         return False
     steps = np.concatenate([_steps(np.searchsorted(levels, each), valid) for each, valid in patches])
     unequal = steps[steps > 0]

@@ -15,7 +15,7 @@ from dagmaster.errors import InvalidRequest
 
 _CODE = re.compile(r"(EPSG|ESRI|OGC|IAU_2015):[0-9A-Za-z]{1,12}", re.IGNORECASE)
 _WKT = re.compile(r"[A-Z][A-Za-z_0-9]{3,20}\s*\[", re.ASCII)
-_MOST_WKT = 20_000
+_MAX_WKT_LENGTH = 20_000
 # All ellipsoids and spheres used for the Earth; the closest other body is Venus with 6,051,800 m.
 _EARTH_RADIUS_METRES = (6_350_000.0, 6_400_000.0)
 
@@ -40,7 +40,7 @@ class CrsFacts:
 
 def parse_crs(text: str) -> CRS:
     """Parse an authority's code or WKT. Nothing else, because GDAL would also read a file or a URL."""
-    if not (_CODE.fullmatch(text) or (len(text) <= _MOST_WKT and _WKT.match(text))):
+    if not (_CODE.fullmatch(text) or (len(text) <= _MAX_WKT_LENGTH and _WKT.match(text))):
         raise _unknown(text)
     try:
         return CRS.from_string(text) if _CODE.fullmatch(text) else CRS.from_wkt(text)

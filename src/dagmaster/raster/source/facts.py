@@ -211,8 +211,8 @@ def facts_of(dataset: Any, path: str | Path, *, crs_override: CRS | None, size_b
 # Parts of the header
 
 T = TypeVar("T")
-_MOST_TAGS = 100
-_LONGEST_TAG = 1000
+_MAX_TAGS = 100
+_MAX_TAG_LENGTH = 1000
 
 
 def _lenient(read: Callable[[], T], otherwise: T) -> T:
@@ -311,7 +311,7 @@ def _declared_nodata(vrt: str) -> dict[int, float]:
 
 def _tags(dataset: Any) -> dict[str, str]:
     tags: dict[str, str] = _lenient(dataset.tags, {})
-    return {name[:_LONGEST_TAG]: text[:_LONGEST_TAG] for name, text in list(tags.items())[:_MOST_TAGS]}
+    return {name[:_MAX_TAG_LENGTH]: text[:_MAX_TAG_LENGTH] for name, text in list(tags.items())[:_MAX_TAGS]}
 
 
 def _is_tiled(block: tuple[int, int], width: int) -> bool:

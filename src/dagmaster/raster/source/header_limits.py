@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from dagmaster.errors import UnfitData
 
 _TEXTS = {270: "description", 42112: "metadata", 42113: "nodata value", 34737: "CRS"}
-_MOST_BYTES = {270: 64 * 2**20, 42112: 2**20, 42113: 1024, 34737: 2**16}
-_MOST_ENTRIES = 4096
+_MAX_BYTES = {270: 64 * 2**20, 42112: 2**20, 42113: 1024, 34737: 2**16}
+_MAX_ENTRIES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ ReadRange = Callable[[int, int], bytes]
 def require_small_texts(read: ReadRange, name: str) -> None:
     """Refuse a TIFF whose texts are too long. GDAL checks everything else."""
     for tag, count in _entries(read):
-        if count > _MOST_BYTES.get(tag, count):
+        if count > _MAX_BYTES.get(tag, count):
             raise UnfitData(
                 f"the {_TEXTS[tag]} in the header of '{name}' has {count:,} bytes",
                 code="raster.header-too-large",
@@ -48,7 +48,7 @@ def _entries(read: ReadRange) -> list[tuple[int, int]]:
         (offset,) = struct.unpack(layout.header, read(struct.calcsize(layout.header), 0))
         (entries,) = struct.unpack(layout.count, read(struct.calcsize(layout.count), offset))
         size = struct.calcsize(layout.entry)
-        block = read(size * min(entries, _MOST_ENTRIES), offset + struct.calcsize(layout.count))
+        block = read(size * min(entries, _MAX_ENTRIES), offset + struct.calcsize(layout.count))
     except struct.error:
         return []
     whole = len(block) // size * size

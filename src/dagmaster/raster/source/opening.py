@@ -38,7 +38,7 @@ _SUPPORTED: dict[bytes, str] = {
     b"\xff\xd8\xff": "JPEG",
 }
 
-_LONGEST_NAME = 100
+_MAX_NAME_LENGTH = 100
 _REMOTE = ("/vsiaz/", "/vsiadls/", "/vsis3/", "/vsigs/")
 # What GDAL says of an object that a store does not give: refused, expired, or the network failed.
 _UNREACHABLE = re.compile(r"does not exist in the file system|HTTP|CURL|curl|[Aa]uth|[Tt]imeout|timed out")
@@ -111,7 +111,7 @@ def short_name(path: str | Path) -> str:
     """The file's name alone, safe to show: on one line, of limited length, without folder, host or signature."""
     name = str(path).split("?", 1)[0].rstrip("/").rpartition("/")[2]
     shown = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in name)
-    return shown if len(shown) <= _LONGEST_NAME else f"{shown[:_LONGEST_NAME]}…"
+    return shown if len(shown) <= _MAX_NAME_LENGTH else f"{shown[:_MAX_NAME_LENGTH]}…"
 
 
 def size_of(path: str | Path) -> int:

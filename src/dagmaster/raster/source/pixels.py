@@ -29,7 +29,7 @@ from dagmaster.raster.source.facts import RasterType
 from dagmaster.raster.source.opening import read_bands, reason, short_name
 from dagmaster.raster.source.window import Window
 
-_LARGEST_WHOLE = 2.0**53  # every smaller integer is a float
+_MAX_WHOLE_NUMBER = 2.0**53  # every smaller integer is a float
 
 Values = NDArray[Any]  # band, row, column
 Valid = NDArray[np.bool_]  # band (or one for all), row, column
@@ -132,8 +132,8 @@ def is_nodata(values: Values, nodata: float | None) -> Valid:
 def storable_nodata(nodata: float, dtype: np.dtype[Any]) -> float:
     """The nodata value, or for 64-bit integers one that a TIFF can declare: GDAL is passed a float, and writes 19
     digits of it as 9.2e18, which is read as 9."""
-    if dtype.kind in "iu" and dtype.itemsize == 8 and abs(nodata) > _LARGEST_WHOLE:
-        return math.copysign(_LARGEST_WHOLE, nodata)
+    if dtype.kind in "iu" and dtype.itemsize == 8 and abs(nodata) > _MAX_WHOLE_NUMBER:
+        return math.copysign(_MAX_WHOLE_NUMBER, nodata)
     return float(_in_type(nodata, dtype))
 
 

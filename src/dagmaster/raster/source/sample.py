@@ -22,11 +22,11 @@ from dagmaster.raster.source.reading import band_validity, marks_of
 _WINDOW = 512
 _LATTICE = 4  # windows per side
 _PATCH = 128
-_MOST_PATCHES = 32
+_MAX_PATCHES = 32
 _CORNER = 16
 _SMALL_BYTES = 32 * 2**20  # read completely
 _CHUNK_BYTES = 8 * 2**20
-_MOST_BLOCKS = 4096  # entries of the block table, spread evenly
+_MAX_BLOCKS = 4096  # entries of the block table, spread evenly
 
 Array = NDArray[Any]
 Mask = NDArray[np.bool_]
@@ -147,7 +147,7 @@ def take_sample(dataset: Any, facts: RasterFacts, *, whole: bool = False, second
     """Read some windows, or all of a small file or on request. `seconds` limits a sample, but not a whole read."""
     sample = Sample(is_whole=whole or facts.raw_bytes <= _SMALL_BYTES)
     windows = list(_all_windows(facts) if sample.is_whole else _lattice(facts))
-    every = math.ceil(len(windows) / _MOST_PATCHES)
+    every = math.ceil(len(windows) / _MAX_PATCHES)
     marks = marks_of(dataset)
     deadline = time.monotonic() + seconds
     try:
@@ -197,7 +197,7 @@ def has_own_mask(facts: RasterFacts) -> bool:
 def _spread(planes: int, rows: int, columns: int) -> Iterator[tuple[int, int, int]]:
     """Spread evenly over all blocks; the last one is always included."""
     total = planes * rows * columns
-    for number in {*range(0, total, math.ceil(total / _MOST_BLOCKS)), total - 1}:
+    for number in {*range(0, total, math.ceil(total / _MAX_BLOCKS)), total - 1}:
         plane, index = divmod(number, rows * columns)
         yield (plane, *divmod(index, columns))
 

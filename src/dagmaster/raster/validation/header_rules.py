@@ -13,7 +13,7 @@ from dagmaster.raster.validation.findings import Finding, Fix, error, info, warn
 _FEET = ("foot", "feet", "ft", "us-ft")
 # Eastings that begin with the number of the zone reach 61,000 km. PROJ accepts any number.
 _FARTHEST_METRES = 1e8
-_LEAST_DEGREES = 2e-7  # positions have seven decimals
+_MIN_DEGREES = 2e-7  # positions have seven decimals
 _GOOD_BLOCKS = range(256, 1025)
 
 
@@ -196,7 +196,7 @@ def _position(facts: RasterFacts, crs: CrsFacts) -> Iterator[Finding]:
     west, south, east, north = facts.bounds
     if crs.is_geographic:
         yield from _degrees(facts)
-    elif min(east - west, north - south) * (crs.metres_per_unit or 1) < _LEAST_DEGREES * 111_000:
+    elif min(east - west, north - south) * (crs.metres_per_unit or 1) < _MIN_DEGREES * 111_000:
         yield error(
             "raster.no-footprint",
             "it is only centimetres wide, less than a footprint can describe",
@@ -226,7 +226,7 @@ def _degrees(facts: RasterFacts) -> Iterator[Finding]:
     west, south, east, north = facts.bounds
     slack = 1.0 * max(facts.resolution or (0,))  # grids of points extend half a pixel beyond the poles
     in_range = south >= -90 - slack and north <= 90 + slack and west >= -360 - slack and east <= 540 + slack
-    if in_range and min(east - west, north - south) < _LEAST_DEGREES:
+    if in_range and min(east - west, north - south) < _MIN_DEGREES:
         yield error(
             "raster.no-footprint",
             "it is only centimetres wide, less than a footprint can describe",

@@ -20,9 +20,9 @@ import orjson
 from dagmaster.client.limits import MAX_BODY_BYTES
 from dagmaster.client.models.base import unexpected
 from dagmaster.client.models.worker import (
-    MOST_CLAIMED,
-    MOST_REPORTS,
-    MOST_RESULTS,
+    MAX_CLAIMED,
+    MAX_REPORTS,
+    MAX_RESULTS,
     CheckpointReceipt,
     ClaimedTask,
     ExchangeAnswer,
@@ -45,7 +45,7 @@ T = TypeVar("T")
 OnExchange = Callable[[Demand, Sequence[TaskMessage]], None]
 _ROOM_BYTES = 200_000  # of a request, for everything that is not a report
 _HELD_BYTES = MAX_BODY_BYTES // 2  # of one renewal
-_MOST_INCOMPLETE = 5  # downloads that end early, before a payload counts as damaged
+_MAX_INCOMPLETE = 5  # downloads that end early, before a payload counts as damaged
 _PAUSE_SECONDS = (0.1, 2.0)
 _OLDER_SECONDS = 60.0  # then a platform that did not know a field may have been upgraded
 _log = log.get("worker")
@@ -164,12 +164,12 @@ class HttpLedger:
         wanted: dict[str, Any] = {
             "queues": demand.queues,
             "light_handlers": demand.light_handlers,
-            "light": min(demand.light, MOST_CLAIMED),
+            "light": min(demand.light, MAX_CLAIMED),
             "heavy_handlers": demand.heavy_handlers,
-            "heavy": min(demand.heavy, MOST_CLAIMED),
+            "heavy": min(demand.heavy, MAX_CLAIMED),
         }
         if demand.rooms:  # an older platform does not know the field
-            wanted["rooms"] = {queue: min(room, MOST_CLAIMED) for queue, room in demand.rooms.items()}
+            wanted["rooms"] = {queue: min(room, MAX_CLAIMED) for queue, room in demand.rooms.items()}
         body = {"reports": list(map(orjson.Fragment, reports)), "demand": wanted, "lease_seconds": lease_seconds}
         content = orjson.dumps(body)
         return await self._requests.send("POST", worker_id, path, ExchangeAnswer, content=content)
@@ -234,7 +234,7 @@ class HttpPayloads:
             content = (await self._requests.content("GET", self._worker_id, f"{self._path}/params")).content
         except Unavailable as error:
             self._incomplete += error.code == "server.lost"
-            if self._incomplete >= _MOST_INCOMPLETE:
+            if self._incomplete >= _MAX_INCOMPLETE:
                 raise payload.damaged(job_id, reference, 0) from None
             raise
         payload.check(job_id, reference, await asyncio.to_thread(payload.reference_to, content))
@@ -242,7 +242,7 @@ class HttpPayloads:
 
     async def read_results(self, _job_id: UUID, _node_id: str, offset: int, limit: int) -> list[ChildResult]:
         """The node is that of the task's params."""
-        params = {"offset": offset, "limit": min(limit, MOST_RESULTS)}
+        params = {"offset": offset, "limit": min(limit, MAX_RESULTS)}
         answer = await self._patiently(
             lambda: self._requests.send(
                 "GET", self._worker_id, f"{self._path}/results", ResultsOfChildren, params=params
@@ -307,7 +307,7 @@ def _running(held: Running) -> bytes:
     return orjson.dumps(body | {name: value for name, value in optional.items() if value is not None})
 
 
-def _batches(encoded: Iterable[bytes], most_bytes: int, most: int = MOST_REPORTS) -> Iterator[list[bytes]]:
+def _batches(encoded: Iterable[bytes], most_bytes: int, most: int = MAX_REPORTS) -> Iterator[list[bytes]]:
     """In requests of limited size; a single one that is larger is sent alone, and refused."""
     batch: list[bytes] = []
     size = 0

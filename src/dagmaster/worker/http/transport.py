@@ -11,12 +11,12 @@ from contextlib import suppress
 from uuid import UUID
 
 from dagmaster.cancellation import cancel_and_wait
-from dagmaster.client.models.worker import LONGEST_WAIT_SECONDS, QueuesWithTasks, WorkerReceipt
+from dagmaster.client.models.worker import MAX_WAIT_SECONDS, QueuesWithTasks, WorkerReceipt
 from dagmaster.database.ledger.protocol import Demand
 from dagmaster.errors import DagmasterError
 from dagmaster.jobs.model import TaskMessage
 from dagmaster.observe import log
-from dagmaster.transports.transport import MOST_AT_ONCE, Delivery, Ticket
+from dagmaster.transports.transport import MAX_AT_ONCE, Delivery, Ticket
 from dagmaster.worker.http.requests import WorkerRequests
 
 WAIT_SECONDS = 25.0  # below the timeouts of common proxies, and below the server's limit
@@ -25,7 +25,7 @@ _BACKOFF_SECONDS = (0.25, 5.0)
 _PAUSE_SECONDS = (0.02, 2.0)  # after an announcement that led to no task
 _log = log.get("worker")
 
-assert WAIT_SECONDS <= LONGEST_WAIT_SECONDS
+assert WAIT_SECONDS <= MAX_WAIT_SECONDS
 
 
 class HttpTransport:
@@ -68,7 +68,7 @@ class HttpTransport:
     def topics(self, _tickets: Sequence[Ticket]) -> Sequence[str]:
         return ()
 
-    async def receive(self, timeout_seconds: float, _limit: int = MOST_AT_ONCE) -> Sequence[Delivery]:
+    async def receive(self, timeout_seconds: float, _limit: int = MAX_AT_ONCE) -> Sequence[Delivery]:
         """What the server announces. It waits longer than `timeout_seconds`, because its requests need no polling."""
         if self._in_vain:
             low, high = _PAUSE_SECONDS
