@@ -256,7 +256,7 @@ MUTANTS: Final = (
         "LISTEN after scan with polling off",
         ENGINE,
         ("tests/engine/test_engine.py", "--requirement=E8"),
-        [Edit("src/dagmaster/database/notify/postgres.py", "self._hear(self._topics.values())", "pass")],
+        [Edit("src/dagmaster/database/notify/postgres.py", "self._add_received(self._topics.values())", "pass")],
         adapted="a notifier requests a scan once it listens, and after each reconnect: here it does not",
     ),
     Mutant(

@@ -28,7 +28,7 @@ def address_in(host: str) -> IpAddress | None:
 
 def is_public(address: IpAddress | str) -> bool:
     """Whether an address, or the IPv4 address that it stands for, is one of the internet."""
-    address = _meant(address)
+    address = _ipv4_if_embedded(address)
     if isinstance(address, IPv6Address) and address not in _GLOBAL_UNICAST:
         return False
     return address.is_global and not address.is_multicast and address not in _METADATA
@@ -36,11 +36,11 @@ def is_public(address: IpAddress | str) -> bool:
 
 def is_metadata(address: IpAddress | str) -> bool:
     """Whether an address may be that of a cloud's metadata service, which hands out credentials."""
-    address = _meant(address)
+    address = _ipv4_if_embedded(address)
     return address.is_link_local or address in _METADATA
 
 
-def _meant(address: IpAddress | str) -> IpAddress:
+def _ipv4_if_embedded(address: IpAddress | str) -> IpAddress:
     if isinstance(address, str):
         address = ip_address(address.partition("%")[0])
     return _embedded(address) if isinstance(address, IPv6Address) else address

@@ -955,8 +955,8 @@ class Settings(BaseSettings):
 
     def _storage_conflicts(self) -> Iterator[str]:
         in_azure = [zone for zone in ZONES if self.backend_of(zone) == "azure"]
-        if nameless := [zone for zone in in_azure if self.azure_account_of(zone) is None]:
-            yield f"AZURE_STORAGE_ACCOUNT_NAME is required, because the zone {nameless[0]} is in Azure"
+        if without_account := [zone for zone in in_azure if self.azure_account_of(zone) is None]:
+            yield f"AZURE_STORAGE_ACCOUNT_NAME is required, because the zone {without_account[0]} is in Azure"
         accounts = {account for zone in in_azure if (account := self.azure_account_of(zone))}
         if self.azure_storage_account_key and (accounts | {self.azure_storage_account_name}) - {AZURITE_ACCOUNT, None}:
             yield f"AZURE_STORAGE_ACCOUNT_KEY is for {AZURITE_ACCOUNT} only: use a managed identity for other accounts"

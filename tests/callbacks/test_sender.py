@@ -31,7 +31,7 @@ def sender_of(store: PostgresCallbacks, **settings) -> CallbackSender:
 
 async def deliver(sender: CallbackSender) -> None:
     """One turn, to its end."""
-    await sender.turn()
+    await sender.run_once()
     await sender.settle()
 
 
@@ -188,11 +188,11 @@ async def test_receivers_that_hang_leave_room_for_others(stage, store):
         stage.record_callbacks("quick", url=quick.url)
         sender = sender_of(store)
 
-        await sender.turn()
+        await sender.run_once()
         async with asyncio.timeout(10):
             while not quick.requests or len(slow.requests) < PER_RECEIVER:
                 await asyncio.sleep(0.02)
-        await sender.turn()
+        await sender.run_once()
         await asyncio.sleep(0.1)
 
         assert len(slow.requests) == PER_RECEIVER

@@ -114,7 +114,7 @@ async def test_an_outage_is_reported_recorded_and_made_up_for(catalog_database, 
             await publish(broken)
         (due,) = await kit.rows(DUE)
         async with upkeep_of(working) as upkeep:
-            early = await upkeep.turn()
+            early = await upkeep.run_once()
             skipped = await kit.rows(DUE)
             await kit.execute("UPDATE dagapp.external_layers SET updated_at = updated_at - interval '1 minute'")
             await upkeep.publish_externally()
@@ -204,7 +204,7 @@ async def test_a_collection_of_someone_else_is_not_touched(catalog_database, ext
             await publish(commands)
         await unpublish(kit.store, "dem", caller=BOB)
         async with upkeep_of(commands) as upkeep:
-            await upkeep.turn()
+            await upkeep.run_once()
         kept = await commands.external_rows("SELECT content ->> 'title' AS title FROM pgstac.collections")
 
     assert refused.value.code == "external.collection-taken"

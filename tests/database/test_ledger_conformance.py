@@ -315,7 +315,7 @@ class Driver:
     updates: list[Any]
     planner: Planner = field(default_factory=a_planner)
 
-    async def turn(self, also_read: str = "", wake: dict[tuple[UUID, str], int] | None = None) -> list[Any]:
+    async def run_once(self, also_read: str = "", wake: dict[tuple[UUID, str], int] | None = None) -> list[Any]:
         """Advance with a view that is read again; `also_read` names what is read beside results.
         Returns the updates."""
         (job,) = await self.bench.ledger.load_jobs([self.claim.job_id])
@@ -345,7 +345,7 @@ async def owned(bench: Bench, job: NewJob) -> Driver:
     owner_id = await an_owner(bench)
     (claim,) = await claim_all(bench, owner_id)
     driver = Driver(bench, owner_id, claim, [])
-    await driver.turn()
+    await driver.run_once()
     return driver
 
 
@@ -547,7 +547,7 @@ async def deferring(bench: Bench, job: NewJob) -> Driver:
     owner_id = await an_owner(bench)
     (claim,) = await claim_all(bench, owner_id)
     driver = Driver(bench, owner_id, claim, [], Planner(Nowhere(), Random(1)))
-    await driver.turn()
+    await driver.run_once()
     return driver
 
 
@@ -624,7 +624,7 @@ async def test_a_released_job_is_claimed_by_any_orchestrator_once_the_one_that_k
 
     (claim,) = await claim_all(bench, driver.owner_id)
     driver.claim, driver.planner = claim, a_planner()
-    await driver.turn()
+    await driver.run_once()
 
     assert (await only(bench, "dag_jobs"))["deferred_work"] is None
     assert (await only(bench, "dag_node_states", node_id="work"))["status"] == "dispatched"
@@ -830,7 +830,7 @@ async def test_an_ended_job_is_fenced(bench):
     driver = await owned(bench, a_job(1))
     (task,) = await take(bench)
     await hand_in(bench, report_of(task, output=1))
-    await driver.turn()
+    await driver.run_once()
 
     async with bench.ledger.open_jobs(driver.owner_id, [driver.claim], StepScope()) as step:
         await step.commit([])
@@ -900,7 +900,7 @@ async def test_when_deciding_fails_nothing_has_happened(bench):
     if isinstance(bench, PostgresBench):
         await bench.set_clock(0)  # a fresh connection
     unchanged = await everything(bench)
-    updates = await driver.turn()
+    updates = await driver.run_once()
 
     assert unchanged == before
     assert [type(item) for item in updates] == [Succeeded]
@@ -929,7 +929,7 @@ async def test_a_result_is_handled_exactly_once(bench):
     exchange = await hand_in(bench, report_of(task, output={"x": 1}, metrics={"bytes": 3}))
     reported = await bench.ledger.reported_jobs(driver.owner_id)
 
-    updates = await driver.turn()
+    updates = await driver.run_once()
 
     assert (exchange.accepted, exchange.late) == (1, ())
     assert reported == (task.job_id,)
@@ -1015,7 +1015,7 @@ async def test_failed_and_returned_tasks_come_with_their_nodes_counters(bench, s
     (task,) = await take(bench)
     await hand_in(bench, report_of(task, status, error=error))
 
-    (update,) = await driver.turn()
+    (update,) = await driver.run_once()
 
     assert isinstance(update, kind)
     assert (update.retry_count, update.loss_count, update.parent_node_id, update.fan_out_index) == (0, 0, None, None)
@@ -1032,7 +1032,7 @@ async def test_a_failed_attempt_stays_visible_and_its_node_waits(bench):
     await bench.set_clock(10)
     error = {"message": "no", "blame": "handler"}
     await hand_in(bench, report_of(task, TaskStatus.FAILED, error=error))
-    await driver.turn()
+    await driver.run_once()
 
     node = await only(bench, "dag_node_states", node_id="work")
     assert (node["status"], node["retry_count"], node["error_message"]) == ("ready", 1, "no")
@@ -1049,7 +1049,7 @@ async def test_a_large_output_of_a_node_is_not_carried_along(bench):
     large = Random(1).randbytes(4 * SMALL_BYTES).hex()
     await hand_in(bench, report_of(task, output={"large": large}))
 
-    (update,) = await driver.turn()
+    (update,) = await driver.run_once()
 
     assert isinstance(update, Succeeded)
     assert (update.has_output, update.output) == (False, None)
@@ -1065,7 +1065,7 @@ async def test_tasks_are_taken_by_priority_then_order(bench):
     await bench.ledger.create_jobs([a_job(n, priority=p) for n, p in enumerate([0, 9, 9])])
     owner = await an_owner(bench)
     for claim in sorted(await claim_all(bench, owner), key=lambda claim: claim.job_id):
-        await Driver(bench, owner, claim, []).turn()
+        await Driver(bench, owner, claim, []).run_once()
     demand = replace(SERVED, light=1)
 
     taken = [[task.job_id for task in await take(bench, demand)] for _ in range(4)]
@@ -1083,7 +1083,7 @@ async def queued(bench: Bench, *kinds: tuple[str, int]) -> None:
     )
     owner = await an_owner(bench)
     for claim in sorted(await claim_all(bench, owner), key=lambda claim: claim.job_id):
-        await Driver(bench, owner, claim, []).turn()
+        await Driver(bench, owner, claim, []).run_once()
 
 
 def numbers(tasks: Iterable[TaskMessage]) -> set[int]:
@@ -1238,9 +1238,9 @@ async def test_a_claimed_task_says_how_many_workers_vanished_with_it(bench):
         claimed += await take(bench)
         await bench.set_clock(60 * minute)
         await bench.ledger.beat(OrchestratorInfo(driver.owner_id, "host", 1, "test"))
-        await driver.turn("overdue")
+        await driver.run_once("overdue")
         await bench.set_clock(60 * minute + 59)
-        await driver.turn("overdue")  # its wait is over
+        await driver.run_once("overdue")  # its wait is over
 
     assert [(task.attempt, task.losses) for task in claimed] == [(1, 0), (2, 0), (3, 2)]
 
@@ -1297,7 +1297,7 @@ async def test_the_last_log_lines_are_kept_with_the_lease_until_a_report_has_the
     await hand_in(bench, replace(report_of(reported), metrics={"log": lines}), report_of(silent))
     await bench.set_clock(LEASE + 1)
     await bench.ledger.beat(OrchestratorInfo(driver.owner_id, "host", 1, "test"))
-    await driver.turn("overdue")
+    await driver.run_once("overdue")
 
     kept = {row["task_id"]: (row["status"], row["log"]) for row in await bench.rows("dag_tasks")}
     assert kept[reported.task_id] == ("succeeded", None)
@@ -1331,7 +1331,7 @@ async def test_a_lapsed_lease_loses_the_task_and_its_report_comes_too_late(bench
     await bench.ledger.beat(OrchestratorInfo(driver.owner_id, "host", 1, "test"))
     after = await bench.ledger.sweep_jobs(driver.owner_id)
 
-    (update,) = await driver.turn("overdue")
+    (update,) = await driver.run_once("overdue")
     late = await hand_in(bench, report_of(task, output="late"))
 
     assert (before.overdue, after.overdue) == ((), (task.job_id,))
@@ -1353,9 +1353,9 @@ async def test_a_task_is_lost_only_when_a_scan_sees_its_lapsed_lease(bench):
     driver = await owned(bench, a_job(1))
     await take(bench)
     await bench.set_clock(59)
-    early = await driver.turn("overdue")
+    early = await driver.run_once("overdue")
     await bench.set_clock(61)
-    of_other_job = await driver.turn("started")
+    of_other_job = await driver.run_once("started")
 
     assert early == []
     assert [type(item) for item in of_other_job] == [Started]
@@ -1369,10 +1369,10 @@ async def test_a_task_past_its_time_fails_even_if_its_lease_is_kept(bench):
     running = [Running(task.job_id, task.node_id, task.attempt)]
     await bench.set_clock(105)
     await bench.ledger.renew(WORKER, running, lease_seconds=LEASE)
-    in_time = await driver.turn("overdue")  # the worker has some seconds to end it by itself
+    in_time = await driver.run_once("overdue")  # the worker has some seconds to end it by itself
     await bench.set_clock(111)
 
-    (update,) = await driver.turn("overdue")
+    (update,) = await driver.run_once("overdue")
 
     assert in_time == []
     assert isinstance(update, Overran)
@@ -1384,11 +1384,11 @@ async def test_a_task_past_its_time_fails_even_if_its_lease_is_kept(bench):
 async def test_waiting_in_a_queue_is_limited_apart(bench):
     driver = await owned(bench, a_job(1, a_workflow(ONE.replace("echo,", "echo, queue_timeout_seconds: 30,"))))
     await bench.set_clock(29)
-    early = await driver.turn("overdue")
+    early = await driver.run_once("overdue")
     await bench.set_clock(31)
     pending = await bench.ledger.sweep_jobs(driver.owner_id)
 
-    (update,) = await driver.turn("overdue")
+    (update,) = await driver.run_once("overdue")
 
     assert early == []
     assert pending.overdue == (driver.claim.job_id,)
@@ -1396,7 +1396,7 @@ async def test_waiting_in_a_queue_is_limited_apart(bench):
     assert (update.started_at, update.worker_id, update.seconds) == (None, None, 30)
     assert (await only(bench, "dag_tasks"))["status"] == "cancelled"
     await bench.set_clock(40)
-    await driver.turn("overdue")
+    await driver.run_once("overdue")
     again = await only(bench, "dag_tasks", attempt=2)
     assert (again["status"], again["expires_at"]) == ("queued", START + timedelta(seconds=70))
 
@@ -1406,13 +1406,13 @@ async def test_a_node_whose_wait_has_ended_is_reported_as_pending_work(bench):
     driver = await owned(bench, a_job(1))
     (task,) = await take(bench)
     await hand_in(bench, report_of(task, TaskStatus.FAILED, error={"message": "no", "blame": "handler"}))
-    await driver.turn()
+    await driver.run_once()
     waiting = await bench.ledger.sweep_jobs(driver.owner_id)
-    early = await driver.turn("overdue")
+    early = await driver.run_once("overdue")
     await bench.set_clock(5)
     due = await bench.ledger.sweep_jobs(driver.owner_id)
 
-    (update,) = await driver.turn("overdue")
+    (update,) = await driver.run_once("overdue")
 
     assert waiting.overdue == ()
     assert waiting.next_due_seconds == pytest.approx(5)
@@ -1433,8 +1433,8 @@ async def test_a_task_that_has_run_for_a_while_is_shown_as_running(bench):
     await bench.set_clock(3)
     old = await bench.ledger.sweep_jobs(driver.owner_id, started_after_seconds=2)
 
-    (update,) = await driver.turn("started")
-    again = await driver.turn("started")
+    (update,) = await driver.run_once("started")
+    again = await driver.run_once("started")
 
     assert (queued.started, fresh.started, old.started) == ((), (), (driver.claim.job_id,))
     assert isinstance(update, Started)
@@ -1448,9 +1448,9 @@ async def test_a_failing_job_takes_back_what_is_queued_and_what_waits(bench):
     driver = await owned(bench, tiles(4))
     retried, running = await take(bench, replace(SERVED, light=2))
     await hand_in(bench, report_of(retried, TaskStatus.FAILED, error={"message": "no", "blame": "environment"}))
-    await driver.turn()
+    await driver.run_once()
 
-    updates = await driver.turn("withdraw")
+    updates = await driver.run_once("withdraw")
 
     kinds = {item.node_id: type(item) for item in updates}
     queued = {f"tiles__{n}" for n in range(4)} - {retried.node_id, running.node_id}
@@ -1466,7 +1466,7 @@ async def test_workers_are_asked_to_stop_what_runs_until_it_has_ended(bench):
     driver = await owned(bench, tiles(2))
     (task,) = await take(bench, replace(SERVED, light=1))
 
-    updates = await driver.turn("withdraw stop_running")
+    updates = await driver.run_once("withdraw stop_running")
     stops = await bench.ledger.take_stops(WORKER)
     await bench.set_clock(5)
     again = await bench.ledger.take_stops(WORKER)
@@ -1485,10 +1485,10 @@ async def test_workers_are_asked_to_stop_what_runs_until_it_has_ended(bench):
 async def test_a_task_that_was_stopped_comes_back_as_given_back(bench):
     driver = await owned(bench, tiles(1))
     (task,) = await take(bench, replace(SERVED, light=1))
-    await driver.turn("stop_running")
+    await driver.run_once("stop_running")
 
     answer = await hand_in(bench, report_of(task, TaskStatus.CANCELLED))
-    updates = await driver.turn()
+    updates = await driver.run_once()
 
     assert not answer.late
     assert [type(item) for item in updates] == [Returned]
@@ -1509,8 +1509,8 @@ async def test_a_request_to_cancel_reaches_the_owner_until_it_has_begun(bench):
     assert reported == (job_id,)
     assert step.jobs[job_id].stop == StopRequest(Stop.CANCELLED, "ana", "wrong file")
 
-    await driver.turn()
-    await driver.turn("withdraw")
+    await driver.run_once()
+    await driver.run_once("withdraw")
     job = await only(bench, "dag_jobs")
     assert (job["status"], job["stopping"]) == ("cancelled", "cancelled")
     assert await bench.ledger.reported_jobs(driver.owner_id) == ()
@@ -1526,8 +1526,8 @@ async def test_a_job_past_its_deadline_is_pending_work_and_reported_as_overdue(b
     await bench.set_clock(51)
     after = await bench.ledger.sweep_jobs(driver.owner_id)
 
-    await driver.turn()
-    await driver.turn("withdraw")
+    await driver.run_once()
+    await driver.run_once("withdraw")
 
     assert driver.claim.job_id not in before.overdue
     assert driver.claim.job_id in after.overdue
@@ -1548,7 +1548,7 @@ async def failed_tiles(bench: Bench, count: int, failing: int) -> Driver:
         bad = number < failing
         await hand_in(bench, report_of(task, TaskStatus.FAILED, error=error) if bad else report_of(task, output=number))
     while (await only(bench, "dag_jobs"))["status"] == "running":
-        await driver.turn("withdraw")
+        await driver.run_once("withdraw")
     return driver
 
 
@@ -1580,19 +1580,19 @@ async def test_a_job_that_has_ended_resumes_with_what_is_missing(bench):
     owner = await an_owner(bench, 2)
     (claim,) = await claim_all(bench, owner)
     again = Driver(bench, owner, claim, [])
-    await again.turn()
+    await again.run_once()
     scope = StepScope(wake={(job_id, "tiles"): 1})
     async with bench.ledger.open_jobs(owner, [claim], scope) as step:
         pass  # without a commit nothing has happened
     assert [(type(item), item.node_id, item.attempt) for item in step.jobs[job_id].updates] == [(Idle, "tiles__0", 1)]
 
-    await again.turn(wake={(job_id, "tiles"): 2})
+    await again.run_once(wake={(job_id, "tiles"): 2})
     tasks = await take(bench, replace(SERVED, light=9))
     assert sorted((task.node_id, task.attempt) for task in tasks) == [("tiles__0", 2), ("tiles__1", 2)]
     for task in tasks:
         await hand_in(bench, report_of(task, output=7))
-    await again.turn()
-    await again.turn()  # with what the fan_in gathered
+    await again.run_once()
+    await again.run_once()  # with what the fan_in gathered
     job = await only(bench, "dag_jobs")
     assert (job["status"], job["resume_count"]) == ("completed", 1)
     assert all(row["idle_count"] in (None, 0) for row in await bench.rows("dag_node_states"))
@@ -1603,8 +1603,8 @@ async def test_a_fan_out_that_runs_again_reuses_its_old_children_in_their_order(
     driver = await owned(bench, tiles(3))
     for task in await take(bench, replace(SERVED, light=9)):
         await hand_in(bench, report_of(task, output=task.node_id))
-    await driver.turn()
-    await driver.turn()
+    await driver.run_once()
+    await driver.run_once()
     job_id = driver.claim.job_id
     assert (await only(bench, "dag_jobs"))["status"] == "completed"
 
@@ -1624,17 +1624,17 @@ async def test_a_fan_out_that_runs_again_reuses_its_old_children_in_their_order(
     owner = await an_owner(bench, 2)
     (claim,) = await claim_all(bench, owner)
     again = Driver(bench, owner, claim, [])
-    await again.turn()
-    await again.turn(wake={(job_id, "tiles"): 2})
+    await again.run_once()
+    await again.run_once(wake={(job_id, "tiles"): 2})
     tile = next(row for row in await bench.rows("dag_node_states") if row["node_id"] == "tiles")
     assert (tile["status"], tile["expanded"], tile["stale_count"], tile["remaining"]) == ("ready", 2, 1, 3)
-    await again.turn(wake={(job_id, "tiles"): 2})
+    await again.run_once(wake={(job_id, "tiles"): 2})
     tasks = await take(bench, replace(SERVED, light=9))
     assert sorted((task.node_id, task.attempt) for task in tasks) == [(f"tiles__{n}", 2) for n in range(3)]
     for task in tasks:
         await hand_in(bench, report_of(task, output=7))
-    await again.turn()
-    await again.turn()
+    await again.run_once()
+    await again.run_once()
     assert (await only(bench, "dag_jobs"))["status"] == "completed"
 
 
@@ -1643,8 +1643,8 @@ async def test_one_child_and_what_follows_run_again(bench):
     driver = await owned(bench, tiles(3))
     for task in await take(bench, replace(SERVED, light=9)):
         await hand_in(bench, report_of(task, output=task.node_id))
-    await driver.turn()
-    await driver.turn()
+    await driver.run_once()
+    await driver.run_once()
 
     await bench.ledger.rerun(driver.claim.job_id, lambda job: retry(job.view(), node="tiles__1"), {})
 
@@ -1678,7 +1678,7 @@ async def half_done_tiles(bench: Bench) -> Driver:
     tasks = sorted(await take(bench, replace(SERVED, light=4)), key=lambda task: task.node_id)
     error = {"message": "no", "blame": "handler"}
     await hand_in(bench, report_of(tasks[0], output=0), report_of(tasks[1], TaskStatus.FAILED, error=error))
-    await driver.turn()
+    await driver.run_once()
     await hand_in(bench, report_of(tasks[2], output=2))
     return driver
 
@@ -1727,12 +1727,12 @@ async def test_a_job_that_was_failed_can_be_resumed(bench):
     await bench.ledger.rerun(job_id, rerun_of_unsuccessful, {})
     (claim,) = await claim_all(bench, owner)
     resumed = Driver(bench, owner, claim, [])
-    await resumed.turn()
-    await resumed.turn(wake={(job_id, "tiles"): 5})
+    await resumed.run_once()
+    await resumed.run_once(wake={(job_id, "tiles"): 5})
     for task in await take(bench, replace(SERVED, light=9)):
         await hand_in(bench, report_of(task, output=7))
-    await resumed.turn()
-    await resumed.turn()
+    await resumed.run_once()
+    await resumed.run_once()
 
     assert (await only(bench, "dag_jobs"))["status"] == "completed"
     gathered = await only(bench, "dag_node_states", node_id="gather")
@@ -1768,7 +1768,7 @@ async def gathered(
             report_of(task, TaskStatus.FAILED, error=error) if index in failed else report_of(task, output=output)
         )
     await hand_in(bench, *reports)
-    await driver.turn()
+    await driver.run_once()
     children = [
         ChildResult(
             i, f"tiles__{i}", "failed" if i in failed else "completed", output, f"no {i}" if i in failed else None
@@ -1866,7 +1866,7 @@ async def test_a_sum_out_of_range_is_refused_and_changes_nothing(bench, outputs)
     before = await everything(bench)
 
     with pytest.raises(SumOutOfRange) as refused:
-        await driver.turn()
+        await driver.run_once()
 
     assert refused.value.facts == {"job_id": driver.claim.job_id, "fan_out": "tiles"}
     assert await everything(bench) == before
@@ -1902,7 +1902,7 @@ async def gathered_unread(bench: Bench, outputs: list[Any]) -> tuple[dict[str, A
     reports = [report_of(task, output=outputs[0]) for task in await take(bench)]
     for report in reports:
         await hand_in(bench, report)
-    await driver.turn()
+    await driver.run_once()
     return await only(bench, "dag_node_states", node_id="gather"), None
 
 
@@ -1961,7 +1961,7 @@ async def test_an_output_by_reference_is_the_nodes_and_in_use_from_then_on(bench
     content = large("x")
 
     answer = await hand_in(bench, await stored(bench, task, content))
-    (update,) = await driver.turn()
+    (update,) = await driver.run_once()
 
     assert answer.late == ()
     assert (update.output, update.has_output) == (None, False)
@@ -1981,7 +1981,7 @@ async def test_an_output_that_is_too_large_for_a_template_is_refused_with_size_a
     driver = await owned(bench, a_job(1))
     (task,) = await take(bench)
     await hand_in(bench, await stored(bench, task, orjson.dumps("x" * LOADABLE_BYTES)))
-    await driver.turn()
+    await driver.run_once()
 
     with pytest.raises(DagmasterError) as refusal:
         await bench.ledger.load_outputs(task.job_id, ["work"])
@@ -2011,7 +2011,7 @@ async def test_what_a_late_report_refers_to_is_kept_with_it(bench):
     (task,) = await take(bench)
     report = await stored(bench, task, large("x"))
     await bench.set_clock(LEASE + 10)
-    await driver.turn("overdue")
+    await driver.run_once("overdue")
 
     answer = await hand_in(bench, report)
 
@@ -2043,7 +2043,7 @@ async def test_a_fan_in_over_payloads_is_a_reference_that_resolves_to_their_valu
     await hand_in(bench, await stored(bench, by_index[0], contents[0]))
     for index in (1, 2):
         await hand_in(bench, report_of(by_index[index], output=orjson.loads(contents[index])))
-    await driver.turn()
+    await driver.run_once()
 
     row = await only(bench, "dag_node_states", node_id="gather")
     loaded = await bench.ledger.load_outputs(row["job_id"], ["gather"])
@@ -2069,7 +2069,7 @@ async def test_results_are_read_as_far_as_they_fit_and_large_ones_as_they_are(be
     contents = {task.node_id: large(task.node_id) for task in tasks}
     for task in tasks:
         await hand_in(bench, await stored(bench, task, contents[task.node_id]))
-    await driver.turn()
+    await driver.run_once()
     job_id = driver.claim.job_id
 
     (first,) = await bench.ledger.read_results(job_id, "tiles", 0, 100)
@@ -2103,9 +2103,9 @@ async def test_large_params_go_by_reference_also_to_the_next_attempt(bench):
 
     error = {"message": "no", "blame": "handler", "code": "handler.failed"}
     await hand_in(bench, report_of(task, TaskStatus.FAILED, error=error))
-    await driver.turn()
+    await driver.run_once()
     await bench.set_clock(6)
-    await driver.turn("overdue")
+    await driver.run_once("overdue")
     (again,) = await take(bench)
 
     assert (task.params, task.params_ref) == ({}, reference_to(orjson.dumps(params)))
@@ -2160,10 +2160,10 @@ async def test_a_fan_outs_counters_follow_its_children(bench):
     tasks = sorted(await take(bench), key=lambda task: task.node_id)
     started = await only(bench, "dag_node_states", node_id="tiles")
     await hand_in(bench, report_of(tasks[0], output=0))
-    await driver.turn()
+    await driver.run_once()
     one = await only(bench, "dag_node_states", node_id="tiles")
     await hand_in(bench, report_of(tasks[1], TaskStatus.FAILED, error={"message": "no", "blame": "data"}))
-    await driver.turn()
+    await driver.run_once()
     two = await only(bench, "dag_node_states", node_id="tiles")
 
     columns = ("status", "total", "expanded", "remaining", "failed_count", "cancelled_count")
@@ -2184,12 +2184,12 @@ async def test_a_failed_fan_out_keeps_its_error_while_its_children_end(bench):
     owner = await an_owner(bench)
     (claim,) = await claim_all(bench, owner)
     driver = Driver(bench, owner, claim, [], a_planner(chunk=1))
-    await driver.turn()
-    await driver.turn()
+    await driver.run_once()
+    await driver.run_once()
     before = await only(bench, "dag_node_states", node_id="tiles")
     (task,) = await take(bench)
     await hand_in(bench, report_of(task, output=1))
-    await driver.turn()
+    await driver.run_once()
     after = await only(bench, "dag_node_states", node_id="tiles")
 
     assert before["status"] == after["status"] == "failed"
@@ -2213,7 +2213,7 @@ async def test_a_checkpoint_is_kept_over_attempts_and_saved_only_while_held(benc
     await bench.set_clock(2)
     again = await bench.ledger.save_checkpoint(mine, "download", {"bytes": 2})
     await bench.set_clock(61)
-    await driver.turn("overdue")
+    await driver.run_once("overdue")
 
     lost = await bench.ledger.save_checkpoint(mine, "tile", "too late")
     (retry,) = await take(bench)
@@ -2235,7 +2235,7 @@ async def test_the_last_checkpoint_is_the_last_attempts_whatever_the_clock_says(
     await bench.set_clock(30)
     await bench.ledger.save_checkpoint(Running(task.job_id, task.node_id, 1), "ahead", None)
     await bench.set_clock(61)
-    await driver.turn("overdue")
+    await driver.run_once("overdue")
     (retry,) = await take(bench)
     await bench.set_clock(10)
     await bench.ledger.save_checkpoint(Running(retry.job_id, retry.node_id, 2), "behind", None)
@@ -2252,7 +2252,7 @@ async def test_a_resume_keeps_checkpoints_and_a_retry_forgets_those_of_what_it_r
     (task,) = await take(bench)
     await bench.ledger.save_checkpoint(Running(task.job_id, task.node_id, 1), "done", 1)
     await hand_in(bench, report_of(task, TaskStatus.FAILED, error={"message": "bad", "blame": "data"}))
-    await driver.turn()
+    await driver.run_once()
     assert (await only(bench, "dag_jobs"))["status"] == "failed"
 
     def choose(job):

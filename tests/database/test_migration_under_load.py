@@ -150,7 +150,7 @@ async def test_a_release_with_columns_and_indexes_migrates_beside_a_working_engi
             await until(lambda: _are_done(running, before + 10), 30)
         errors = errors_of(running)
 
-    assert not [line for line in done if line.startswith("needs a hand")]
+    assert not [line for line in done if line.startswith("change by hand")]
     assert len(done) == len(CHANGED) + len(NEW_INDEXES)
     assert errors == [0] * len(errors)
     assert answers == {200}
@@ -309,7 +309,7 @@ def test_a_column_computed_row_by_row_needs_a_manual_step_where_there_are_rows(d
     done = deploy.migrate(database, records)
 
     assert refused == [
-        "needs a hand: column dag_job_messages.seen_at is missing, "
+        "change by hand: column dag_job_messages.seen_at is missing, "
         "and each row would be rewritten, with the table locked"
     ]
     assert done == ["add column dag_job_messages.seen_at"]

@@ -418,7 +418,7 @@ def test_a_migrated_database_equals_one_built_from_scratch(database, empty_datab
     done = deploy.migrate(database, NEWER)
     deploy.deploy(empty_database, NEWER)
 
-    assert not [line for line in done if line.startswith("needs a hand")]
+    assert not [line for line in done if line.startswith("change by hand")]
     assert everything(database) == everything(empty_database)
     assert deploy.status(database, NEWER).is_current
     assert deploy.migrate(database, NEWER) == []
@@ -509,8 +509,8 @@ def test_a_change_that_would_drop_or_rewrite_needs_a_manual_step(database):
 
     done = deploy.migrate(database)
 
-    assert all(line.startswith("needs a hand: ") for line in done)
-    assert sorted({" ".join(line.removeprefix("needs a hand: ").split()[:2]) for line in done}) == [
+    assert all(line.startswith("change by hand: ") for line in done)
+    assert sorted({" ".join(line.removeprefix("change by hand: ").split()[:2]) for line in done}) == [
         "column dag_jobs.old_thing",
         "column version_ordinal",
         "constraint dag_jobs_old",
@@ -528,7 +528,7 @@ def test_a_column_without_a_value_for_old_rows_needs_a_manual_step(database):
 
     done = deploy.migrate(database, tuple(Strict if record is WorkerRecord else record for record in RECORDS))
 
-    assert done == ["needs a hand: column workers.must is missing, and rows that exist would have no value for it"]
+    assert done == ["change by hand: column workers.must is missing, and rows that exist would have no value for it"]
 
 
 @pytest.mark.requirement("D4")
@@ -542,7 +542,7 @@ def test_rows_that_break_a_new_rule_are_reported_and_kept(database):
     records = tuple(Picky if record is Job else record for record in RECORDS)
     (done,) = deploy.migrate(database, records)
 
-    assert done.startswith("needs a hand: add constraint dag_jobs_picky: existing rows violate it")
+    assert done.startswith("change by hand: add constraint dag_jobs_picky: existing rows violate it")
     assert deploy.status(database, records).pending == ["validate constraint dag_jobs_picky"]
     with psycopg.connect(database) as connection, pytest.raises(psycopg.errors.CheckViolation):
         insert_job(connection)

@@ -311,7 +311,7 @@ async def test_the_janitor_prunes_only_where_it_is_asked_to(database):
                 fast_settings(retention_days=days), PostgresJanitor(dsn), PostgresRetention(dsn), notifier, uuid4()
             )
 
-            assert await janitor._turn_safely()
+            assert await janitor._run_once_safely()
 
             assert janitor.counters.errors == 0
             assert await running.value("SELECT count(*) FROM dagapp.dag_jobs") == left

@@ -51,9 +51,9 @@ class Place:
         self._tidies.append(tidy)
         return tidy
 
-    async def turn(self, *, is_dry: bool = False, **settings: Any) -> SweepResult:
+    async def run_once(self, *, is_dry: bool = False, **settings: Any) -> SweepResult:
         tidy = self.tidy(**settings)
-        swept = await tidy.turn(uuid4(), is_dry=is_dry)
+        swept = await tidy.run_once(uuid4(), is_dry=is_dry)
         assert tidy.errors == 0
         return swept
 
@@ -115,7 +115,7 @@ async def test_files_of_a_job_that_completed_go_after_a_while_and_their_space_is
     young = await place.job("completed", 0.5 * HOUR)
     old = await place.job("completed", 1.5 * HOUR)
 
-    swept = await place.turn(intermediate_grace_sec=HOUR)
+    swept = await place.run_once(intermediate_grace_sec=HOUR)
 
     assert (place.left(young), place.left(old)) == ({"blobs"}, set())
     (action,) = [action for action in swept.actions if action.target_id == str(old)]
@@ -123,7 +123,7 @@ async def test_files_of_a_job_that_completed_go_after_a_while_and_their_space_is
     assert action.detail == {"status": "completed", "objects": 1, "bytes": 5, "has_scratch": True}
     assert action.reason.endswith("its 1 intermediate objects with 5 bytes and its scratch folders are removed")
     assert sorted(path.name for path in place.folder.rglob("*") if path.is_file()) == ["copy.tif"]
-    assert (await place.turn(intermediate_grace_sec=HOUR)).actions == ()
+    assert (await place.run_once(intermediate_grace_sec=HOUR)).actions == ()
 
 
 @pytest.mark.requirement("S4")
@@ -132,11 +132,11 @@ async def test_files_that_a_resume_may_need_stay_longer(place, status):
     before, after = await place.job(status, 9 * DAY), await place.job(status, 11 * DAY)
     just = await place.job(status, 60)
 
-    await place.turn(intermediate_failed_days=10)
+    await place.run_once(intermediate_failed_days=10)
 
     assert (place.left(before), place.left(after)) == ({"blobs"}, set())
     assert place.left(just) == {"blobs", "scratch"}, "an attempt may still be at work"
-    await place.turn(intermediate_failed_days=0)
+    await place.run_once(intermediate_failed_days=0)
     assert place.left(before) == {"blobs"}, "as long as the job"
 
 
@@ -145,7 +145,7 @@ async def test_nothing_of_a_job_that_is_not_over_is_touched(place):
     jobs = [await place.job(status, 400 * DAY) for status in ("pending", "running")]
     await place.sql("UPDATE dagapp.dag_jobs SET completed_at = now() - interval '400 days' WHERE job_id = %s", jobs[1])
 
-    assert (await place.turn(retention_days=1)).actions == ()
+    assert (await place.run_once(retention_days=1)).actions == ()
 
     assert [place.left(job_id) for job_id in jobs] == [{"blobs", "scratch"}] * 2
 
@@ -161,7 +161,7 @@ async def test_files_of_a_job_with_a_running_task_are_not_touched(place):
             lease,
         )
 
-    await place.turn()
+    await place.run_once()
 
     assert (place.left(busy), place.left(lost)) == ({"blobs", "scratch"}, {"blobs"})
 
@@ -186,7 +186,7 @@ async def test_what_is_not_named_exactly_like_a_job_is_never_touched(place):
     for linked in ("silver/silver", "silver/.scratch"):
         (place.folder / linked / str(new_job_id(1))).symlink_to(outside)
 
-    await place.turn(retention_days=1)
+    await place.run_once(retention_days=1)
 
     assert place.left(job_id) == set()
     assert all((place.folder / "silver/silver" / blob).exists() for blob in others)
@@ -197,8 +197,8 @@ async def test_what_is_not_named_exactly_like_a_job_is_never_touched(place):
 async def test_files_of_deleted_jobs_go_at_once_where_retention_can_have_deleted_them(place):
     old, young = [await place.job("", days * DAY, has_row=False) for days in (3, 1)]
 
-    assert (await place.turn(retention_days=0)).actions == ()
-    swept = await place.turn(retention_days=2)
+    assert (await place.run_once(retention_days=0)).actions == ()
+    swept = await place.run_once(retention_days=2)
 
     assert (place.left(old), place.left(young)) == (set(), {"blobs", "scratch"})
     assert swept.actions[0].reason.startswith("the job was deleted: ")
@@ -209,11 +209,11 @@ async def test_files_go_with_the_job_that_retention_deletes(place):
     job_id = await place.job("failed", 3 * DAY)
     retention = PostgresRetention(place.dsn)
     settings = {"retention_days": 2, "intermediate_failed_days": 0}
-    await place.turn(**settings)
+    await place.run_once(**settings)
     assert place.left(job_id) == {"blobs"}
 
     assert await retention.prune_jobs(2 * DAY, 10) == 1
-    await place.turn(**settings)
+    await place.run_once(**settings)
 
     assert place.left(job_id) == set()
     await retention.close()
@@ -230,11 +230,11 @@ async def test_what_a_job_made_without_a_submission_goes_with_the_job_and_not_be
     def stored(blob: str) -> bool:
         return (place.folder / "silver/silver" / blob).exists()
 
-    await place.turn(retention_days=2)
+    await place.run_once(retention_days=2)
     with_row = [stored(blob) for blob in blobs]
     retention = PostgresRetention(place.dsn)
     assert await retention.prune_jobs(2 * DAY, 10) == 1
-    swept = await place.turn(retention_days=2)
+    swept = await place.run_once(retention_days=2)
 
     assert all(with_row)
     assert not any(map(stored, blobs))
@@ -242,7 +242,7 @@ async def test_what_a_job_made_without_a_submission_goes_with_the_job_and_not_be
     assert [action.reason for action in swept.actions] == [
         "the job was deleted: its 5 objects with 20 bytes are removed"
     ]
-    assert (await place.turn(retention_days=2)).actions == ()
+    assert (await place.run_once(retention_days=2)).actions == ()
     await retention.close()
 
 
@@ -250,11 +250,11 @@ async def test_what_a_job_made_without_a_submission_goes_with_the_job_and_not_be
 async def test_a_dry_run_reports_the_same_and_changes_nothing(place):
     job_id = await place.job("completed", DAY)
 
-    dry = await place.turn(is_dry=True)
+    dry = await place.run_once(is_dry=True)
 
     assert (targets(dry), await place.actions()) == ([str(job_id)], [])
     assert place.left(job_id) == {"blobs", "scratch"}
-    wet = await place.turn()
+    wet = await place.run_once()
     assert [action.reason for action in wet.actions] == [action.reason for action in dry.actions]
     assert await place.actions() == [("files_removed", str(job_id))]
 
@@ -286,7 +286,7 @@ async def test_a_job_cannot_be_resumed_while_its_files_are_removed_and_the_loop_
         place.fill(job_id)
         await place.sql("UPDATE dagapp.dag_jobs SET completed_at = now() - interval '40 days'")
         slow = Slow(place.storage)
-        turn = asyncio.create_task(place.tidy(slow).turn(uuid4()))
+        turn = asyncio.create_task(place.tidy(slow).run_once(uuid4()))
         await until(lambda: asyncio.sleep(0, slow.is_at_it.is_set()))
 
         resume = asyncio.create_task(rerun.resume(running.ledger, job_id))
@@ -301,7 +301,7 @@ async def test_a_job_cannot_be_resumed_while_its_files_are_removed_and_the_loop_
         assert (await resume).status == "resumed"
         place.fill(job_id)
         assert (await running.wait(job_id))["status"] == "failed"
-        assert (await place.turn()).actions == ()
+        assert (await place.run_once()).actions == ()
         assert place.left(job_id) == {"blobs", "scratch"}, "it has ended a moment ago"
 
 
@@ -311,7 +311,7 @@ async def test_a_job_that_is_about_to_be_resumed_is_left_alone(place):
     async with await psycopg.AsyncConnection.connect(place.dsn) as someone:
         await someone.execute("SELECT 1 FROM dagapp.dag_jobs WHERE job_id = %s FOR NO KEY UPDATE", [held])
 
-        swept = await place.turn()
+        swept = await place.run_once()
 
     assert targets(swept) == [str(free)]
     assert place.left(held) == {"blobs", "scratch"}
@@ -325,7 +325,7 @@ async def test_many_at_once_remove_each_once(place):
     async def work(tidy: Tidy) -> list[str]:
         done: list[str] = []
         while any(map(place.left, jobs)):
-            done += targets(await tidy.turn(uuid4()))
+            done += targets(await tidy.run_once(uuid4()))
         return done
 
     done = await asyncio.gather(*map(work, many))
@@ -341,7 +341,7 @@ async def test_one_run_removes_a_bounded_number_of_jobs(place, monkeypatch):
     monkeypatch.setattr(tidying, "JOBS_AT_ONCE", 3)
     jobs = [await place.job("completed", DAY) for _ in range(5)]
 
-    first, second = await place.turn(), await place.turn()
+    first, second = await place.run_once(), await place.run_once()
 
     assert (len(first.actions), len(second.actions)) == (3, 2)
     assert not any(map(place.left, jobs))
@@ -352,7 +352,7 @@ async def test_one_run_takes_a_bounded_time(place, monkeypatch):
     monkeypatch.setattr(tidying, "REMOVING_SECONDS", -1.0)
     job_id = await place.job("completed", DAY)
 
-    assert (await place.turn()).actions == ()
+    assert (await place.run_once()).actions == ()
     assert place.left(job_id) == {"blobs", "scratch"}
 
 
@@ -372,7 +372,7 @@ async def test_files_that_cannot_be_removed_are_reported_and_do_not_stop_the_oth
 
     tidy = place.tidy(Bad(place.storage))
 
-    swept = await tidy.turn(uuid4())
+    swept = await tidy.run_once(uuid4())
 
     assert targets(swept) == sorted(map(str, jobs[1:]))
     assert tidy.errors == 1
@@ -409,7 +409,7 @@ async def test_where_the_storage_is_not_there_nothing_is_done_and_nothing_is_mad
     await place.sql("SELECT 1")
     place.folder = place.folder / "elsewhere"
 
-    assert await place.turn() == SweepResult((), ())
+    assert await place.run_once() == SweepResult((), ())
 
     assert not place.folder.exists()
 

@@ -100,7 +100,7 @@ async def test_a_job_with_an_unreadable_output_can_be_shown_cancelled_and_ended(
             await until(lambda job_id=job_id: _is_waiting(running, job_id))
             await _break(running, job_id, "first", value)
         for orchestrator in running.orchestrators:
-            orchestrator._distrust(orchestrator._owned)
+            orchestrator._discard_views(orchestrator._owned)
         shown = await ok(client.get(f"{V1}/jobs/{job_ids[0]}"))
         listed = await ok(client.get(f"{V1}/jobs"))
         node = await ok(client.get(f"{V1}/jobs/{job_ids[0]}/nodes/first"))
@@ -146,7 +146,7 @@ async def test_a_job_whose_result_would_be_an_unreadable_output_fails_with_that_
         job_id = await running.submit(workflow(RESULT))
         await until(lambda: _has_completed(running, job_id, "first"))
         await _break(running, job_id, "first", value)
-        running.orchestrators[0]._distrust([job_id])
+        running.orchestrators[0]._discard_views([job_id])
         open_gate(job_id)
         job = await running.wait(job_id, timeout=15)
 

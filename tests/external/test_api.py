@@ -25,7 +25,7 @@ async def test_the_state_the_urls_and_a_repetition_over_http(catalog_database, t
             return await api.client.post(path, json={"reason": "repaired"}, headers={"X-Caller": caller})
 
         assert (await external())["state"] == "due"
-        await chore.turn()
+        await chore.run_once()
         (job,) = await jobs(api.kit)
         assert ((await external())["state"], (await external())["job_id"]) == ("running", str(job["job_id"]))
         assert ((await export("operator")).status_code, (await export("operator")).json()["code"]) == (
@@ -42,7 +42,7 @@ async def test_the_state_the_urls_and_a_repetition_over_http(catalog_database, t
         assert (await export("anonymous")).status_code == 401
         answer = await ok(export("operator"))
         assert answer["versions"][0]["revisions"][0]["external"]["state"] == "due"
-        await chore.turn()
+        await chore.run_once()
         await end(api.kit, (await jobs(api.kit))[-1]["job_id"])
 
         done = await external()

@@ -53,7 +53,7 @@ class External:
 
     async def settle(self, dataset: str) -> dict[str, Any]:
         """Start the job that is due, and wait for its end."""
-        await self.chore.turn()
+        await self.chore.run_once()
         self.hub.running.notifier.notify(JOBS)
         asset = await self.hub.publisher.store.asset(dataset)
         (job_id,) = [
@@ -175,7 +175,7 @@ async def test_a_damaged_copy_is_found_and_repaired_and_a_damaged_source_is_refu
     assert job["status"] == "failed"
     assert (state.state, "differs from the checksum" in str(state.error)) == ("failed", True)
     assert not copy.exists(), "a damaged object does not stay outside"
-    assert not await external.chore.turn()
+    assert not await external.chore.run_once()
     assert (await external.state("dem")).job_id == job["job_id"], "a failed export waits for an operator"
 
     # The operator mends the source, and resumes the job itself.
@@ -215,7 +215,7 @@ async def test_a_job_that_is_posted_exports_only_what_is_approved_and_public(hub
     assert job["status"] == "completed", job["error_message"]
     state = await external.state("dem")
     assert (state.state, state.job_id) == ("exported", job["job_id"])
-    await external.chore.turn()
+    await external.chore.run_once()
     assert (await external.state("dem")).job_id == job["job_id"], "nothing is left to be done"
 
     await unpublish(store, "dem", 0, caller=ADMIN)

@@ -52,7 +52,7 @@ async def exporting(kit: Kit, chore: ExternalCopyChore) -> UUID:
     """A running job that exports a dataset."""
     await processed(kit)
     await approve(kit.store, "dem", 0, caller=BOB, clearance=Clearance.PUBLIC)
-    await chore.turn()
+    await chore.run_once()
     job_id = (await jobs(kit))[-1]["job_id"]
     await kit.execute("UPDATE dagapp.dag_jobs SET status = 'running' WHERE job_id = %s", job_id)
     return job_id
@@ -87,7 +87,7 @@ async def test_copies_that_a_late_withdrawal_has_removed_are_made_again(
     await end(kit, job_id)
     await kit.execute("UPDATE dagapp.asset_revisions SET withdrawal_due_at = now()")
     await kit.execute("UPDATE dagapp.geospatial_assets SET clearance_state = 'ouo', made_public_at = NULL")
-    await chore.turn()
+    await chore.run_once()
     late = (await jobs(kit))[-1]["job_id"]
     await kit.execute("UPDATE dagapp.dag_jobs SET status = 'running' WHERE job_id = %s", late)
     ctx = context(kit, late, WorkerCopy())

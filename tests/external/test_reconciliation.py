@@ -49,7 +49,7 @@ async def test_one_of_many_orchestrators_starts_the_job_of_a_decision(kit: Kit):
     chores = [ExternalCopyChore(Settings(), PostgresExternalCopies(kit.dsn), kit.library) for _ in range(8)]
 
     for _ in range(2):
-        await asyncio.gather(*(chore.turn() for chore in chores))
+        await asyncio.gather(*(chore.run_once() for chore in chores))
 
     (job,) = await jobs(kit)
     assert (job["workflow_id"], job["asset_id"], job["submitted_by"]) == (
@@ -68,13 +68,13 @@ async def test_what_an_earlier_release_has_recorded_is_carried_out(kit: Kit, cho
     columns = "external_copies = DEFAULT, external_due_at = DEFAULT, external_failures = DEFAULT"
     await kit.execute(f"UPDATE dagapp.asset_revisions SET {columns}, export_due_at = '2024-01-01'")
 
-    await chore.turn()
+    await chore.run_once()
 
     assert [job["workflow_id"] for job in await jobs(kit)] == ["external_export"]
     # One that was withdrawn before anything was copied has nothing to remove.
     await end(kit, await newest_job(kit))
     await kit.execute("UPDATE dagapp.asset_revisions SET external_copies = 'none', withdrawal_due_at = '2024-01-01'")
-    await chore.turn()
+    await chore.run_once()
     assert len(await jobs(kit)) == 1
     assert (await copies(kit)).due_at is None
 
@@ -95,13 +95,13 @@ from dagmaster.settings import Settings
 settings = Settings()
 library = load_library(settings, installed(), settings.known_queues)
 faults.arm({point!r})
-asyncio.run(ExternalCopyChore(settings, PostgresExternalCopies({kit.dsn!r}), library).turn())
+asyncio.run(ExternalCopyChore(settings, PostgresExternalCopies({kit.dsn!r}), library).run_once())
 """
     died = await asyncio.to_thread(subprocess.run, [sys.executable, "-c", program], check=False, env=dict(os.environ))
     assert died.returncode == 137
     assert len(await jobs(kit)) == (1 if point.endswith("after-commit") else 0)
 
-    await chore.turn()
+    await chore.run_once()
 
     (job,) = await jobs(kit)
     assert (await copies(kit)).job_id == job["job_id"]
@@ -154,17 +154,17 @@ async def chore_posted(kit: Kit) -> None:
 
 async def test_a_failed_export_waits_for_an_operator_who_repeats_it(kit: Kit, chore: ExternalCopyChore):
     await public(kit)
-    await chore.turn()
+    await chore.run_once()
     await end(kit, await newest_job(kit), "failed")
 
-    await chore.turn()
+    await chore.run_once()
     state = await copies(kit)
     assert (state.state, state.error, len(await jobs(kit))) == ("failed", "it broke", 1)
 
     await export_again(kit.store, "dem", 0, caller=ADA, reason="the disk was full")
     with pytest.raises(Conflict) as changed:
         await export_again(kit.store, "dem", 0, caller=ADA, if_match='"1"')
-    await chore.turn()
+    await chore.run_once()
     assert changed.value.code == "asset.changed"
     with pytest.raises(Conflict) as running:
         await export_again(kit.store, "dem", 0, caller=ADA)
@@ -195,20 +195,20 @@ async def test_only_what_is_approved_and_public_is_exported_again(kit: Kit):
 
 async def test_a_failed_withdrawal_is_tried_again_later_for_as_long_as_it_takes(kit: Kit, chore: ExternalCopyChore):
     await public(kit)
-    await chore.turn()
+    await chore.run_once()
     await end(kit, await newest_job(kit))
     await unpublish(kit.store, "dem", 0, caller=BOB)
 
     for failures in (1, 2, 3):
-        await chore.turn()
+        await chore.run_once()
         await end(kit, await newest_job(kit), "failed")
         state = await copies(kit)
         assert (state.state, state.error) == ("withdrawing", "it broke")
         assert state.retry_at is not None
-        await chore.turn()
+        await chore.run_once()
         assert len(await jobs(kit, "unpublish")) == failures, "not before its time"
         await kit.execute("UPDATE dagapp.asset_revisions SET external_retry_at = now()")
-    await chore.turn()
+    await chore.run_once()
     await end(kit, await newest_job(kit))
 
     assert (await copies(kit)).state == "withdrawn"
@@ -220,19 +220,19 @@ async def test_lowering_the_clearance_cancels_the_export_that_runs_and_removes_w
     kit: Kit, chore: ExternalCopyChore
 ):
     await public(kit)
-    await chore.turn()
+    await chore.run_once()
     export = await newest_job(kit)
     await kit.execute("UPDATE dagapp.dag_jobs SET status = 'running' WHERE job_id = %s", export)
     await clear(kit.store, "dem", OUO, caller=BOB)
 
-    await chore.turn()
-    await chore.turn()
+    await chore.run_once()
+    await chore.run_once()
     (job,) = await jobs(kit)
     assert (job["cancel_requested_by"], len(await jobs(kit, "unpublish"))) == ("dagmaster", 0)
 
     await end(kit, export, "cancelled")
     assert (await copies(kit)).state == "withdrawing"
-    await chore.turn()
+    await chore.run_once()
     await end(kit, await newest_job(kit))
 
     assert (await copies(kit)).state == "withdrawn"
@@ -242,17 +242,17 @@ async def test_lowering_the_clearance_cancels_the_export_that_runs_and_removes_w
 
 async def test_an_approval_while_the_withdrawal_runs_is_exported_afterwards(kit: Kit, chore: ExternalCopyChore):
     await public(kit)
-    await chore.turn()
+    await chore.run_once()
     await end(kit, await newest_job(kit))
     await unpublish(kit.store, "dem", 0, caller=BOB)
-    await chore.turn()
+    await chore.run_once()
     withdrawal = await newest_job(kit)
 
     await approve(kit.store, "dem", 0, caller=BOB)
-    await chore.turn()
+    await chore.run_once()
     assert len(await jobs(kit)) == 2, "never two jobs at once"
     await end(kit, withdrawal)
-    await chore.turn()
+    await chore.run_once()
     await end(kit, await newest_job(kit))
 
     assert (await copies(kit)).state == "exported"
@@ -264,15 +264,15 @@ async def test_an_export_that_was_cancelled_by_an_earlier_decision_starts_again_
     kit: Kit, chore: ExternalCopyChore, status: str
 ):
     await public(kit)
-    await chore.turn()
+    await chore.run_once()
     cancelled = await newest_job(kit)
     await clear(kit.store, "dem", OUO, caller=BOB)
-    await chore.turn()
+    await chore.run_once()
     await clear(kit.store, "dem", PUBLIC, caller=BOB)
     await end(kit, cancelled, status)
 
     assert (await copies(kit)).state == "due", "its failure is not that of the last decision"
-    await chore.turn()
+    await chore.run_once()
     await end(kit, await newest_job(kit))
     assert (await copies(kit)).state == "exported"
     assert [job["workflow_id"] for job in await jobs(kit)] == ["external_export"] * 2
@@ -281,15 +281,15 @@ async def test_an_export_that_was_cancelled_by_an_earlier_decision_starts_again_
 async def test_a_decision_and_its_opposite_before_any_job_need_none(kit: Kit, chore: ExternalCopyChore):
     await public(kit)
     await unpublish(kit.store, "dem", 0, caller=BOB)
-    await chore.turn()
+    await chore.run_once()
     assert (await jobs(kit), (await copies(kit)).state) == ([], "none")
 
     await approve(kit.store, "dem", 0, caller=BOB)
-    await chore.turn()
+    await chore.run_once()
     await end(kit, await newest_job(kit))
     await clear(kit.store, "dem", OUO, caller=BOB)
     await clear(kit.store, "dem", PUBLIC, caller=BOB)
-    await chore.turn()
+    await chore.run_once()
     assert len(await jobs(kit)) == 1
     state = await copies(kit)
     assert (state.state, state.blob_path) == ("exported", "external/x")
@@ -297,13 +297,13 @@ async def test_a_decision_and_its_opposite_before_any_job_need_none(kit: Kit, ch
 
 async def test_a_new_revision_replaces_the_copies_of_the_old_one(kit: Kit, chore: ExternalCopyChore):
     await public(kit)
-    await chore.turn()
+    await chore.run_once()
     await end(kit, await newest_job(kit))
     await processed(kit, content=b"second")
     assert (await copies(kit)).state == "exported", "it is served until the new one is approved"
 
     await approve(kit.store, "dem", 0, caller=BOB)
-    await chore.turn()
+    await chore.run_once()
     assert [(await copies(kit, revision=number)).state for number in (1, 2)] == ["withdrawing", "running"]
     for job in (await jobs(kit))[1:]:
         await end(kit, job["job_id"])
@@ -315,7 +315,7 @@ async def test_what_has_copies_outside_is_purged_only_after_they_are_removed(kit
         Settings(purge_days=1), PostgresAssetUpkeep(kit.dsn), kit.storage, AdoptedAssets(kit.dsn, size=1)
     )
     await public(kit)
-    await chore.turn()
+    await chore.run_once()
     await end(kit, await newest_job(kit))
     await delete(kit.store, "dem", caller=BOB)
     await kit.execute("UPDATE dagapp.geospatial_assets SET deleted_at = now() - interval '9 days'")
@@ -327,7 +327,7 @@ async def test_what_has_copies_outside_is_purged_only_after_they_are_removed(kit
         return rows[0]["is_purged"]
 
     assert not await purged()
-    await chore.turn()
+    await chore.run_once()
     assert not await purged(), "its withdrawal runs"
     await kit.execute("UPDATE dagapp.asset_revisions SET withdrawal_due_at = NULL, outputs = '{}'")
     assert not await purged(), "whatever else is recorded"
@@ -340,10 +340,10 @@ async def test_what_has_copies_outside_is_purged_only_after_they_are_removed(kit
 async def test_an_object_that_is_written_after_the_withdrawal_is_found_and_removed(kit: Kit, chore: ExternalCopyChore):
     upkeep = AssetUpkeep(Settings(), PostgresAssetUpkeep(kit.dsn), kit.storage, AdoptedAssets(kit.dsn, size=1))
     await public(kit)
-    await chore.turn()
+    await chore.run_once()
     await end(kit, await newest_job(kit))
     await unpublish(kit.store, "dem", 0, caller=BOB)
-    await chore.turn()
+    await chore.run_once()
     await end(kit, await newest_job(kit))
     await kit.execute("UPDATE dagapp.asset_revisions SET withdrawn_at = now() - interval '10 minutes'")
 
@@ -353,7 +353,7 @@ async def test_an_object_that_is_written_after_the_withdrawal_is_found_and_remov
     kit.storage.put(kit.storage.location(Edition("dem").cog("late.tif"), zone=Zone.EXTERNAL), b"pixels")
     await upkeep.recheck_withdrawals()
     await upkeep.recheck_withdrawals()
-    await chore.turn()
+    await chore.run_once()
 
     assert (await copies(kit)).state == "withdrawing"
     assert len(await jobs(kit, "unpublish")) == 2
@@ -362,7 +362,7 @@ async def test_an_object_that_is_written_after_the_withdrawal_is_found_and_remov
 
 async def test_an_export_whose_job_is_deleted_before_its_end_has_failed(kit: Kit, chore: ExternalCopyChore):
     await public(kit)
-    await chore.turn()
+    await chore.run_once()
     await kit.execute("DELETE FROM dagapp.dag_jobs WHERE workflow_id = 'external_export'")
 
     state = await copies(kit)
@@ -372,11 +372,11 @@ async def test_an_export_whose_job_is_deleted_before_its_end_has_failed(kit: Kit
 
 async def test_the_end_of_a_job_reaches_the_revision_once(kit: Kit, chore: ExternalCopyChore):
     await public(kit)
-    await chore.turn()
+    await chore.run_once()
     first = await newest_job(kit)
     await end(kit, first, "failed")
     await export_again(kit.store, "dem", 0, caller=ADA)
-    await chore.turn()
+    await chore.run_once()
     # The first job is resumed, and ends: it is not the one that exports the revision now.
     await kit.execute("UPDATE dagapp.dag_jobs SET status = 'running', resume_count = 1 WHERE job_id = %s", first)
     await kit.execute("UPDATE dagapp.dag_jobs SET status = 'completed' WHERE job_id = %s", first)
@@ -423,7 +423,7 @@ async def test_whatever_happens_in_whatever_order_the_zone_ends_as_was_decided_l
 
     for _ in range(12):
         await asyncio.gather(
-            decide(kit, choose.choice(DECISIONS)), chores[0].turn(), chores[1].turn(), return_exceptions=False
+            decide(kit, choose.choice(DECISIONS)), chores[0].run_once(), chores[1].run_once(), return_exceptions=False
         )
         if choose.random() < 0.7:
             await end_one()
@@ -435,7 +435,7 @@ async def test_whatever_happens_in_whatever_order_the_zone_ends_as_was_decided_l
         )
         if (await copies(kit)).state == "failed":
             await export_again(kit.store, "dem", 0, caller=ADA)
-        await asyncio.gather(*(chore.turn() for chore in chores))
+        await asyncio.gather(*(chore.run_once() for chore in chores))
         for job in await jobs(kit):
             if job["status"] in ("pending", "running"):
                 is_outside = job["workflow_id"] != "unpublish"

@@ -196,7 +196,7 @@ async def test_no_secret_appears_where_it_does_not_belong(secret_dsn, tmp_path, 
         known = await _use(site, places)
         places.add("sign-in", *await _sign_in(orchestrator.url, local, secrets["oidc_client_secret"]))
         sender = CallbackSender(map_settings, PostgresCallbacks(secret_dsn, "test-callbacks"))
-        while await sender.turn():  # callbacks of one request follow each other
+        while await sender.run_once():  # callbacks of one request follow each other
             await sender.settle()
         await sender.close()
         for place, url, description in (
@@ -341,7 +341,7 @@ async def _use(site: Site, places: Places) -> Known:
         await ok(client.post(f"{version}/approve", json=approval, headers=admin))
         link = await ok(client.post(f"{version}/links", json={}, headers=admin), 201)
         copies = PostgresExternalCopies(site.running.dsn)
-        await ExternalCopyChore(Settings(), copies, site.running.library).turn()
+        await ExternalCopyChore(Settings(), copies, site.running.library).run_once()
         await copies.close()
         (export,) = await site.running.rows("SELECT job_id FROM dagapp.dag_jobs WHERE workflow_id = 'external_export'")
         await site.running.wait(export["job_id"], until=("completed",))

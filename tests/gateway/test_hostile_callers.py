@@ -276,7 +276,7 @@ async def test_a_name_that_leads_to_another_address_later_is_not_called(kit: Kit
     sender = CallbackSender(
         Settings(), PostgresCallbacks(kit.dsn, "test-callbacks"), send=partial(webhook.send, resolve=resolve)
     )
-    await sender.turn()
+    await sender.run_once()
     await sender.settle()
     await sender.close()
     events = await kit.rows("SELECT request_id, state FROM dagapp.callback_events ORDER BY request_id")

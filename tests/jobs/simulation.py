@@ -108,7 +108,7 @@ class Simulation:
 
     def run(self, disorder: int = 60) -> None:
         """Some disorder, then whatever is left in order: it must come to an end."""
-        actions = [self.turn] * 5 + [self.claim_tasks] * 3 + [self.report_one] * 5 + [self.pass_time] * 2
+        actions = [self.run_once] * 5 + [self.claim_tasks] * 3 + [self.report_one] * 5 + [self.pass_time] * 2
         actions += [self.replace_owner, self.doubt, self.crash, self.repeat_a_report, self.stop_on_request]
         actions += [self.cancel] * self.cancels
         for _ in range(disorder):
@@ -125,13 +125,13 @@ class Simulation:
     def go_on(self) -> None:
         """Everything that can be done now; else wait for what comes next."""
         before = self._marks()
-        self.turn()
+        self.run_once()
         self.stop_on_request()
         self.claim_tasks()
         for task in list(self.held):
             if self.script(task) not in ("lost", "overran"):
                 self.report(task)
-        self.turn()
+        self.run_once()
         if self._marks() == before and not self.is_over:
             self.wait()
 
@@ -175,7 +175,7 @@ class Simulation:
         assert [claim.job_id for claim in claims] == [self.job_id]
         return Owner(owner_id, claims[0])
 
-    def turn(self) -> None:
+    def run_once(self) -> None:
         owner = self.owner
         self._stay_alive()
         pending = at_once(self.ledger.sweep_jobs(owner.owner_id, started_after_seconds=0.5))

@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 
 from dagmaster.jobs.estimates import (
     MAX_SECONDS,
-    NodePast,
+    NodeHistory,
     NodeProgress,
     PastNode,
     from_past,
     from_rate,
+    node_histories,
     of_all,
     of_job,
-    pasts,
     seconds_left,
     seconds_until_end,
 )
@@ -61,7 +61,7 @@ def fan() -> Graph:
     elapsed=st.none() | any_number,
     fraction=st.none() | any_number,
     usual=st.none() | any_number,
-    past=st.builds(NodePast, st.none() | any_number, st.integers(0, 5), st.integers(0, 5)),
+    past=st.builds(NodeHistory, st.none() | any_number, st.integers(0, 5), st.integers(0, 5)),
     is_ended=st.booleans(),
 )
 def test_an_estimate_is_a_sensible_number_or_none(elapsed, fraction, usual, past, is_ended):
@@ -114,7 +114,7 @@ def test_parallel_branches_count_once():
 def test_what_takes_longer_than_usual_is_not_known():
     assert from_past(4.0, 10.0) == 6.0
     assert from_past(11.0, 10.0) is None
-    assert seconds_left(NodeProgress(False, 11.0), NodePast(10.0, 3)) is None
+    assert seconds_left(NodeProgress(False, 11.0), NodeHistory(10.0, 3)) is None
 
 
 def test_a_node_that_waits_for_an_unknown_one_is_not_known():
@@ -123,8 +123,8 @@ def test_a_node_that_waits_for_an_unknown_one_is_not_known():
 
 
 def test_a_node_that_is_mostly_skipped_takes_no_time():
-    assert seconds_left(NodeProgress(False), NodePast(None, 0, 3)) == 0.0
-    assert seconds_left(NodeProgress(False), NodePast(5.0, 3, 1)) == 5.0
+    assert seconds_left(NodeProgress(False), NodeHistory(None, 0, 3)) == 0.0
+    assert seconds_left(NodeProgress(False), NodeHistory(5.0, 3, 1)) == 5.0
 
 
 def at(seconds: float) -> datetime:
@@ -139,11 +139,11 @@ def test_a_fan_out_lasts_until_the_next_node_begins():
         for node_id, begin, end in (("split", 0, 1), ("all", 40 * scale, 40 * scale + 1))
     ]
 
-    past = pasts(fan(), rows)
+    past = node_histories(fan(), rows)
 
     assert past["split"].seconds == 80.0
     assert past["all"].seconds == 1.0
-    assert past["start"] == NodePast(None, 0, 0)
+    assert past["start"] == NodeHistory(None, 0, 0)
 
 
 def test_runs_that_failed_or_were_skipped_say_nothing_about_durations():
@@ -154,4 +154,4 @@ def test_runs_that_failed_or_were_skipped_say_nothing_about_durations():
         PastNode(4, "left", "completed", at(9), at(7)),  # a clock went back
     ]
 
-    assert pasts(diamond(), rows)["left"] == NodePast(7.0, 1, 1)
+    assert node_histories(diamond(), rows)["left"] == NodeHistory(7.0, 1, 1)

@@ -23,7 +23,7 @@ def a_run(nodes, head="", **scripts):
 def both_taken(**scripts):
     """Both tasks of the pair are with a worker; returns the run and how to report one."""
     run = a_run(PAIR, **scripts)
-    run.turn()
+    run.run_once()
     while len(run.held) < 2:
         run.claim_tasks()
     return run, lambda name: run.report(next(task for task in run.held if task.node_id == name))
@@ -51,7 +51,7 @@ def test_a_returned_task_is_not_dispatched_again_after_a_critical_failure():
     report("a")
     report("b")
 
-    run.turn()
+    run.run_once()
 
     assert [task.status for task in run.database.tasks.values()] == [TaskStatus.FAILED, TaskStatus.RETURNED]
     assert run.states()["b"] == ("cancelled", "job_failed")
@@ -65,7 +65,7 @@ def test_a_wait_that_began_together_with_a_critical_failure_ends_with_it():
     report("b")
     report("a")
 
-    run.turn()
+    run.run_once()
 
     waiting = run.database.nodes[run.job_id]["b"]
     assert (waiting.status, waiting.not_before) == ("cancelled", None)
@@ -101,14 +101,14 @@ def test_a_fan_in_far_behind_its_fan_out_goes_when_the_last_child_has_ended():
   end: {type: end, depends_on: {all_of: [gather]}}
 """
     run = a_run(nodes)
-    run.turn()
+    run.run_once()
     for name in ("quick", "early", "tiles__0", "tiles__1"):
         run.claim_tasks()
         while all(task.node_id != name for task in run.held):
             run.claim_tasks()
         assert run.states()["gather"][0] == "pending"
         run.report(next(task for task in run.held if task.node_id == name))
-        run.turn()
+        run.run_once()
 
     assert run.states()["gather"][0] == "completed"
     run.run(disorder=0)

@@ -160,7 +160,7 @@ async def test_signatures_and_tokens_are_nowhere(platform, catalog_database, tmp
 
 async def export(running: Engine, settings: dict[str, object]) -> None:
     copies = PostgresExternalCopies(running.dsn)
-    await ExternalCopyChore(fast_settings(**settings), copies, running.library).turn()
+    await ExternalCopyChore(fast_settings(**settings), copies, running.library).run_once()
     await copies.close()
     running.notifier.notify(JOBS)
     (job,) = await running.rows("SELECT job_id FROM dagapp.dag_jobs WHERE workflow_id = 'external_export'")
@@ -169,7 +169,7 @@ async def export(running: Engine, settings: dict[str, object]) -> None:
 
 async def send_callbacks(dsn: str, settings: dict[str, object]) -> None:
     sender = CallbackSender(fast_settings(**settings), PostgresCallbacks(dsn, "test-callbacks"))
-    while await sender.turn():  # callbacks of one request follow each other
+    while await sender.run_once():  # callbacks of one request follow each other
         await sender.settle()
     await sender.close()
 

@@ -131,24 +131,24 @@ async def test_a_deleted_version_is_purged_and_an_unpublished_or_waiting_one_is_
 async def test_the_collection_of_a_deleted_asset_goes_with_its_last_revision_and_may_come_back(
     kit: Kit, upkeep: AssetUpkeep
 ):
-    async def turn() -> None:
+    async def run_once() -> None:
         assert await upkeep.purge()
         assert await upkeep.remove_collections()
 
     await submitted(kit)
     await approve(kit.store, "dem", 0, caller=BOB, clearance=Clearance.OUO)
     await delete(kit.store, "dem", caller=BOB, reason="obsolete")
-    await turn()
+    await run_once()
     before = await kit.collection()
 
     await age(kit, 31)
-    await turn()
+    await run_once()
 
     assert before is not None, "the data is kept for a while"
     assert await kit.collection() is None
-    await turn()
+    await run_once()
     await kit.publish("dem", content=b"again", version_label="again", clearance="ouo")
-    await turn()
+    await run_once()
     assert (await kit.collection())["id"] == "dem"
 
 
@@ -232,9 +232,9 @@ async def test_a_webhook_that_does_not_answer_is_called_again(kit: Kit, upkeep: 
     upkeep.post = post
     await submitted(kit)
 
-    assert await upkeep.turn()
+    assert await upkeep.run_once()
     assert upkeep.errors == 1
-    await upkeep.turn()
+    await upkeep.run_once()
 
     assert len(posts) == 2
     assert posts[0] == posts[1]

@@ -62,7 +62,7 @@ async def send(service_bus: ServiceBus, *bodies: str, **options: Any) -> None:
 async def taken(jobs: JobQueue, count: int) -> None:
     async with asyncio.timeout(10):
         while jobs.counters.received < count:
-            await jobs.turn(1.0)
+            await jobs.run_once(1.0)
 
 
 async def test_a_submission_is_stored_and_then_settled(running, service_bus):
@@ -85,7 +85,7 @@ async def test_without_a_database_a_submission_stays_in_the_queue(running, servi
     await send(service_bus, '{"workflow_id": "x"}', message_id="m")
 
     with pytest.raises(Unavailable):
-        await jobs.turn(2.0)
+        await jobs.run_once(2.0)
     ledger.error = None
     await taken(jobs, 2)
 
@@ -100,7 +100,7 @@ async def test_a_database_that_refuses_the_user_costs_no_submission(running, ser
     await send(service_bus, '{"workflow_id": "x"}', message_id="m")
 
     with pytest.raises(NotAllowed):
-        await jobs.turn(2.0)
+        await jobs.run_once(2.0)
     ledger.error = None
     await taken(jobs, 2)
 

@@ -81,11 +81,11 @@ async def test_what_is_acknowledged_leaves_the_outbox():
     bench = Bench()
     ids = bench.add(3)
 
-    assert await bench.relay.turn() == 3
+    assert await bench.relay.run_once() == 3
 
     assert bench.sender.sent == ids
     assert not bench.database.outbox
-    assert await bench.relay.turn() == 0
+    assert await bench.relay.run_once() == 0
 
 
 async def test_tasks_that_were_claimed_meanwhile_are_not_sent():
@@ -93,7 +93,7 @@ async def test_tasks_that_were_claimed_meanwhile_are_not_sent():
     bench.add(2)
     bench.database.move_task((JOB, "n0", 1), TaskStatus.RUNNING)
 
-    await bench.relay.turn()
+    await bench.relay.run_once()
 
     assert bench.sender.sent == [task_id(JOB, "n1", 1)]
     assert not bench.database.outbox
@@ -105,7 +105,7 @@ async def test_two_relays_do_not_send_the_same():
     ids = bench.add(2 * relay_module.WINDOW)
     others = Sender()
 
-    await asyncio.gather(bench.relay.turn(), Relay(bench.outbox, others).turn())
+    await asyncio.gather(bench.relay.run_once(), Relay(bench.outbox, others).run_once())
 
     assert sorted(bench.sender.sent + others.sent) == sorted(ids)
 
@@ -121,7 +121,7 @@ async def test_each_queue_has_its_own_window(monkeypatch):
     bench.add(100, "many", first=100)
     monkeypatch.setattr(bench.outbox, "count_workers", count_workers)
 
-    assert await bench.relay.turn() == relay_module.SMALLEST_WINDOW + relay_module.WINDOW
+    assert await bench.relay.run_once() == relay_module.SMALLEST_WINDOW + relay_module.WINDOW
 
 
 async def test_while_announced_tasks_wait_no_more_ids_are_sent_and_most_are_never_needed(monkeypatch):
@@ -129,13 +129,13 @@ async def test_while_announced_tasks_wait_no_more_ids_are_sent_and_most_are_neve
     ids = bench.add(1000)
     bench.add(1, "other", first=5000)
 
-    first = await bench.relay.turn()
+    first = await bench.relay.run_once()
     announced = set(bench.sender.sent)
-    held_back = await bench.relay.turn()
+    held_back = await bench.relay.run_once()
     for key in [key for key in bench.database.tasks if key[1] not in ("n998", "n999")]:  # workers go on by themselves
         bench.database.move_task(key, TaskStatus.RUNNING)
     monkeypatch.setattr(relay_module, "BUSY_SECONDS", 0.0)
-    while await bench.relay.turn():
+    while await bench.relay.run_once():
         pass
 
     assert first == relay_module.WINDOW + 1
@@ -149,18 +149,18 @@ async def test_new_tasks_are_announced_although_others_of_their_queue_wait(monke
     monkeypatch.setattr(relay_module, "NEWEST_SECONDS", 60.0)  # a busy machine may take long between two turns
     bench = Bench()
     bench.add(1000)
-    await bench.relay.turn()
+    await bench.relay.run_once()
     bench.clock.advance(1)
     new = bench.add(1, first=2000)
     bench.relay.wake(["q"])
-    announced = await bench.relay.turn()
+    announced = await bench.relay.run_once()
     bench.clock.advance(1)
     newer = bench.add(10, first=3000)
     bench.relay.wake(["q"])
-    too_early = await bench.relay.turn()
+    too_early = await bench.relay.run_once()
     monkeypatch.setattr(relay_module, "NEWEST_SECONDS", 0.0)
-    later = await bench.relay.turn()
-    unasked = await bench.relay.turn()
+    later = await bench.relay.run_once()
+    unasked = await bench.relay.run_once()
 
     assert new[0] in bench.sender.sent
     assert (announced, too_early, later, unasked) == (relay_module.NEWEST, 0, relay_module.NEWEST, 0)
@@ -171,14 +171,14 @@ async def test_new_tasks_of_a_queue_that_was_busy_are_announced_at_once_when_it_
     monkeypatch.setattr(relay_module, "NEWEST_SECONDS", 0.0)
     bench = Bench()
     bench.add(relay_module.WINDOW)
-    await bench.relay.turn()
-    assert await bench.relay.turn() == 0  # busy
+    await bench.relay.run_once()
+    assert await bench.relay.run_once() == 0  # busy
     for number in range(relay_module.WINDOW):
         bench.database.move_task((JOB, f"n{number}", 1), TaskStatus.RUNNING)
     new = bench.add(10, first=2000)
-    unwoken = await bench.relay.turn()
+    unwoken = await bench.relay.run_once()
     bench.relay.wake(["q"])
-    await bench.relay.turn()
+    await bench.relay.run_once()
 
     assert unwoken == 0  # it is too early for another check
     assert bench.sender.sent[relay_module.WINDOW :] == new
@@ -189,7 +189,7 @@ async def test_idle_workers_that_claim_everything_at_once_are_told_of_more_witho
     for first in range(0, 3 * relay_module.WINDOW, relay_module.WINDOW):
         ids = bench.add(relay_module.WINDOW, first=first)
 
-        assert await bench.relay.turn() == relay_module.WINDOW
+        assert await bench.relay.run_once() == relay_module.WINDOW
 
         assert set(bench.sender.sent[-len(ids) :]) == set(ids)
         for number in range(first, first + relay_module.WINDOW):
@@ -199,14 +199,14 @@ async def test_idle_workers_that_claim_everything_at_once_are_told_of_more_witho
 async def test_ids_that_may_be_lost_do_not_hold_others_back_for_ever(monkeypatch):
     bench = Bench()
     bench.add(2 * relay_module.WINDOW)
-    await bench.relay.turn()
-    assert await bench.relay.turn() == 0
+    await bench.relay.run_once()
+    assert await bench.relay.run_once() == 0
 
     monkeypatch.setattr(relay_module, "BUSY_SECONDS", 0.0)
-    assert await bench.relay.turn() == 0
+    assert await bench.relay.run_once() == 0
     monkeypatch.setattr(relay_module, "REMEMBERED_SECONDS", -1.0)
 
-    assert await bench.relay.turn() == relay_module.WINDOW_AFTER_BUSY
+    assert await bench.relay.run_once() == relay_module.WINDOW_AFTER_BUSY
 
 
 async def test_a_queue_that_was_busy_gets_fewer_messages_until_its_tasks_are_claimed_at_once(monkeypatch):
@@ -219,10 +219,10 @@ async def test_a_queue_that_was_busy_gets_fewer_messages_until_its_tasks_are_cla
         for sent in bench.sender.sent[sum(sizes) :]:
             bench.database.move_task(task_key(sent), TaskStatus.RUNNING)
         sizes.append(len(bench.sender.sent) - sum(sizes))
-        await bench.relay.turn()
+        await bench.relay.run_once()
 
-    await bench.relay.turn()
-    assert await bench.relay.turn() == 0  # busy
+    await bench.relay.run_once()
+    assert await bench.relay.run_once() == 0  # busy
     for _ in range(6):
         await turn_after_claims()
 
@@ -234,14 +234,14 @@ async def test_workers_that_claim_without_messages_are_sent_none():
     """They claim a hundred tasks between two checks, of which none was announced."""
     bench = Bench()
     bench.add(1000)
-    await bench.relay.turn()
-    assert await bench.relay.turn() == 0  # busy
+    await bench.relay.run_once()
+    assert await bench.relay.run_once() == 0  # busy
     sent = []
     for claimed in range(0, 800, 100):
         for number in range(claimed, claimed + 100):
             bench.database.move_task((JOB, f"n{number}", 1), TaskStatus.RUNNING)
-        bench.relay._seen_busy_at["q"] = bench.relay._seen_unaided_at["q"] = float("-inf")  # as half a second later
-        while await bench.relay.turn():
+        bench.relay._seen_busy_at["q"] = bench.relay._seen_polling_at["q"] = float("-inf")  # as half a second later
+        while await bench.relay.run_once():
             pass
         sent.append(len(bench.sender.sent))
     windows = dict(bench.relay._windows)
@@ -249,10 +249,10 @@ async def test_workers_that_claim_without_messages_are_sent_none():
     for number in range(800, 1000):
         bench.database.move_task((JOB, f"n{number}", 1), TaskStatus.RUNNING)
     for _ in range(2):  # the second one finds nothing
-        bench.relay._seen_unaided_at.clear()
-        await bench.relay.turn()
+        bench.relay._seen_polling_at.clear()
+        await bench.relay.run_once()
     bench.add(100, first=2000)
-    await bench.relay.turn()
+    await bench.relay.run_once()
 
     assert sent == [relay_module.WINDOW] * 8
     assert windows == {"q": relay_module.SMALLEST_WINDOW}
@@ -267,7 +267,7 @@ async def test_few_workers_are_sent_few_ids(workers, expected):
         info = WorkerInfo(uuid4(), "host", 1, "1", "worker", ("q", "other"), ("h",), {})
         await bench.outbox.beat_worker(info)
 
-    assert await bench.relay.turn() == expected
+    assert await bench.relay.run_once() == expected
 
     assert len(bench.sender.sent) == expected
 
@@ -281,11 +281,11 @@ async def test_a_relay_that_dies_after_sending_is_followed_by_one_that_sends_aga
 
     monkeypatch.setattr(bench.outbox, "delete_messages", die)
     with pytest.raises(Unavailable):
-        await bench.relay.turn()
+        await bench.relay.run_once()
     monkeypatch.undo()
-    assert await bench.relay.turn() == 0, "the lease is not over"
+    assert await bench.relay.run_once() == 0, "the lease is not over"
     bench.clock.advance(relay_module.LEASE_SECONDS + 1)
-    await bench.relay.turn()
+    await bench.relay.run_once()
 
     assert bench.sender.sent == [*ids, *ids]
     assert not bench.database.outbox
@@ -298,13 +298,13 @@ async def test_an_outage_postpones_with_growing_delays_and_is_shown():
 
     delays = []
     for _ in range(4):
-        await bench.relay.turn()
+        await bench.relay.run_once()
         (row,) = bench.database.outbox.values()
         delays.append((row.not_before - bench.clock.now).total_seconds())
         bench.clock.advance(delays[-1] + 0.001)
     shown = bench.relay.stats()["queue_errors"]
     del bench.sender.errors["q"]
-    await bench.relay.turn()
+    await bench.relay.run_once()
 
     assert delays[0] <= 0.5 < delays[3] <= 4
     assert row.error == "the broker is away"
@@ -321,7 +321,7 @@ async def test_a_queue_that_refuses_does_not_stop_the_others():
         "no such queue", code="servicebus.queue-not-found", hint="create it"
     )
 
-    await bench.relay.turn()
+    await bench.relay.run_once()
 
     (row,) = bench.database.outbox.values()
     assert bench.sender.sent == ids
@@ -335,7 +335,7 @@ async def test_a_message_that_is_refused_for_itself_fails_its_task_and_no_other(
     ids = bench.add(3)
     bench.sender.too_large = {ids[1]}
 
-    await bench.relay.turn()
+    await bench.relay.run_once()
 
     result = bench.database.results[JOB, "n1", 1]
     assert bench.sender.sent == [ids[0], ids[2]]

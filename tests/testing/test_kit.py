@@ -293,10 +293,10 @@ async def story_of_a_seed(seed):
 
 
 def test_a_seed_repeats_exactly():
-    stories = [virtual_time(story_of_a_seed)(seed) for seed in (1, 1, 2)]
+    transcripts = [virtual_time(story_of_a_seed)(seed) for seed in (1, 1, 2)]
 
-    assert stories[0] == stories[1]
-    assert stories[0] != stories[2]
+    assert transcripts[0] == transcripts[1]
+    assert transcripts[0] != transcripts[2]
 
 
 @virtual_time

@@ -27,7 +27,7 @@ LIMIT = 1_048_576
 @dataclass(frozen=True)
 class House:
     app: FastAPI
-    is_discreet: bool
+    hides_details: bool
 
     def client(self) -> TestClient:
         return TestClient(self.app, base_url="http://localhost:8000")
@@ -42,7 +42,7 @@ def api(*, is_open_to_all: bool = False, **options: Any) -> House:
         is_open_to_all=is_open_to_all,
         **{"authentication": NO_AUTHENTICATION, **options},
     )
-    return House(app, is_discreet=False)
+    return House(app, hides_details=False)
 
 
 def maps(*, is_open_to_all: bool = False, **options: Any) -> House:
@@ -55,7 +55,7 @@ def maps(*, is_open_to_all: bool = False, **options: Any) -> House:
         access=AccessDecisions(cast(CatalogReader, None)),  # no route here reads the catalogue
         **{"authentication": NO_AUTHENTICATION, **options},
     )
-    return House(app, is_discreet=True)
+    return House(app, hides_details=True)
 
 
 @pytest.fixture(params=[api, maps], ids=["api", "serving"])

@@ -68,7 +68,7 @@ def test_a_caller_without_the_permission_learns_its_name_and_who_has_it(client, 
 
     assert "jobs:read" in problem["detail"]
     assert "operator" in problem["hint"]
-    assert problem["facts"] == ({} if house.is_discreet else {"permission": "jobs:read"})
+    assert problem["facts"] == ({} if house.hides_details else {"permission": "jobs:read"})
 
 
 def test_a_route_for_anyone_needs_no_credentials(client):

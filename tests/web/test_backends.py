@@ -73,11 +73,11 @@ async def test_a_server_that_is_down_is_the_last_one_for_as_long_as_it_is_down_a
         alone = group.has_healthy
         servers.behaviour["a"] = 200
         await until(lambda: all(state.is_healthy for state in group.states()))
-        firsts = {order_of(group)[0] for _ in range(4)}
+        first_offsets = {order_of(group)[0] for _ in range(4)}
 
     assert orders == [[B, A]] * 4
     assert alone
-    assert firsts == {A, B}
+    assert first_offsets == {A, B}
 
 
 async def test_a_server_that_accepts_connections_and_does_not_respond_is_not_tried_until_it_does():

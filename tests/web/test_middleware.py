@@ -12,7 +12,7 @@ def test_a_foreign_host_is_refused(client, house, host):
     problem = check(client.get("/here", headers={"Host": host}), 403, "request.foreign-host")
 
     assert problem["hint"].startswith("use localhost as the host name")
-    assert problem["facts"] == ({} if house.is_discreet else {"host": host})
+    assert problem["facts"] == ({} if house.hides_details else {"host": host})
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1:8003", "[::1]:8003", HOST])
@@ -42,7 +42,7 @@ def test_a_body_without_length_is_counted_as_it_comes(client, house):
 
     assert fits.json() == LIMIT
     assert problem["detail"] == (
-        "Request Entity Too Large" if house.is_discreet else f"a request may have at most {LIMIT} bytes"
+        "Request Entity Too Large" if house.hides_details else f"a request may have at most {LIMIT} bytes"
     )
 
 
@@ -112,7 +112,7 @@ def test_own_pages_and_links_from_elsewhere_are_accepted(client, headers):
 
 
 def test_another_site_may_show_images_of_the_map_server_only(client, house):
-    assert client.get("/here", headers=IMAGE).status_code == (200 if house.is_discreet else 403)
+    assert client.get("/here", headers=IMAGE).status_code == (200 if house.hides_details else 403)
 
 
 @pytest.mark.parametrize("headers", [LINK, IMAGE])

@@ -16,17 +16,17 @@ def test_secrets_in_errors_are_redacted(client, house):
 
     problem = check(answer, 409, "conflict")
     assert "hunter2" not in answer.text
-    assert set(problem["facts"]) == (set() if house.is_discreet else {"url", "many"})
+    assert set(problem["facts"]) == (set() if house.hides_details else {"url", "many"})
 
 
 def test_texts_are_bounded_and_what_is_away_may_be_asked_for_again(client, house):
     answer = client.get("/long")
 
     problem = check(answer, 503, "long.away")
-    assert len(problem["detail"]) == (1000 if house.is_discreet else 4000)
+    assert len(problem["detail"]) == (1000 if house.hides_details else 4000)
     assert problem["detail"].endswith("y…")
     assert answer.headers["retry-after"] == "2"
-    assert answer.headers.get("cache-control") == ("no-store" if house.is_discreet else None)
+    assert answer.headers.get("cache-control") == ("no-store" if house.hides_details else None)
 
 
 def test_halves_of_characters_do_not_stand_in_the_way(client):
@@ -37,7 +37,7 @@ def test_mistakes_in_a_file_have_their_places(client, house):
     problem = check(client.get("/file"), 422, "workflow.invalid")
 
     places = [(each["message"], each["line"], each["column"], each["node"]) for each in problem["errors"]]
-    assert places == ([] if house.is_discreet else [("no such node", 3, 5, "a")])
+    assert places == ([] if house.hides_details else [("no such node", 3, 5, "a")])
 
 
 def test_an_unknown_path_is_answered_with_a_hint(client):

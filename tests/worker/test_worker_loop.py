@@ -218,7 +218,7 @@ async def test_a_task_that_was_lost_with_its_workers_runs_alone() -> None:
 class ElsewherePool(Pool):
     """As if its machines were elsewhere."""
 
-    shares_fate = False
+    is_on_this_machine = False
 
 
 class GrowingPool(ElsewherePool):

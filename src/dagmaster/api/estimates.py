@@ -8,7 +8,7 @@ from dagmaster.api.summaries import state_of
 from dagmaster.client.models.nodes import NodeSummary, PublicNode, StageSummary
 from dagmaster.database.reads.api import ApiReads
 from dagmaster.jobs import estimates
-from dagmaster.jobs.estimates import NodePast, NodeProgress
+from dagmaster.jobs.estimates import NodeHistory, NodeProgress
 from dagmaster.jobs.states import NodeStatus
 from dagmaster.workflows.graph import Graph
 from dagmaster.workflows.model import work_of
@@ -41,14 +41,14 @@ class Past:
 
     def __init__(self, reads: ApiReads) -> None:
         self._reads = reads
-        self._nodes: _Recent[dict[str, NodePast]] = _Recent()
+        self._nodes: _Recent[dict[str, NodeHistory]] = _Recent()
         self._seconds: _Recent[float | str] = _Recent()
 
-    async def nodes(self, graph: Graph, definition_hash: str) -> dict[str, NodePast]:
+    async def nodes(self, graph: Graph, definition_hash: str) -> dict[str, NodeHistory]:
         past = self._nodes.get(definition_hash)
         if past is None:
             rows = await self._reads.past_nodes(graph.workflow.workflow_id, graph.order)
-            past = estimates.pasts(graph, rows)
+            past = estimates.node_histories(graph, rows)
             self._nodes.put(definition_hash, past)
         return past
 
@@ -64,11 +64,11 @@ class Past:
 
 
 def with_estimates(
-    graph: Graph, nodes: list[PublicNode], stages: list[StageSummary], past: dict[str, NodePast]
+    graph: Graph, nodes: list[PublicNode], stages: list[StageSummary], past: dict[str, NodeHistory]
 ) -> tuple[list[PublicNode], list[StageSummary], float | None]:
     """The nodes and stages of a running job with their estimates, and that of the job."""
     left = {
-        node.node_id: estimates.seconds_left(_progress_of(graph, node), past.get(node.node_id, NodePast()))
+        node.node_id: estimates.seconds_left(_progress_of(graph, node), past.get(node.node_id, NodeHistory()))
         for node in nodes
     }
     ends = estimates.seconds_until_end(graph, left)

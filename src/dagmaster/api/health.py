@@ -40,7 +40,7 @@ async def get_livez(services: Services, _caller: Anyone) -> JSONResponse:
     """The database is not checked, because a restart would not help. A process that hangs does not respond at all."""
     loop = services.orchestrator
     silent = loop.silent_seconds if loop else 0.0
-    is_stuck = loop is not None and silent > loop.hopeless_seconds
+    is_stuck = loop is not None and silent > loop.restart_after_seconds
     body = ProcessLiveness(status="stuck" if is_stuck else "alive", silent_seconds=round(silent, 3))
     return JSONResponse(body.model_dump(mode="json"), status_code=503 if is_stuck else 200)
 

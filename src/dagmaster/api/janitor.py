@@ -69,7 +69,7 @@ async def run_janitor(
     age = services.settings.retention_days * DAY_SECONDS
     try:
         run_id, swept = await janitor.sweep(is_dry=dry_run)
-        tidied = await tidy.turn(run_id, is_dry=dry_run) if tidy else SweepResult((), ())
+        tidied = await tidy.run_once(run_id, is_dry=dry_run) if tidy else SweepResult((), ())
         prunable = await retention.count(age) if age else 0
     finally:
         await janitor.close()

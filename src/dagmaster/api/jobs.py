@@ -199,7 +199,7 @@ async def get_job(services: Services, job_id: JobId) -> JobDetail:
         nodes=nodes,
         outcomes=_outcomes(job, graph, snapshot) if snapshot.is_over else None,
         deliverables=deliverables(job_id, job.result_data) if snapshot.is_over else {},
-        trouble=None if snapshot.is_over else await _trouble(services, job),
+        trouble=None if snapshot.is_over else await _advance_error(services, job),
     )
 
 
@@ -228,7 +228,7 @@ async def of_one_moment(services: ApiServices, job: Job, node_ids: Sequence[str]
     return job, snapshot
 
 
-async def _trouble(services: ApiServices, job: Job) -> str | None:
+async def _advance_error(services: ApiServices, job: Job) -> str | None:
     """The error that orchestrators reported to the janitor, unless the job has advanced since."""
     actions = await services.reads.janitor_actions(limit=1, target_id=str(job.job_id), action_type="job_stuck")
     is_current = actions and (actions[0].detail or {}).get("last_sequence") == job.last_sequence

@@ -65,7 +65,7 @@ async def list_layers(
 )
 async def list_asset_layers(services: Services, caller: Reader, asset_id: AssetName) -> Page[LayerMetadataInfo]:
     """As it was edited, published or not: for reviewers, operators and the platform of the asset."""
-    asset = await _insider_asset(services, caller, asset_id)
+    asset = await _asset_with_edits(services, caller, asset_id)
     layers = await services.assets.layer_metadata(asset.asset_id)
     return Page[LayerMetadataInfo](items=[_visible(caller, info) for info in layers], next=None)
 
@@ -79,7 +79,7 @@ async def list_asset_layers(services: Services, caller: Reader, asset_id: AssetN
 async def get_layer_metadata(
     services: Services, caller: Reader, response: Response, asset_id: AssetName, layer: LayerName
 ) -> LayerMetadataInfo:
-    asset = await _insider_asset(services, caller, asset_id)
+    asset = await _asset_with_edits(services, caller, asset_id)
     return _tagged(response, _visible(caller, await services.assets.layer(asset.asset_id, layer)))
 
 
@@ -125,7 +125,7 @@ async def change_layer_metadata(
     return _tagged(response, edited)
 
 
-async def _insider_asset(services: ApiServices, caller: Caller, name: str) -> AssetInfo:
+async def _asset_with_edits(services: ApiServices, caller: Caller, name: str) -> AssetInfo:
     """Only callers who may see the asset before its publication see edits that are not published."""
     asset = await read_asset(services, caller, name)
     if not may_preview(caller) and asset.platform_id != own_platform_of(caller):

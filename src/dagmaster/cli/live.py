@@ -126,7 +126,7 @@ class Lines:
 
     def show(self, detail: JobDetail, blockers: Sequence[str] = ()) -> None:
         for node in detail.nodes:
-            if self._is_news(node):
+            if self._has_changed(node):
                 remarks = remarks_of(node, detail.now, ", ")
                 self._print(detail, f"{node.node_id}: {joined(', ', node.state, remarks)}")
         if detail.job.status != self._status:
@@ -145,7 +145,7 @@ class Lines:
     def close(self) -> None:
         """Nothing to close."""
 
-    def _is_news(self, node: PublicNode) -> bool:
+    def _has_changed(self, node: PublicNode) -> bool:
         state, counts = node.state, f"{counts_of(node)} {progress_text(node.progress)}"
         before = self._seen.get(node.node_id)
         now = time.monotonic()

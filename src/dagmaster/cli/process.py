@@ -133,7 +133,7 @@ def process(
     options = checked(options)
     running = awaited_platform(folder, lambda: state.note("waiting for a platform that is starting or stopping …"))
     is_running = _require_platform(state, running, is_start=is_start, is_waiting=is_waiting)
-    is_elsewhere = is_other_platform(state, running)
+    is_on_other_platform = is_other_platform(state, running)
     storage = open_storage(running.with_its_storage(state.settings) if running else state.settings)
     rules = FileRules(options["source_crs"], options["raster_type"], raster_options(workflow, options))
     progress = partial(progress_bar, state)
@@ -143,7 +143,7 @@ def process(
         checks = validate(state, files, rules, is_dated=is_dated)
         if checks is None:
             return 1
-        reachable = None if is_elsewhere else storage
+        reachable = None if is_on_other_platform else storage
         container, blobs = store_files(state.client, reachable, files, progress, state.comment, platform_id=LOCAL)
     ingestion = Ingestion(
         dataset=dataset,
@@ -164,7 +164,9 @@ def process(
         return _on_own_platform(state, ingestion)
     if not is_waiting:
         return _detached(state, ingestion)
-    return follow(state, ingestion, lambda: state.settings.public_url if is_elsewhere else _maps_of(folder, running))
+    return follow(
+        state, ingestion, lambda: state.settings.public_url if is_on_other_platform else _maps_of(folder, running)
+    )
 
 
 def _require_platform(state: State, running: "RunningPlatform | None", *, is_start: bool, is_waiting: bool) -> bool:

@@ -77,12 +77,12 @@ class _Session:
     sent_bytes: int = 0
     plans_last_to: int = _FIRST_PLANS_BYTES
 
-    def is_outgrown(self, values: Sequence[Sequence[bytes | None]]) -> bool:
+    def needs_new_plans(self, values: Sequence[Sequence[bytes | None]]) -> bool:
         self.sent_bytes += sum(len(value) for each in values for value in each if value)
-        is_outgrown = self.sent_bytes > self.plans_last_to
-        if is_outgrown:
+        needs_new_plans = self.sent_bytes > self.plans_last_to
+        if needs_new_plans:
             self.plans_last_to = self.sent_bytes * _GROWTH
-        return is_outgrown
+        return needs_new_plans
 
 
 _sessions: WeakKeyDictionary[Connection, _Session] = WeakKeyDictionary()
@@ -94,7 +94,7 @@ async def execute(connection: Connection, steps: Sequence[Step]) -> dict[str, Ro
     session = _sessions.setdefault(connection, _Session())
     await _prepare(connection, session.names, steps)
     values = [[_text(step.values[key]) for key in session.names[step.name]] for step in steps if isinstance(step, Call)]
-    if session.is_outgrown(values):
+    if session.needs_new_plans(values):
         steps = [DISCARD_PLANS, BREAK, *steps]
     pgconn = connection.pgconn
     pgconn.enter_pipeline_mode()

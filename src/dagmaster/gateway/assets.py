@@ -48,7 +48,7 @@ async def list_assets(
     limit: Limit = 50,
 ) -> Page[GatewayAsset]:
     """`ref.NAME=value` selects assets by their references."""
-    _require_insider(caller)
+    _require_preview(caller)
     own = platform_of(caller)
     if own is not None and platform_id not in (None, own):
         return Page[GatewayAsset](items=[], next=None)
@@ -202,14 +202,14 @@ async def list_layers(services: Services, caller: Reader, after: Cursor = None, 
 
 
 async def _asset(services: GatewayServices, caller: Caller, name: str) -> GatewayAsset:
-    _require_insider(caller)
+    _require_preview(caller)
     asset = await services.reads.asset(name, platform_of(caller))
     if asset is None:
         raise NotFound("there is no such asset", code="asset.not-found")
     return asset
 
 
-def _require_insider(caller: Caller) -> None:
+def _require_preview(caller: Caller) -> None:
     """Viewers read what is published from the map server; here they would see what is not."""
     if not caller.has(Scope.B2B) and not may_preview(caller):
         raise NotFound("there is no such asset", code="asset.not-found", hint="the map server lists what is published")

@@ -37,7 +37,7 @@ class PastNode:
 
 
 @dataclass(frozen=True, slots=True)
-class NodePast:
+class NodeHistory:
     """Past runs of a node: the median of its durations, and how often it ran or was skipped."""
 
     seconds: float | None = None
@@ -56,19 +56,19 @@ class NodeProgress:
     has_work: bool = True
 
 
-def pasts(graph: Graph, nodes: Iterable[PastNode]) -> dict[str, NodePast]:
+def node_histories(graph: Graph, nodes: Iterable[PastNode]) -> dict[str, NodeHistory]:
     """The past of each node. A fan_out lasts until the first node after it begins: its own row only says when its
     children were created."""
     runs: dict[object, dict[str, PastNode]] = defaultdict(dict)
     for node in nodes:
         runs[node.run][node.node_id] = node
-    result: dict[str, NodePast] = {}
+    result: dict[str, NodeHistory] = {}
     for node_id in graph.order:
         rows = [run[node_id] for run in runs.values() if node_id in run]
         durations = [
             seconds for run in runs.values() if (seconds := _duration(graph, run, node_id)) is not None and seconds >= 0
         ]
-        result[node_id] = NodePast(
+        result[node_id] = NodeHistory(
             seconds=median(durations) if durations else None,
             runs=len(durations),
             skipped=sum(row.status == NodeStatus.SKIPPED for row in rows),
@@ -88,7 +88,7 @@ def _duration(graph: Graph, run: Mapping[str, PastNode], node_id: str) -> float 
     return (ended_at - row.began_at).total_seconds()
 
 
-def seconds_left(node: NodeProgress, past: NodePast) -> float | None:
+def seconds_left(node: NodeProgress, past: NodeHistory) -> float | None:
     """Until a node ends, from now or from when it can begin."""
     if node.is_ended or not node.has_work:
         return 0.0

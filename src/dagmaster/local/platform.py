@@ -111,7 +111,7 @@ class LocalPlatform:
         """
         if self.is_interrupted:
             raise KeyboardInterrupt
-        self._tend_database()
+        self._supervise_database()
         for child in self.children:
             child.tend(self.say)
 
@@ -151,7 +151,7 @@ class LocalPlatform:
             if child.role == role:
                 child.release()
 
-    def _tend_database(self) -> None:
+    def _supervise_database(self) -> None:
         if self.cluster is None or time.monotonic() - self._database_checked_at < _DATABASE_CHECK_SECONDS:
             return
         self._database_checked_at = time.monotonic()

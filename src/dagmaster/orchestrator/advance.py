@@ -74,14 +74,14 @@ class JobAdvancing(OrchestratorLiveness):
         try:
             await self._advance(job_ids, open_jobs)
         except StaleViewError:
-            self._distrust(job_ids)
+            self._discard_views(job_ids)
         except SumOutOfRange as error:  # the next decision fails the fan_in
             self._owned[error.facts["job_id"]].refused_sums[error.facts["fan_out"]] = error
-            self._distrust(job_ids)
+            self._discard_views(job_ids)
         except Exception as error:
             if isinstance(error, Unavailable) and error.facts.get("sqlstate") not in OF_ONE_STATEMENT:
                 raise
-            self._distrust(job_ids)
+            self._discard_views(job_ids)
             if len(job_ids) == 1:
                 await self._set_aside(job_ids[0], error)
                 return
@@ -264,7 +264,7 @@ class JobAdvancing(OrchestratorLiveness):
         seconds = min(60.0, 0.5 * 2**owned.failures)
         owned.set_aside_until = self._now() + seconds
         _log.error("a job could not be advanced", job_id=str(job_id), attempt=owned.failures, exc_info=error)
-        if owned.is_hopeless(error):
+        if owned.is_last_attempt(error):
             await self._fail(owned, error)
         elif self.janitor is not None and owned.failures == STUCK_AFTER:
             self.janitor.report_stuck(owned.claim, error)
@@ -285,7 +285,7 @@ class JobAdvancing(OrchestratorLiveness):
         self.counters.finished += 1
         _log.error("a job that cannot be advanced has failed", job_id=str(job_id))
 
-    def _distrust(self, job_ids: Iterable[UUID]) -> None:
+    def _discard_views(self, job_ids: Iterable[UUID]) -> None:
         """The views of these jobs may be outdated: read the rows again before the next decision."""
         for job_id in list(job_ids):
             owned = self._owned.get(job_id)

@@ -66,7 +66,7 @@ class AssetUpkeep:
         pause = self.settings.janitor_interval_sec * self.random.random()
         while True:
             await asyncio.sleep(pause)
-            is_done = await self.turn()
+            is_done = await self.run_once()
             pause = self.settings.janitor_interval_sec * (1.0 if is_done else 0.02)
 
     async def close(self) -> None:
@@ -75,7 +75,7 @@ class AssetUpkeep:
         if self.external is not None:
             await self.external.close()
 
-    async def turn(self) -> bool:
+    async def run_once(self) -> bool:
         """Whether all is done until the next interval. Failures are tried again then."""
         chores = (
             self.adopt,

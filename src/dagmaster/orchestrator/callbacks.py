@@ -68,7 +68,7 @@ class CallbackSender:
         """Until cancelled. Attempts that are under way then have a moment to end."""
         try:
             while True:
-                await self._pause(await self._turn_safely())
+                await self._pause(await self._run_once_safely())
         finally:
             await self._wind_down()
 
@@ -83,7 +83,7 @@ class CallbackSender:
         counted = {name: getattr(self.counters, name) for name in CallbackCounters.__dataclass_fields__}
         return {**counted, "under_way": len(self._under_way)}
 
-    async def turn(self) -> bool:
+    async def run_once(self) -> bool:
         """Begin attempts for callbacks that are due. Whether any callback is pending."""
         free = AT_ONCE - len(self._under_way)
         if not free:
@@ -101,10 +101,10 @@ class CallbackSender:
         while self._under_way:
             await asyncio.wait(list(self._under_way))
 
-    async def _turn_safely(self) -> float:
+    async def _run_once_safely(self) -> float:
         """Seconds until the next turn, unless it is wanted earlier."""
         try:
-            are_pending = await self.turn()
+            are_pending = await self.run_once()
         except Exception as error:  # no failure may end the sender
             self.counters.errors += 1
             log.failure(_log, "callbacks cannot be claimed; trying again", error)

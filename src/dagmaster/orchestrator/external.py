@@ -43,7 +43,7 @@ class ExternalCopyChore:
         """Until cancelled. Instances that were started together spread out."""
         while True:
             interval = IDLE_POLLS * self.settings.orchestrator_poll_interval
-            has_more = await self._turn_safely()
+            has_more = await self._run_once_safely()
             await self._pause(interval * (0.02 if has_more else self.random.uniform(0.7, 1.0)))
 
     async def close(self) -> None:
@@ -53,7 +53,7 @@ class ExternalCopyChore:
         """An asset was decided on."""
         self._is_wanted.set()
 
-    async def turn(self) -> bool:
+    async def run_once(self) -> bool:
         """Do what is due for a bounded number of revisions. Whether more may be due."""
         due = await self.store.due(AT_ONCE)
         for key in due:
@@ -72,9 +72,9 @@ class ExternalCopyChore:
                 revision=key.revision,
             )
 
-    async def _turn_safely(self) -> bool:
+    async def _run_once_safely(self) -> bool:
         try:
-            return await self.turn()
+            return await self.run_once()
         except Exception as error:  # no failure may end the chore
             self.errors += 1
             log.failure(_log, "jobs for external copies cannot be started; trying again", error)

@@ -41,11 +41,11 @@ class OrchestratorHealth:
 
     def alive(self) -> list[Check]:
         silent = self._orchestrator.silent_seconds
-        return [Check("jobs", silent < self._orchestrator.hopeless_seconds, f"the loop ran {silent:.1f} s ago")]
+        return [Check("jobs", silent < self._orchestrator.restart_after_seconds, f"the loop ran {silent:.1f} s ago")]
 
     def ready(self) -> list[Check]:
         orchestrator = self._orchestrator
-        silent, age = orchestrator.silent_seconds, age_of(orchestrator.beaten_at)
+        silent, age = orchestrator.silent_seconds, age_of(orchestrator.heartbeat_at)
         known = Check("heartbeat", False, "has not reached the database yet")
         if age is not None:
             is_recent = age < orchestrator.settings.orphan_threshold_sec
@@ -61,7 +61,7 @@ class OrchestratorHealth:
             "host": info.host,
             "pid": info.pid,
             "versions": {"dagmaster": info.software_version, "python": platform.python_version()},
-            "last_heartbeat_seconds": age_of(self._orchestrator.beaten_at),
+            "last_heartbeat_seconds": age_of(self._orchestrator.heartbeat_at),
             "counters": info.stats,
         }
 
@@ -73,7 +73,7 @@ class OrchestratorHealth:
         yield gauge("dagmaster_orchestrator_silent_seconds", "Seconds since its loop advanced", self._silent_seconds)
         ages = (
             ("uptime", orchestrator.started_at, "Seconds since its loop started"),
-            ("heartbeat_age", orchestrator.beaten_at, "Seconds since its heartbeat last reached the database"),
+            ("heartbeat_age", orchestrator.heartbeat_at, "Seconds since its heartbeat last reached the database"),
             ("scan_age", orchestrator.scanned_at, "Seconds since it last searched for jobs of dead orchestrators"),
         )
         for name, moment, meaning in ages:

@@ -76,7 +76,7 @@ class Janitor:
         seconds = self.settings.janitor_interval_sec * self.random.random()
         while True:
             await pause(self._is_wanted, seconds)
-            is_done = await self._turn_safely()
+            is_done = await self._run_once_safely()
             seconds = self.settings.janitor_interval_sec * (1.0 if is_done else 0.02)
 
     async def close(self) -> None:
@@ -100,7 +100,7 @@ class Janitor:
         kept = {"purged_revisions": self.upkeep.purged, "upkeep_errors": self.upkeep.errors} if self.upkeep else {}
         return {**counted, **tidied, **kept, "silent_seconds": silent}
 
-    async def _turn_safely(self) -> bool:
+    async def _run_once_safely(self) -> bool:
         """Whether all is done until the next interval."""
         try:
             await self.sweep()

@@ -69,14 +69,14 @@ class JobQueue:
         """Until cancelled. No failure ends it."""
         try:
             while True:
-                await self._turn_safely()
+                await self._run_once_safely()
         finally:
             await self.receiver.close()
 
     def stats(self) -> dict[str, Any]:
         return {**asdict(self.counters), "error": self.error}
 
-    async def turn(self, wait_seconds: float = WAIT_SECONDS) -> int:
+    async def run_once(self, wait_seconds: float = WAIT_SECONDS) -> int:
         """Take what waits; returns how many messages were received."""
         # The first alone, so that it need not wait for others; more of them if there are any.
         messages = await self.receiver.receive(1, wait_seconds)
@@ -125,9 +125,9 @@ class JobQueue:
         self.counters.dead_letters += 1
         await self.receiver.dead_letter(message, refusal.reason, str(refusal))
 
-    async def _turn_safely(self) -> None:
+    async def _run_once_safely(self) -> None:
         try:
-            await self.turn()
+            await self.run_once()
         except Exception as error:
             await self._back_off(error)
         else:

@@ -45,7 +45,7 @@ class OrchestratorLiveness:
     beat_ledger: OrchestratorLedger
     sleep: Callable[[float], Awaitable[None]]
     started_at: float | None
-    beaten_at: float | None
+    heartbeat_at: float | None
     scanned_at: float | None
     counters: OrchestratorCounters
     enqueued: RateMeter  # tasks by queue
@@ -107,7 +107,7 @@ class OrchestratorLiveness:
         return max(self.settings.orphan_threshold_sec / 2, 3 * self.settings.orchestrator_poll_interval)
 
     @property
-    def hopeless_seconds(self) -> float:
+    def restart_after_seconds(self) -> float:
         """After this time others may have claimed its jobs, and a restart is better than more waiting."""
         return self.patience_seconds + self.settings.orphan_threshold_sec
 
@@ -116,7 +116,7 @@ class OrchestratorLiveness:
         while not self._is_stopping.is_set():
             try:
                 await self.beat_ledger.beat(self.info())
-                self.beaten_at = self._now()
+                self.heartbeat_at = self._now()
                 return
             except Exception as error:  # the next heartbeat may succeed
                 log.failure(_log, "waiting for the database", error)
@@ -139,6 +139,6 @@ class OrchestratorLiveness:
         """After an outage other instances may have been cut off too:
         they get time for a heartbeat before they count as dead."""
         now = self._now()
-        if self.beaten_at is not None and now - self.beaten_at > self.settings.orphan_threshold_sec:
+        if self.heartbeat_at is not None and now - self.heartbeat_at > self.settings.orphan_threshold_sec:
             self._next_scan = max(self._next_scan, now + self.settings.heartbeat_interval_sec)
-        self.beaten_at = now
+        self.heartbeat_at = now

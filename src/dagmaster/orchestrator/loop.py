@@ -75,7 +75,7 @@ class Orchestrator(JobAdvancing):
         self._is_stopping = asyncio.Event()
         self._waiting: asyncio.Future[frozenset[str]] | None = None
         self.started_at: float | None = None  # on the monotonic clock, which is the loop's
-        self.beaten_at: float | None = None
+        self.heartbeat_at: float | None = None
         self.scanned_at: float | None = None
         self._progressed_at = 0.0
         self._next_sweep = 0.0
@@ -114,7 +114,7 @@ class Orchestrator(JobAdvancing):
             while not self._is_stopping.is_set():
                 topics = await self._pause()
                 if not self._is_stopping.is_set():
-                    await self._turn_safely(topics)
+                    await self._run_once_safely(topics)
         finally:
             await cancel_and_wait(*background_tasks)
             self._templates.close()
@@ -161,9 +161,9 @@ class Orchestrator(JobAdvancing):
 
     # One turn
 
-    async def _turn_safely(self, topics: frozenset[str]) -> None:
+    async def _run_once_safely(self, topics: frozenset[str]) -> None:
         try:
-            await self._turn(topics)
+            await self._run_once(topics)
         except Exception as error:  # neither an outage nor a mistake in this software may end the loop
             log.failure(_log, "a turn failed, trying again", error)
             await self._recover()
@@ -172,10 +172,10 @@ class Orchestrator(JobAdvancing):
     async def _recover(self) -> None:
         self.counters.errors += 1
         self._next_count = 0.0  # the lost answer may be that of a claim
-        self._distrust(self._owned)
+        self._discard_views(self._owned)
         await self.sleep(min(1.0, self.settings.orchestrator_poll_interval))
 
-    async def _turn(self, topics: frozenset[str]) -> None:
+    async def _run_once(self, topics: frozenset[str]) -> None:
         self.counters.cycles += 1
         if CALLBACKS in topics:
             self._wake_background_tasks()
@@ -289,7 +289,7 @@ class Orchestrator(JobAdvancing):
         shows which. More: the answer to a claim was lost. No instance would ever advance those, because their owner is
         alive.
         """
-        self._distrust(self._owned)
+        self._discard_views(self._owned)
         released = await self.ledger.release_unknown(self.owner_id, list(self._owned))
         if released:
             _log.warning("released jobs that were claimed in a call whose response was lost", released=released)

@@ -47,7 +47,7 @@ class Owned:
         self.checks_all_nodes = True
         self.is_failing = is_failing(self.view)
 
-    def is_hopeless(self, error: Exception) -> bool:
+    def is_last_attempt(self, error: Exception) -> bool:
         """Whether another attempt to advance the job makes no sense after this error."""
         return self.failures >= (STATEMENT_ATTEMPTS if isinstance(error, Unavailable) else ATTEMPTS)
 

@@ -82,7 +82,7 @@ class Relay:
         self._busy: frozenset[str] = frozenset()
         self._seen_busy_at: dict[str, float] = {}  # queues that were busy at the last check
         self._windows: dict[str, int] = {}  # of queues that were busy; they grow again to WINDOW
-        self._seen_unaided_at: dict[str, float] = {}  # queues whose workers claimed tasks that were not announced
+        self._seen_polling_at: dict[str, float] = {}  # queues whose workers claimed tasks that were not announced
         self._forgotten_at_once = FORGOTTEN_AT_ONCE[0]
         self._workers: Mapping[str, int] = {}  # by queue
         self._counted_at = float("-inf")
@@ -94,7 +94,7 @@ class Relay:
         """Until cancelled. No failure ends it."""
         while True:
             self._is_wanted.clear()  # before the claim: what is committed from now on wakes it again
-            if not await self._turn_safely():
+            if not await self._run_once_safely():
                 await pause(self._is_wanted, self._pause_seconds)
 
     @property
@@ -111,7 +111,7 @@ class Relay:
     def stats(self) -> dict[str, Any]:
         return {**asdict(self.counters), "queue_errors": dict(self.queue_errors)}
 
-    async def turn(self) -> int:
+    async def run_once(self) -> int:
         """Send what is due; returns how many messages were claimed."""
         await self._count_workers()
         self._busy = await self._busy_queues()
@@ -125,7 +125,7 @@ class Relay:
             return 0
         unneeded = [message for message in messages if not message.is_queued]
         if unneeded:
-            self._note_unaided(messages)
+            self._note_polling_workers(messages)
             await self._forget(unneeded)
         by_queue: dict[str, list[ClaimedMessage]] = defaultdict(list)
         for message in messages:
@@ -161,7 +161,7 @@ class Relay:
         fewest, most = FORGOTTEN_AT_ONCE
         self._forgotten_at_once = max(fewest, min(most, 2 * forgotten))
 
-    def _note_unaided(self, messages: Sequence[ClaimedMessage]) -> None:
+    def _note_polling_workers(self, messages: Sequence[ClaimedMessage]) -> None:
         """Of a queue that was busy, all that would be sent next is claimed already: its workers need no messages."""
         now = asyncio.get_running_loop().time()
         needed = {message.queue for message in messages if message.is_queued}
@@ -169,7 +169,7 @@ class Relay:
             window = self._windows.get(queue)
             if window and count >= window and queue not in needed and queue not in self._busy:
                 self._windows[queue] = SMALLEST_WINDOW
-                self._seen_unaided_at[queue] = now
+                self._seen_polling_at[queue] = now
 
     def _restore_windows(self) -> None:
         """Nothing waits in the outbox, except for busy queues: the next tasks may find idle workers."""
@@ -201,8 +201,8 @@ class Relay:
             is_busy = len(waiting) >= FEW_WAITING
             self._sent_at[queue] = waiting if is_busy else {}
             self._note_check(queue, now, is_busy=is_busy)
-        unaided = {queue for queue in self._seen_unaided_at if self._was_checked(self._seen_unaided_at, queue, now)}
-        return frozenset(queue for queue in full if self._sent_at[queue]) | unaided
+        polling = {queue for queue in self._seen_polling_at if self._was_checked(self._seen_polling_at, queue, now)}
+        return frozenset(queue for queue in full if self._sent_at[queue]) | polling
 
     def _was_checked(self, checked_at: Mapping[str, float], queue: str, now: float) -> bool:
         """Whether it is too early for another check. New tasks may find workers that have become idle."""
@@ -219,9 +219,9 @@ class Relay:
             if self._windows[queue] >= self._widest(queue):
                 del self._windows[queue]
 
-    async def _turn_safely(self) -> int:
+    async def _run_once_safely(self) -> int:
         try:
-            return await self.turn()
+            return await self.run_once()
         except Exception as error:
             self.counters.errors += 1
             log.failure(_log, "the outbox cannot be read or written; trying again", error)

@@ -37,7 +37,7 @@ class WorkflowReload:
         """Until cancelled."""
         while True:
             try:
-                await self.turn()
+                await self.run_once()
             except Exception as error:  # jobs continue with the workflows that are in use
                 log.failure(_log, "the workflows could not be read again; it is tried again later", error)
             await pause(self._is_wanted, self.interval_seconds)
@@ -48,7 +48,7 @@ class WorkflowReload:
     async def close(self) -> None:
         await self.caches.close()
 
-    async def turn(self) -> None:
+    async def run_once(self) -> None:
         """Compare generations, and read the workflows if theirs has grown."""
         assert self.owner_id is not None
         state = await self.caches.state(self.owner_id)

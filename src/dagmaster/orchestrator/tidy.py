@@ -52,11 +52,11 @@ class Tidy:
         pause = self.settings.janitor_interval_sec * self.random.random()
         while True:
             await asyncio.sleep(pause)
-            swept = await self.turn(uuid4())
+            swept = await self.run_once(uuid4())
             has_more = len(swept.actions) >= JOBS_AT_ONCE
             pause = self.settings.janitor_interval_sec * (0.02 if has_more else 1.0)
 
-    async def turn(self, run_id: UUID, *, is_dry: bool = False) -> SweepResult:
+    async def run_once(self, run_id: UUID, *, is_dry: bool = False) -> SweepResult:
         """Remove the files of a bounded number of jobs. A dry run only reports them.
         Failures are tried again next time."""
         try:

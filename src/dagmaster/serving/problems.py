@@ -25,7 +25,7 @@ from dagmaster.serving.pages import missing_page
 from dagmaster.web.accept import prefers_html
 from dagmaster.web.problems import Problems, request_id_of
 
-PROBLEMS = Problems(is_discreet=True, longest_text=1000, headers={"Cache-Control": "no-store"})
+PROBLEMS = Problems(hides_details=True, longest_text=1000, headers={"Cache-Control": "no-store"})
 _OUTSIDE = (TileOutsideBounds, PointOutsideBounds, NoAssetFoundError, EmptyMosaicError)
 _log = log.get("serving")
 

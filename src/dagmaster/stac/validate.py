@@ -329,7 +329,7 @@ def _item_links(document: Json) -> Violations:
         yield "links", "a deprecated item names what came after it"
 
 
-def _honest_datetime(document: Json) -> Violations:
+def _datetime_of_the_data(document: Json) -> Violations:
     properties = document["properties"]
     moment, start, end = (_moment(properties.get(name)) for name in ("datetime", "start_datetime", "end_datetime"))
     if moment and is_sentinel(moment):
@@ -463,5 +463,5 @@ _RULES: tuple[Rule, ...] = (
     _media_types,
     _our_fields,
 )
-_ITEM_RULES: tuple[Rule, ...] = (_id, _item_links, _honest_datetime, _order_of_times, _geometry, _bbox)
+_ITEM_RULES: tuple[Rule, ...] = (_id, _item_links, _datetime_of_the_data, _order_of_times, _geometry, _bbox)
 _COLLECTION_RULES: tuple[Rule, ...] = (_collection_id, _extents, _item_assets)

@@ -45,7 +45,7 @@ from dagmaster.workflows.model import Workflow
 T = TypeVar("T")
 
 # In-memory notifications are never lost, so polling is only needed for leases.
-PACE = {
+TEST_SETTINGS = {
     "orchestrator_poll_interval": 60.0,
     "heartbeat_interval_sec": 60.0,
     "orphan_threshold_sec": 240.0,
@@ -82,7 +82,7 @@ class Kit:
         seed: int = 0,
         **settings: Any,
     ) -> None:
-        self.settings: Settings = load(**{**PACE, **settings})
+        self.settings: Settings = load(**{**TEST_SETTINGS, **settings})
         self.registry = _registry(handlers or {})
         self.library = _library(self.settings, self.registry, workflows)
         self._sizes = orchestrators, workers
@@ -146,9 +146,9 @@ class Kit:
                     await self.ledger.change()
                 return result
         except TimeoutError:
-            stories = "\n\n".join(self.job(job_id).story() for job_id in self.database.jobs)
+            transcripts = "\n\n".join(self.job(job_id).story() for job_id in self.database.jobs)
             raise AssertionError(
-                f"the condition did not hold within {timeout_seconds:g} s of virtual time\n\n{stories}"
+                f"the condition did not hold within {timeout_seconds:g} s of virtual time\n\n{transcripts}"
             ) from None
 
     def now(self) -> datetime:

@@ -651,9 +651,9 @@ class MemoryLedger:
     def _is_late(self, task: Task, now: datetime) -> bool:
         if task.status is TaskStatus.QUEUED:
             return task.expires_at is not None and task.expires_at < now
-        return task.status is TaskStatus.RUNNING and (self._is_lapsed(task, now) or self._has_overrun(task, now))
+        return task.status is TaskStatus.RUNNING and (self._is_lease_expired(task, now) or self._has_overrun(task, now))
 
-    def _is_lapsed(self, task: Task, now: datetime) -> bool:
+    def _is_lease_expired(self, task: Task, now: datetime) -> bool:
         return task.lease_until is not None and task.lease_until < now
 
     def _has_overrun(self, task: Task, now: datetime) -> bool:
@@ -824,7 +824,7 @@ class MemoryLedger:
             if task.status is TaskStatus.QUEUED and task.expires_at:
                 self.db.move_task(key, TaskStatus.CANCELLED, **ended)
                 updates.append(Overran(*of_node, None, None, (task.expires_at - task.available_at).total_seconds()))
-            elif self._is_lapsed(task, now):
+            elif self._is_lease_expired(task, now):
                 self.db.move_task(key, TaskStatus.LOST, **ended)
                 updates.append(Lost(*of_node, task.started_at, str(task.worker_id)))
             else:

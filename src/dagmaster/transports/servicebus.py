@@ -182,12 +182,12 @@ class _Listener:
     async def run(self) -> None:
         while True:
             try:
-                await self._turn()
+                await self._run_once()
                 self._note_success()
             except Exception as error:  # a broken message or connection must not end the listener
                 await self._back_off(error)
 
-    async def _turn(self) -> None:
+    async def _run_once(self) -> None:
         await self._settle_all()
         await self._give_back_unfetched()
         if not self._inbox.wanted.is_set():

@@ -95,12 +95,12 @@ CODES_BY_STATUS: Mapping[int, str] = {
 class Problems:
     """How a server reports errors. A discreet one omits facts and messages of libraries, as both may contain paths."""
 
-    is_discreet: bool = False
+    hides_details: bool = False
     longest_text: int = 4000
     headers: Mapping[str, str] = field(default_factory=dict)
 
     def problem_of(self, error: DagmasterError, path: str, request_id: str | None) -> Response:
-        details: dict[str, Any] = {} if self.is_discreet else {"facts": error.facts, "errors": self._mistakes(error)}
+        details: dict[str, Any] = {} if self.hides_details else {"facts": error.facts, "errors": self._mistakes(error)}
         return self.response(status_of(error), error.code, error.message, path, request_id, hint=error.hint, **details)
 
     def bug(self, path: str, request_id: str | None) -> Response:
@@ -155,7 +155,7 @@ class Problems:
             return self.problem_of(refusal, request.url.path, request_id_of(request))
         status = HTTPStatus(error.status_code)
         code = CODES_BY_STATUS.get(status, f"http.{status.value}")
-        detail = status.phrase if self.is_discreet else error.detail or status.phrase
+        detail = status.phrase if self.hides_details else error.detail or status.phrase
         hint = "/openapi.json lists all paths and methods" if status in (404, 405) else None
         return self.response(
             status, code, detail, request.url.path, request_id_of(request), hint=hint, headers=error.headers

@@ -272,7 +272,7 @@ class Worker:
         try:
             await self._executor.start(self._request_poll)
             while not self._stop.is_set():
-                await self._turn()
+                await self._run_once()
             await self._drain()
         finally:
             await asyncio.shield(self._clean_up(keeper))
@@ -288,16 +288,16 @@ class Worker:
         await self._executor.close()
 
     async def report_hung_loop(
-        self, open_ledger: Callable[[], WorkerLedger], culprit: TaskContext, error: HandlerFailed
+        self, open_ledger: Callable[[], WorkerLedger], blocking_task: TaskContext, error: HandlerFailed
     ) -> None:
-        """Called from another thread when the loop hangs: report the culprit as failed and return all other tasks.
+        """Called from another thread when the loop hangs: report the task that blocks it as failed, return the others.
 
         The loop cannot write meanwhile. If it continues after all, each attempt is still accepted only once.
         """
         self._executor.end_now()  # before another worker can claim the same tasks
         ledger = open_ledger()
         held = [task.context for task in self.held if not task.is_lost]
-        reports = [_failed(each.task, error) if each is culprit else _returned(each.task) for each in held]
+        reports = [_failed(each.task, error) if each is blocking_task else _returned(each.task) for each in held]
         reports += [_returned(task) for task in tuple(self._suspects.values())]
         finished = [*self._in_flight, *self._finished]
         await self._report_all(ledger, [Finished(report, 1000) for report in reports])
@@ -313,7 +313,7 @@ class Worker:
 
     # One turn
 
-    async def _turn(self) -> None:
+    async def _run_once(self) -> None:
         self._wake.clear()
         if self._suspects:
             self._start_or_return_suspects()
@@ -568,7 +568,7 @@ class Worker:
 
     def _is_suspect(self, task: TaskMessage) -> bool:
         """Whether the task may have been the cause of its losses, and would take this worker's other tasks with it."""
-        runs_here = self._executor.shares_fate or task.handler not in self._heavy_names
+        runs_here = self._executor.is_on_this_machine or task.handler not in self._heavy_names
         return runs_here and task.losses >= SUSPECT_LOSSES
 
     def _hold_suspects_back(self, claimed: Sequence[TaskMessage]) -> Sequence[TaskMessage]:

@@ -196,7 +196,7 @@ class Pool:
     """Runs plain handlers, each in a child process; starts children when needed and reuses them."""
 
     slots: int | None = None  # WORKER_PROCESSES
-    shares_fate = True
+    is_on_this_machine = True
 
     def __init__(self, *, memory_mb: int, recycle_after: int = 100, cancel_grace_seconds: float = 5.0) -> None:
         self._memory_mb = memory_mb

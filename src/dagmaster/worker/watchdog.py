@@ -131,13 +131,13 @@ class Watchdog:
 
     def _act(self, step: asyncio.Handle | None, seconds: float) -> None:
         self._stuck = None
-        culprit = _handling(step)
-        if step is not None and culprit is not None and not self._over.is_set():
+        blocking_task = _handling(step)
+        if step is not None and blocking_task is not None and not self._over.is_set():
             if seconds > _INTERRUPT * self._patience:
                 self._stuck = (step, seconds)
                 signal.pthread_kill(self._thread_id, signal.SIGVTALRM)
             if seconds > _RESCUE * self._patience and self._rescue:
-                self._give_back(self._rescue(culprit, _blocked(culprit, seconds)))
+                self._give_back(self._rescue(blocking_task, _blocked(blocking_task, seconds)))
                 self._end(seconds)
         if seconds > self._patience:
             self._end(seconds)
@@ -162,15 +162,15 @@ class Watchdog:
         if frame is not None and frame.f_code is _STEP:
             return  # the callback has just ended
         step = _step(frame)
-        culprit = _handling(step)
-        if culprit is None:
+        blocking_task = _handling(step)
+        if blocking_task is None:
             return
         if self._stuck is not None and self._stuck[0] is step:
-            raise Blocked(_blocked(culprit, self._stuck[1]))
+            raise Blocked(_blocked(blocking_task, self._stuck[1]))
         seconds = time.monotonic() - self._sampled_at
         if seconds > _INTERRUPT * self._patience:
             # The thread could not run, because this callback held the interpreter's lock.
-            raise Blocked(_blocked(culprit, seconds))
+            raise Blocked(_blocked(blocking_task, seconds))
 
 
 def _step(frame: FrameType | None) -> asyncio.Handle | None:

@@ -24,7 +24,7 @@ from dagmaster.workflows.expressions import (
     compile_value,
     has_template,
 )
-from dagmaster.workflows.inputs import misfit
+from dagmaster.workflows.inputs import value_error
 from dagmaster.workflows.model import (
     AnyNode,
     ConditionalNode,
@@ -78,18 +78,18 @@ class Case:
     queues: Collection[str] | None
     broken: frozenset[str]
     edges_known: bool
-    guesses: Mapping[str, str | None] = field(init=False)
+    suggestions: Mapping[str, str | None] = field(init=False)
     edges: graph.Edges = field(init=False)
     waits: graph.Edges = field(init=False)
     upstream: Mapping[str, frozenset[str]] = field(init=False)
 
     def __post_init__(self) -> None:
-        guesses = _guesses(self.workflow)
+        suggestions = _suggestions(self.workflow)
         edges = graph.waits_for(self.workflow)
-        waits = _with_guesses(self.workflow, edges, guesses)
+        waits = _with_suggestions(self.workflow, edges, suggestions)
         # What lies on or behind a cycle has no order; the cycle itself is the problem to solve first.
         upstream = graph.upstream(graph.topological(waits), waits)
-        for name, value in {"guesses": guesses, "edges": edges, "waits": waits, "upstream": upstream}.items():
+        for name, value in {"guesses": suggestions, "edges": edges, "waits": waits, "upstream": upstream}.items():
             object.__setattr__(self, name, value)
 
     def problem(self, message: str, *path: str | int, key: bool = False) -> WorkflowProblem:
@@ -142,17 +142,17 @@ def _references(node: AnyNode) -> Iterator[tuple[Path, str]]:
             yield (*path, index), name
 
 
-def _guesses(workflow: Workflow) -> dict[str, str | None]:
+def _suggestions(workflow: Workflow) -> dict[str, str | None]:
     """For each name of no node, the node that was probably meant."""
     names = (name for node in workflow.nodes.values() for _, name in _references(node) if name not in workflow.nodes)
     return {name: nearest(name, workflow.nodes) for name in islice(dict.fromkeys(names), MAX_PROBLEMS)}
 
 
-def _with_guesses(workflow: Workflow, edges: graph.Edges, guesses: Mapping[str, str | None]) -> graph.Edges:
+def _with_suggestions(workflow: Workflow, edges: graph.Edges, suggestions: Mapping[str, str | None]) -> graph.Edges:
     waits = {node_id: list(others) for node_id, others in edges.items()}
     for node_id, node in workflow.nodes.items():
         for path, name in _references(node):
-            meant = guesses.get(name)
+            meant = suggestions.get(name)
             if meant is None:
                 continue
             if path[0] == "depends_on":
@@ -168,7 +168,7 @@ def _unknown_names(case: Case) -> Iterator[WorkflowProblem]:
         for path, name in _references(node):
             if name not in known:
                 field = next(part for part in reversed(path) if isinstance(part, str))
-                hint = f"; did you mean '{case.guesses[name]}'?" if case.guesses.get(name) else ""
+                hint = f"; did you mean '{case.suggestions[name]}'?" if case.suggestions.get(name) else ""
                 yield case.problem(f"`{field}` names '{name}', which does not exist{hint}", "nodes", node_id, *path)
 
 
@@ -286,8 +286,8 @@ def _dead_ends(case: Case) -> Iterator[WorkflowProblem]:
 
 def _has_wrong_targets(node: AnyNode, known: Collection[str]) -> bool:
     """Whether the targets of this node are wrong and reported by another rule."""
-    onward = graph.targets(node)
-    return any(name not in known for name in onward) or (isinstance(node, ConditionalNode) and not onward)
+    targets = graph.targets(node)
+    return any(name not in known for name in targets) or (isinstance(node, ConditionalNode) and not targets)
 
 
 # --- kinds of nodes --------------------------------------------------------------------------------------------------
@@ -446,7 +446,7 @@ def _inputs(case: Case) -> Iterator[WorkflowProblem]:
             continue
         if declared.required:
             yield case.problem(f"input '{name}' is required and has a default; choose one", "inputs", name, "required")
-        if fault := misfit(name, declared, declared.default):
+        if fault := value_error(name, declared, declared.default):
             yield case.problem(f"the default of input {fault}", "inputs", name, "default")
 
 

@@ -203,7 +203,7 @@ def compile_condition(text: str) -> Compiled:
     """An expression that renders to true or false; comparisons may stand outside the braces or inside."""
     with _compiling(text):
         part = _expression(_spliced(text), text)
-        return Compiled(text, part.paths, _truth(part.evaluate, text))
+        return Compiled(text, part.paths, _as_boolean(part.evaluate, text))
 
 
 def compile_branch(text: str) -> Compiled:
@@ -212,7 +212,7 @@ def compile_branch(text: str) -> Compiled:
         raise TemplateInvalid(f"`{text}` is not a comparison", hint="begin with <, <=, >, >=, ==, !=, in, not in or is")
     with _compiling(text):
         part = _expression(_spliced(f"value {text}"), text)
-        return Compiled(text, part.paths, _truth(part.evaluate, text))
+        return Compiled(text, part.paths, _as_boolean(part.evaluate, text))
 
 
 # --- values ----------------------------------------------------------------------------------------------------------
@@ -284,7 +284,7 @@ def _paths(parts: Iterable[_TemplatePart]) -> tuple[Path, ...]:
     return tuple(dict.fromkeys(path for part in parts for path in part.paths))
 
 
-def _truth(evaluate: _Evaluate, text: str) -> _Evaluate:
+def _as_boolean(evaluate: _Evaluate, text: str) -> _Evaluate:
     def truth(names: _Names) -> bool:
         value = evaluate(names)
         if isinstance(value, str):

@@ -94,10 +94,10 @@ def _fault(workflow: Workflow, name: str, given: dict[str, Any]) -> str | None:
         return f"'{name}' is not an input{did_you_mean(name, workflow.inputs)}"
     if name not in given:
         return f"'{name}' is required ({declared.type})" if declared.required and not declared.has_default else None
-    return misfit(name, declared, given[name])
+    return value_error(name, declared, given[name])
 
 
-def misfit(name: str, declared: Input, value: Any) -> str | None:
+def value_error(name: str, declared: Input, value: Any) -> str | None:
     """Why a value does not fit the declared type, or None."""
     if value is None:
         return f"'{name}' must be {_NOUNS[declared.type]}, not null; leave it out instead"

@@ -110,7 +110,7 @@ async def write_change(connection: Connection, asset: LoadedAsset, change: Actio
         known = before.version(version.ordinal)
         if known is not None and known != version:
             await _write_version(connection, asset.asset_id, known, version, decision)
-    await _write_dues(connection, asset.asset_id, change)
+    await _write_due_copies(connection, asset.asset_id, change)
     if decision.ordinal is not None and (decided := after.version(decision.ordinal)):
         revision = decided.served_revision if decision.action == "approved" else decided.revision
     await add_event(connection, decision, asset_id=asset.asset_id, revision=revision)
@@ -147,7 +147,7 @@ async def _write_version(
         await connection.execute(query("asset_revision_review"), review)
 
 
-async def _write_dues(connection: Connection, asset_id: str, change: ActionResult) -> None:
+async def _write_due_copies(connection: Connection, asset_id: str, change: ActionResult) -> None:
     """External copies that are to be made, and those that are to be removed."""
     dues = [("asset_export_due", edition) for edition in change.exports_due]
     dues += [("asset_withdrawal_due", edition) for edition in change.withdrawals_due]

@@ -26,7 +26,7 @@ DELETED_PER_RUN_BYTES: Final = 256 * 1024 * 1024
 REPEAT_SECONDS: Final = 3600.0  # what is only reported is reported again after this time
 MAX_REASON_CHARACTERS: Final = 2000
 
-_NEGLECT = {
+_OVERDUE_REASONS = {
     "cancel_unheeded": "was asked to cancel",
     "deadline_passed": "is past its deadline",
     "lease_lapsed": "has tasks whose leases have lapsed",
@@ -148,7 +148,7 @@ class PostgresJanitor(Session):
     ) -> list[JanitorAction] | None:
         """Apply a rule, and notify orchestrators if it has released jobs; None if another janitor applies it."""
         done = await self._guarded(kind, lambda connection: rule(connection, run_id, thresholds, is_dry), is_dry)
-        if done and rule is _release_neglected and not is_dry:
+        if done and rule is _release_overdue and not is_dry:
             self._notify(JOBS)
         return done
 
@@ -179,7 +179,7 @@ class PostgresJanitor(Session):
             return _actions(await dicts(connection, "janitor_note_stuck", values))
 
 
-async def _release_neglected(
+async def _release_overdue(
     connection: Connection, run_id: UUID, thresholds: JanitorThresholds, _is_dry: bool
 ) -> list[JanitorAction]:
     """The outcome of a job is never written here: the next owner reads the job and decides."""
@@ -188,8 +188,8 @@ async def _release_neglected(
     findings = [
         {
             **{name: row[name] for name in ("job_id", "owner_id", "epoch", "version", "action_type")},
-            "reason": f"the job {_NEGLECT[row['action_type']]}, and its owner, who is alive, has not written it for "
-            f"{row['seconds']:.0f} s: it goes to another owner",
+            "reason": f"the job {_OVERDUE_REASONS[row['action_type']]}, and its owner, which is alive, has not written "
+            f"it for {row['seconds']:.0f} s: it goes to another owner",
             "detail": {"owner_id": row["owner_id"], "epoch": row["epoch"], "seconds": round(row["seconds"], 1)},
         }
         for row in rows
@@ -276,7 +276,7 @@ async def _delete_unused(
 
 
 RULES: Mapping[str, Rule] = {
-    "neglected": _release_neglected,
+    "neglected": _release_overdue,
     "unserved": _report_unserved,
     "unread": _report_unread,
     "idle": _end_idle,

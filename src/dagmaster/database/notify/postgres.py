@@ -78,7 +78,7 @@ class PostgresNotifier:
             await asyncio.wait(sender, timeout=1)
         await cancel_and_wait(*self._tasks)
 
-    def _hear(self, topics: Iterable[str]) -> None:
+    def _add_received(self, topics: Iterable[str]) -> None:
         self._received.update(topics)
         self._wake.set()
 
@@ -102,7 +102,7 @@ class PostgresNotifier:
                 for channel in self._topics:
                     await connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
                 # Changes from before the LISTEN are seen by reading: once now, and after every reconnect.
-                self._hear(self._topics.values())
+                self._add_received(self._topics.values())
                 while True:
                     # Not `connection.notifies()`: that wakes up ten times a second without a reason.
                     if not await connection.wait(_receive(connection.pgconn), interval=CHECK_SECONDS):
@@ -112,7 +112,7 @@ class PostgresNotifier:
 
     def _on_notice(self, notice: Notify) -> None:
         if notice.channel in self._topics:
-            self._hear([self._topics[notice.channel]])
+            self._add_received([self._topics[notice.channel]])
 
     async def _deliver(self) -> None:
         connection = await connect(self._dsn, role="notify")

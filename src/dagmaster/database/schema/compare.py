@@ -41,11 +41,11 @@ class SchemaChange:
     online: tuple[str, ...] = ()
 
     @property
-    def needs_a_hand(self) -> bool:
+    def is_manual(self) -> bool:
         return not (self.statements or self.online)
 
     def __str__(self) -> str:
-        return f"needs a hand: {self.what}" if self.needs_a_hand else self.what
+        return f"change by hand: {self.what}" if self.is_manual else self.what
 
 
 class SchemaObject(NamedTuple):

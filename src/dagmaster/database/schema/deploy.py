@@ -131,7 +131,7 @@ def _migrate(connection: sa.Connection, records: Records, wait_seconds: float) -
     retried(lambda: _run_files(connection, before_tables=False))
     for trigger in triggers():
         retried(partial(_ensure_trigger, connection, trigger))
-    if not any(change.needs_a_hand for change in changes):
+    if not any(change.is_manual for change in changes):
         retried(lambda: _store_fingerprint(connection, records))
     return [str(change) for change in changes]
 

@@ -38,8 +38,8 @@ def header_bytes(path: str | PurePath) -> int | None:
     """The size of a COG's header: all bytes before the first block. None if no block is stored."""
     with open_raster(path) as dataset:
         levels = [None, *range(len(dataset.overviews(1)))]
-        firsts = [dataset.get_tag_item("BLOCK_OFFSET_0_0", "TIFF", bidx=1, ovr=level) for level in levels]
-    offsets = [int(first) for first in firsts if first]
+        first_offsets = [dataset.get_tag_item("BLOCK_OFFSET_0_0", "TIFF", bidx=1, ovr=level) for level in levels]
+    offsets = [int(first) for first in first_offsets if first]
     return min(offsets) if offsets else None
 
 

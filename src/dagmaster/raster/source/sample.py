@@ -220,10 +220,10 @@ def _step(facts: RasterFacts) -> tuple[int, int]:
 def _lattice(facts: RasterFacts) -> list[Window]:
     """Corners first."""
     width, height = min(_WINDOW, facts.width), min(_WINDOW, facts.height)
-    lefts = _positions(facts.width - width)
+    left_offsets = _positions(facts.width - width)
     tops = _positions(facts.height - height)
-    corners = [(top, left) for top in (tops[0], tops[-1]) for left in (lefts[0], lefts[-1])]
-    others = [(top, left) for top in tops for left in lefts]
+    corners = [(top, left) for top in (tops[0], tops[-1]) for left in (left_offsets[0], left_offsets[-1])]
+    others = [(top, left) for top in tops for left in left_offsets]
     return [Window(left, top, width, height) for top, left in dict.fromkeys(corners + others)]
 
 

@@ -125,7 +125,7 @@ class NotPlaced(Exception):
 
 
 class DaskExecutor:
-    shares_fate = False
+    is_on_this_machine = False
 
     def __init__(
         self,

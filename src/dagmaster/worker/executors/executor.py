@@ -22,7 +22,7 @@ class Executor(Protocol):
         ...
 
     @property
-    def shares_fate(self) -> bool:
+    def is_on_this_machine(self) -> bool:
         """Whether a task that brings its machine down takes the worker with it."""
         ...
 

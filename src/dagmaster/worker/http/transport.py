@@ -40,7 +40,7 @@ class HttpTransport:
         self._has_more_free = asyncio.Event()
         self._requested: frozenset[str] = frozenset()
         self._was_announced = False
-        self._in_vain = 0  # announcements in a row that led to no task
+        self._empty_claims = 0  # announcements in a row that led to no task
         self._failures = 0
 
     def note_exchange(self, demand: Demand, claimed: Sequence[TaskMessage]) -> None:
@@ -55,9 +55,9 @@ class HttpTransport:
             + (demand.heavy_handlers if heavy < demand.heavy else ())
         )
         if claimed:
-            self._in_vain = 0
+            self._empty_claims = 0
         elif self._was_announced:
-            self._in_vain = min(self._in_vain + 1, 10)
+            self._empty_claims = min(self._empty_claims + 1, 10)
         self._was_announced = False
         if self._free - self._requested or has_more_queues:
             self._has_more_free.set()
@@ -70,9 +70,9 @@ class HttpTransport:
 
     async def receive(self, timeout_seconds: float, _limit: int = MAX_AT_ONCE) -> Sequence[Delivery]:
         """What the server announces. It waits longer than `timeout_seconds`, because its requests need no polling."""
-        if self._in_vain:
+        if self._empty_claims:
             low, high = _PAUSE_SECONDS
-            await asyncio.sleep(min(high, low * 2**self._in_vain) * self._rng.uniform(0.5, 1.0))
+            await asyncio.sleep(min(high, low * 2**self._empty_claims) * self._rng.uniform(0.5, 1.0))
         while True:
             if not self._free:
                 await asyncio.sleep(min(timeout_seconds, 1.0))
