@@ -43,10 +43,10 @@ async def report_task_result(
         return ReportReceipt(accepted=False)
     async with services.ledgers.one() as ledger:
         result = await _with_payload(ledger, result)
-        answer = await ledger.report(
+        response = await ledger.report(
             report.worker_id, [result], _NO_DEMAND, lease_seconds=services.settings.task_lease_sec
         )
-    return ReportReceipt(accepted=not answer.late)
+    return ReportReceipt(accepted=not response.late)
 
 
 async def _with_payload(ledger: PayloadLedger, report: Report) -> Report:

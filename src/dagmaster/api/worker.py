@@ -171,8 +171,8 @@ async def _exchange(
     lease_seconds = min(sent.lease_seconds, services.settings.task_lease_sec)
     async with services.work.one() as ledger:
         call = ledger.exchange if is_claiming else ledger.report
-        answer = await call(worker_id, reports, demand, lease_seconds=lease_seconds)
-    return Response(requests.answer_of(answer), media_type="application/json")
+        response = await call(worker_id, reports, demand, lease_seconds=lease_seconds)
+    return Response(requests.answer_of(response), media_type="application/json")
 
 
 @router.post("/{worker_id}/renew", operation_id="renew_leases", summary="Renew leases", responses=responses())

@@ -206,8 +206,8 @@ def print_platforms(state: "State", platforms: "Sequence[Json]") -> None:
     print_records(state, columns, PlatformInfo, platforms)
 
 
-def print_platform(state: "State", answer: "Json") -> None:
-    platform = read(PlatformInfo, answer)
+def print_platform(state: "State", response: "Json") -> None:
+    platform = read(PlatformInfo, response)
     facts = {
         "platform": f"{platform.platform_id}{'' if platform.is_active else ' (not active)'}",
         "name": one_line(platform.display_name),

@@ -99,11 +99,11 @@ def submit(
         "parameters": parameters,
         "dry_run": dry_run,
     }
-    answer = _submitted(state, request)
-    result = read(AssetSubmissionResult, answer)
+    response = _submitted(state, request)
+    result = read(AssetSubmissionResult, response)
     if (wait or watch) and result.job_id:
         return _follow(state, result, live=watch)
-    return _print_result(state, answer, result)
+    return _print_result(state, response, result)
 
 
 def refs_of(pairs: tuple[str, ...]) -> dict[str, str]:
@@ -211,11 +211,11 @@ def _follow(state: State, result: "AssetSubmissionResult", *, live: bool) -> int
     return code
 
 
-def _print_result(state: State, answer: "Json", result: "AssetSubmissionResult") -> int:
+def _print_result(state: State, response: "Json", result: "AssetSubmissionResult") -> int:
     refusal = result.refusal
     code = 4 if refusal else 0
     if state.json:
-        state.emit(answer)
+        state.emit(response)
         return code
     if refusal:
         state.say(f"it would be refused: {refusal.get('message') or refusal.get('detail')} [{refusal.get('code')}]")

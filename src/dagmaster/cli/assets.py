@@ -75,11 +75,11 @@ def show(state: State, asset: str) -> None:
     from dagmaster.client.models.assets import AssetInfo
     from dagmaster.client.models.base import read
 
-    answer = state.client.asset(asset)
+    response = state.client.asset(asset)
     if state.json:
-        state.emit(answer)
+        state.emit(response)
         return
-    info = read(AssetInfo, answer)
+    info = read(AssetInfo, response)
     print_asset(state, info)
     for step in next_steps(info):
         state.note(step)
@@ -120,10 +120,10 @@ def approve(state: State, /, *, asset: str, version: int | None, etag: str | Non
     """Publish the newest revision of a version; by default, of the version that waits for review."""
     seen = _seen(state, asset, etag)
     ordinal = version if version is not None else seen.version_to_decide("approve")
-    answer = seen.change("approve", version=ordinal, **request)
-    state.answer(answer, f"{seen.part(ordinal)} is approved")
+    response = seen.change("approve", version=ordinal, **request)
+    state.print_result(response, f"{seen.part(ordinal)} is approved")
     if not state.json:
-        _note_map(state, answer, ordinal)
+        _note_map(state, response, ordinal)
 
 
 @assets.command("reject")
@@ -137,8 +137,8 @@ def reject(state: State, /, *, asset: str, version: int | None, etag: str | None
     """Refuse the newest revision of a version. An older revision that is approved stays served."""
     seen = _seen(state, asset, etag)
     ordinal = version if version is not None else seen.version_to_decide("reject")
-    answer = seen.change("reject", version=ordinal, **request)
-    state.answer(answer, f"{seen.part(ordinal)} is rejected")
+    response = seen.change("reject", version=ordinal, **request)
+    state.print_result(response, f"{seen.part(ordinal)} is rejected")
 
 
 @assets.command("clear")
@@ -150,8 +150,8 @@ def reject(state: State, /, *, asset: str, version: int | None, etag: str | None
 def clear(state: State, *, asset: str, clearance: str, reason: str | None, etag: str | None) -> None:
     """Decide who may see approved versions: reviewers only (uncleared), internal users (ouo), or everyone (public)."""
     seen = _seen(state, asset, etag)
-    answer = seen.change("clear", clearance_level=clearance, reason=reason)
-    state.answer(answer, f"the clearance of {seen.name} is {clearance}")
+    response = seen.change("clear", clearance_level=clearance, reason=reason)
+    state.print_result(response, f"the clearance of {seen.name} is {clearance}")
 
 
 @assets.command("expose")
@@ -163,8 +163,8 @@ def clear(state: State, *, asset: str, clearance: str, reason: str | None, etag:
 def expose(state: State, *, asset: str, exposure: str, reason: str | None, etag: str | None) -> None:
     """Serve only the latest approved version, or each approved version under its number."""
     seen = _seen(state, asset, etag)
-    answer = seen.change("expose", exposure=exposure, reason=reason)
-    state.answer(answer, f"the exposure of {seen.name} is {exposure}")
+    response = seen.change("expose", exposure=exposure, reason=reason)
+    state.print_result(response, f"the exposure of {seen.name} is {exposure}")
 
 
 @assets.command("unpublish")
@@ -179,8 +179,8 @@ def unpublish(state: State, *, asset: str, version: int | None, reason: str | No
     seen = _seen(state, asset, etag)
     if not yes and not seen.is_confirmed("Unpublish", version):
         return 1
-    answer = seen.change("unpublish", version=version, reason=reason)
-    state.answer(answer, f"{seen.part(version)} is unpublished")
+    response = seen.change("unpublish", version=version, reason=reason)
+    state.print_result(response, f"{seen.part(version)} is unpublished")
     return 0
 
 
@@ -196,8 +196,10 @@ def export(state: State, *, asset: str, version: int, reason: str | None, etag: 
     The first export starts automatically when a version is approved and its asset is public.
     """
     seen = _seen(state, asset, etag)
-    answer = seen.change("export", version=version, reason=reason)
-    state.answer(answer, f"the export of {seen.part(version)} will start; `dagmaster assets show` has its state")
+    response = seen.change("export", version=version, reason=reason)
+    state.print_result(
+        response, f"the export of {seen.part(version)} will start; `dagmaster assets show` has its state"
+    )
 
 
 @assets.command("delete")
@@ -212,8 +214,8 @@ def delete(state: State, *, asset: str, version: int | None, reason: str | None,
     seen = _seen(state, asset, etag)
     if not yes and not seen.is_confirmed("Delete", version):
         return 1
-    answer = seen.delete(version=version, reason=reason)
-    state.answer(answer, f"{seen.part(version)} is deleted")
+    response = seen.delete(version=version, reason=reason)
+    state.print_result(response, f"{seen.part(version)} is deleted")
     return 0
 
 
@@ -241,23 +243,23 @@ def link(state: State, *, asset: str, version: int | None, revision: int | None,
     seen = _seen(state, asset)
     if version is None:
         version, revision = seen.version_to_show(revision)
-    answer = state.client.link(seen.info.asset_id, version, {"revision": revision, "expires_in_hours": hours})
+    response = state.client.link(seen.info.asset_id, version, {"revision": revision, "expires_in_hours": hours})
     if state.json:
-        state.emit(answer)
+        state.emit(response)
         return
-    signed = read(SignedLink, answer)
+    signed = read(SignedLink, response)
     state.say(signed.map_url)
     revised = f", revision {revision}" if revision else ""
     state.note(f"{seen.part(version)}{revised}, until {at(signed.expires_at)} UTC; TileJSON:\n  {signed.tilejson_url}")
 
 
-def _note_map(state: State, answer: "Json", ordinal: int) -> None:
+def _note_map(state: State, response: "Json", ordinal: int) -> None:
     from dagmaster.addresses import Addresses
     from dagmaster.cli.asset_changes import maps_url_of
     from dagmaster.client.models.assets import AssetInfo
     from dagmaster.client.models.base import read
 
-    asset = read(AssetInfo, answer)
+    asset = read(AssetInfo, response)
     is_served = any(version.is_served for version in asset.versions if version.version_ordinal == ordinal)
     if is_served and (maps_url := maps_url_of(state)):
         state.note(f"see it at: {Addresses(maps_url).map(asset.dataset_id, ordinal)}")

@@ -57,7 +57,7 @@ def change_jobs(state: State, request: Json, *, is_confirmed: bool) -> int:
 
 
 def _show(state: State, report: BulkReport) -> int:
-    state.answer(report.model_dump(mode="json"), lambda: _print(state, report))
+    state.print_result(report.model_dump(mode="json"), lambda: _print(state, report))
     return 4 if report.refused else 0
 
 

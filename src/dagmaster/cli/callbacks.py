@@ -51,8 +51,8 @@ def _print_callbacks(state: State, page: "list[Json]") -> None:
 @pass_state
 def show_callback(state: State, callback: str) -> None:
     """Show a callback: its content, and each attempt to deliver it. CALLBACK is an id, or the beginning of one."""
-    answer = state.client.callback(state.client.find_callback(callback))
-    state.answer(answer, lambda: _print_callback(state, answer))
+    response = state.client.callback(state.client.find_callback(callback))
+    state.print_result(response, lambda: _print_callback(state, response))
 
 
 @callbacks.command("repeat")
@@ -63,16 +63,16 @@ def repeat_callback(state: State, callback: str) -> None:
 
     The id stays the same, so receivers can ignore a duplicate.
     """
-    answer = state.client.repeat_callback(state.client.find_callback(callback))
-    state.answer(answer, f"callback {answer.get('callback_id')} will be delivered again")
-    state.comment(f"see the result with: dagmaster callbacks show {answer.get('callback_id')}")
+    response = state.client.repeat_callback(state.client.find_callback(callback))
+    state.print_result(response, f"callback {response.get('callback_id')} will be delivered again")
+    state.comment(f"see the result with: dagmaster callbacks show {response.get('callback_id')}")
 
 
-def _print_callback(state: State, answer: "Json") -> None:
+def _print_callback(state: State, response: "Json") -> None:
     from dagmaster.client.models.base import read
     from dagmaster.client.models.callback_events import CallbackDetail, DeliveryInfo
 
-    callback = read(CallbackDetail, answer)
+    callback = read(CallbackDetail, response)
     facts = {
         "callback": callback.callback_id,
         "platform": one_line(callback.platform_id),

@@ -141,12 +141,12 @@ class State:
             raise InvalidRequest(f"--server is not supported here: {reason}", code="usage", hint=hint)
 
     def emit(self, value: Any, *, line: bool = False) -> None:
-        """Print an answer for programs; on one line if more may follow."""
+        """Print a result for programs; on one line if more may follow."""
         text = as_json(value, indent=not line)
         write(sys.stdout, text if is_unicode(sys.stdout.encoding) else ascii_json(text))
 
-    def answer(self, value: Any, text: str | Callable[[], None], *, line: bool = False) -> None:
-        """Print an answer: `value` for programs, `text` for people, which may be a function that prints it."""
+    def print_result(self, value: Any, text: str | Callable[[], None], *, line: bool = False) -> None:
+        """Print a result: `value` for programs, `text` for people, which may be a function that prints it."""
         if self.json:
             self.emit(value, line=line)
         elif isinstance(text, str):

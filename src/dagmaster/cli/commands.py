@@ -19,8 +19,8 @@ def list_commands(state: State) -> None:
     """List the commands that you may run."""
     from dagmaster.cli.layer_pages import print_commands
 
-    answers = state.client.commands()
-    state.answer({"commands": answers}, lambda: print_commands(state, answers))
+    responses = state.client.commands()
+    state.print_result({"commands": responses}, lambda: print_commands(state, responses))
 
 
 @commands.command("show")
@@ -30,8 +30,8 @@ def show_command(state: State, name: str) -> None:
     """Show what a command does, and its inputs."""
     from dagmaster.cli.layer_pages import print_command
 
-    answer = _description_of(state, name)
-    state.answer(answer, lambda: print_command(state, answer))
+    response = _description_of(state, name)
+    state.print_result(response, lambda: print_command(state, response))
 
 
 @commands.command("run")
@@ -56,11 +56,11 @@ def run_command(state: State, name: str, pairs: tuple[str, ...], params: str | N
 def _description_of(state: State, name: str) -> dict[str, Any]:
     from dagmaster.workflows.nearest import or_known
 
-    answers = {answer["name"]: answer for answer in state.client.commands()}
-    if name not in answers:
+    responses = {response["name"]: response for response in state.client.commands()}
+    if name not in responses:
         raise NotFound(
-            f"no command that you may run is named '{name}'{or_known(name, answers)}",
+            f"no command that you may run is named '{name}'{or_known(name, responses)}",
             code="command.not-found",
             hint="see `dagmaster commands ls`",
         )
-    return answers[name]
+    return responses[name]

@@ -46,7 +46,7 @@ def completion(state: State, shell: str) -> None:
     # The template only: click would also look for the shell, which need not be installed on this machine.
     root = click.get_current_context().find_root().command
     script = kind.source_template % kind(root, {}, "dagmaster", _VARIABLE).source_vars()
-    state.answer({"shell": shell, "script": script, "setup": _SETUP[shell]}, script.rstrip())
+    state.print_result({"shell": shell, "script": script, "setup": _SETUP[shell]}, script.rstrip())
 
 
 def _completing(read: "Callable[[JsonClient], list[CompletionItem]]") -> Complete:
@@ -65,8 +65,10 @@ def _client(context: click.Context) -> "JsonClient":
     return state.client_with(_TIMEOUT_SECONDS)
 
 
-def _items(answers: list[dict[str, Any]], name: str, help_of: Callable[[dict[str, Any]], str]) -> list[CompletionItem]:
-    return [CompletionItem(str(answer[name]), help=help_of(answer)) for answer in answers]
+def _items(
+    responses: list[dict[str, Any]], name: str, help_of: Callable[[dict[str, Any]], str]
+) -> list[CompletionItem]:
+    return [CompletionItem(str(response[name]), help=help_of(response)) for response in responses]
 
 
 def _workflows(client: "JsonClient") -> list[CompletionItem]:

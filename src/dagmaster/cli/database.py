@@ -56,14 +56,14 @@ def db() -> None:
 @pass_state
 def status(state: State) -> None:
     """Show what is deployed and what is missing."""
-    answer = _schema(state).schema_status()
+    response = _schema(state).schema_status()
     if state.json:
-        state.emit(answer)
+        state.emit(response)
         return
     from dagmaster.client.models.base import read
     from dagmaster.client.models.schema import SchemaStatus
 
-    schema = read(SchemaStatus, answer)
+    schema = read(SchemaStatus, response)
     state.say(f"PostgreSQL {schema.server_version}; schema {_schema_text(schema.deployed, schema.is_current)}")
     state.say(f"software {schema.software}, deployed {schema.stored or 'never'}")
     state.say(f"catalogue pgSTAC {schema.catalog}" if schema.catalog else "no catalogue")
@@ -89,13 +89,13 @@ def _schema_text(deployed: bool, is_current: bool) -> str:
 @pass_state
 def tables(state: State) -> None:
     """Show how many rows each table has: counted if that is quick, else estimated."""
-    answer = _schema(state).tables()
+    response = _schema(state).tables()
     if state.json:
-        state.emit(answer)
+        state.emit(response)
         return
-    for table, rows in answer["tables"].items():
+    for table, rows in response["tables"].items():
         state.say(f"{rows:>12,} {table}")
-    if not answer["tables"]:
+    if not response["tables"]:
         state.note("no tables; hint: run `dagmaster db deploy`")
 
 
@@ -106,7 +106,7 @@ def ddl(state: State) -> None:
     from dagmaster.operations import schema
 
     text = state.client.ddl() if state.server else schema.ddl()
-    state.answer({"ddl": text}, text.rstrip())
+    state.print_result({"ddl": text}, text.rstrip())
 
 
 @db.command("deploy")
@@ -122,14 +122,14 @@ def deploy_schema(state: State, then_migrate: bool) -> None:
         _print_migrated(state, schema.migrate())
 
 
-def _print_deployed(state: State, answer: "Json") -> None:
+def _print_deployed(state: State, response: "Json") -> None:
     if state.json:
-        state.emit(answer)
+        state.emit(response)
         return
     from dagmaster.client.models.base import read
     from dagmaster.client.models.schema import SchemaStatus
 
-    schema = read(SchemaStatus, answer)
+    schema = read(SchemaStatus, response)
     state.say(f"deployed {schema.stored}" if schema.is_current else "deployed, but some tables have another version")
     _print_pending(state, schema)
 
@@ -144,7 +144,7 @@ def gateway_role(state: State) -> None:
     from dagmaster.operations.schema import gateway_database_url
 
     url = gateway_database_url(_administrator(state))
-    state.answer({"gateway_database_url": url}, url)
+    state.print_result({"gateway_database_url": url}, url)
 
 
 @db.command("migrate")
@@ -154,14 +154,14 @@ def migrate(state: State) -> None:
     _print_migrated(state, _schema(state).migrate())
 
 
-def _print_migrated(state: State, answer: "Json") -> None:
+def _print_migrated(state: State, response: "Json") -> None:
     if state.json:
-        state.emit(answer)
+        state.emit(response)
         return
     from dagmaster.client.models.base import read
     from dagmaster.client.models.schema import MigrationResult
 
-    migration = read(MigrationResult, answer)
+    migration = read(MigrationResult, response)
     unchanged = (
         "another process has migrated the schema meanwhile" if migration.done_by_another else "nothing to change"
     )

@@ -45,21 +45,21 @@ def _print_letters(state: State, page: "list[Json]") -> None:
 @pass_state
 def show_dead_letter(state: State, dead_letter: str) -> None:
     """Show a dead letter: its reason and its content. DEAD_LETTER is an id, or the beginning of one."""
-    answer = state.client.dead_letter(state.client.find_dead_letter(dead_letter))
+    response = state.client.dead_letter(state.client.find_dead_letter(dead_letter))
     if state.json:
-        state.emit(answer)
+        state.emit(response)
         return
     from dagmaster.client.models.base import read
     from dagmaster.client.models.operations import DeadLetterSummary
 
-    letter = read(DeadLetterSummary, answer)
+    letter = read(DeadLetterSummary, response)
     facts = {
         "dead letter": letter.dead_letter_id,
         "queue": one_line(letter.queue),
         "message": letter.message_id and one_line(letter.message_id),
         "created": f"{at(letter.created_at)} UTC, {ago(letter.created_at, state.client.now)} ago",
         "reason": f"{one_line(letter.reason)}: {letter.description}",
-        "body": as_json(answer.get("body")),
+        "body": as_json(response.get("body")),
         "job": letter.job_id and f"{letter.job_id}, node {letter.node_id}",
     }
     state.say_facts(facts, width=11)
@@ -73,11 +73,11 @@ def show_dead_letter(state: State, dead_letter: str) -> None:
 def replay_dead_letter(state: State, dead_letter: str) -> None:
     """Replay a dead letter. A submission goes back into its queue: it becomes a job, or a dead letter with a new id.
     For a task that was given up, its job is resumed, with everything that is missing."""
-    answer = state.client.replay(state.client.find_dead_letter(dead_letter))
+    response = state.client.replay(state.client.find_dead_letter(dead_letter))
     if state.json:
-        state.emit(answer)
-    elif job_id := answer.get("job_id"):
+        state.emit(response)
+    elif job_id := response.get("job_id"):
         state.say(f"job {job_id} is resumed")
         state.note(f"watch it with: dagmaster jobs watch {job_id}")
     else:
-        state.say(f"back in queue {answer.get('queue')}")
+        state.say(f"back in queue {response.get('queue')}")

@@ -254,7 +254,7 @@ def _run(state: State, local: "LocalPlatform", storage: "Storage", scene: "Locat
 def _print_failure(state: State, page: "JobPage") -> int:
     from dagmaster.cli.show import print_page
 
-    state.answer(page.public(), lambda: print_page(state.console, page), line=True)
+    state.print_result(page.public(), lambda: print_page(state.console, page), line=True)
     return 1
 
 
@@ -288,7 +288,7 @@ def _print_results(state: State, facts: dict[str, Any], results: "ResultSummary"
 def _facts(state: State, page: "JobPage") -> dict[str, Any]:
     from dagmaster.client.timeline import attempts_of, stage_times, task_count
 
-    job, attempts = page.answer["job"], attempts_of(state.client, page.answer["job"]["job_id"])
+    job, attempts = page.response["job"], attempts_of(state.client, page.response["job"]["job_id"])
     return {
         "job_id": job["job_id"],
         "status": job["status"],

@@ -32,7 +32,7 @@ def verify_history(state: State, job: str | None, everything: bool, payloads: bo
         raise InvalidRequest("give a job or --all", code="usage")
     state.require_no_server("the history is read from the database", "set DATABASE_URL")
     report = asyncio.run(_verified(state, job, reads_payloads=payloads))
-    state.answer(report.public(), lambda: _print(state, report))
+    state.print_result(report.public(), lambda: _print(state, report))
     return 0 if report.is_clean else 1
 
 

@@ -18,28 +18,28 @@ _CONFLICT = 4
 def cancel(state: State, job_id: str, request: Json, wait_seconds: float) -> int:
     """Cancel a job and wait for its end for a while; returns the exit code."""
     try:
-        answer = _cancelled(state, job_id, request, wait_seconds)
+        response = _cancelled(state, job_id, request, wait_seconds)
     except KeyboardInterrupt:
         return detached(state, job_id, what="the job is still cancelled")
-    state.answer(answer, lambda: _print_end(state, read(CancelProgress, answer)))
-    return 0 if answer["status"] == "cancelled" or not answer["is_over"] else _CONFLICT
+    state.print_result(response, lambda: _print_end(state, read(CancelProgress, response)))
+    return 0 if response["status"] == "cancelled" or not response["is_over"] else _CONFLICT
 
 
 def _cancelled(state: State, job_id: str, request: Json, wait_seconds: float) -> Json:
     until = time.monotonic() + wait_seconds
     progress = _Progress(state)
-    answer = state.client.cancel(job_id, request, min(_POLL_SECONDS, wait_seconds))
-    progress.show(read(CancelProgress, answer))
-    while not answer["is_over"] and (left := until - time.monotonic()) > 0:
+    response = state.client.cancel(job_id, request, min(_POLL_SECONDS, wait_seconds))
+    progress.show(read(CancelProgress, response))
+    while not response["is_over"] and (left := until - time.monotonic()) > 0:
         try:
-            answer = state.client.cancel(job_id, {}, min(_POLL_SECONDS, left))
+            response = state.client.cancel(job_id, {}, min(_POLL_SECONDS, left))
         except Conflict as error:
             if error.code != "job.ended":
                 raise
             # It ended between two polls.
-            answer = {**answer, "status": state.client.job_line(job_id)["status"], "is_over": True}
-        progress.show(read(CancelProgress, answer))
-    return answer
+            response = {**response, "status": state.client.job_line(job_id)["status"], "is_over": True}
+        progress.show(read(CancelProgress, response))
+    return response
 
 
 class _Progress:
@@ -49,10 +49,10 @@ class _Progress:
         self._state = state
         self._printed: set[str] = set()
 
-    def show(self, answer: CancelProgress) -> None:
+    def show(self, response: CancelProgress) -> None:
         if self._state.json:
             return
-        for task in answer.tasks:
+        for task in response.tasks:
             for line in _steps(task):
                 if line not in self._printed:
                     self._printed.add(line)
@@ -71,56 +71,56 @@ def _steps(task: StoppingTask) -> list[str]:
     return lines
 
 
-def _print_end(state: State, answer: CancelProgress) -> None:
-    if not answer.is_over:
-        running = sum(task.finished_at is None for task in answer.tasks)
+def _print_end(state: State, response: CancelProgress) -> None:
+    if not response.is_over:
+        running = sum(task.finished_at is None for task in response.tasks)
         state.say(
-            f"job {answer.job_id} is being cancelled"
+            f"job {response.job_id} is being cancelled"
             + (f": {counted(running, 'task')} still running" if running else "")
         )
-        state.note(f"watch it with: dagmaster jobs watch {answer.job_id}")
-    elif answer.status == "cancelled":
-        state.say(f"job {answer.job_id} is cancelled")
-        state.note(f"resume it with: dagmaster jobs resume {answer.job_id}")
+        state.note(f"watch it with: dagmaster jobs watch {response.job_id}")
+    elif response.status == "cancelled":
+        state.say(f"job {response.job_id} is cancelled")
+        state.note(f"resume it with: dagmaster jobs resume {response.job_id}")
     else:
-        state.say(f"job {answer.job_id} ended before it could be cancelled: {answer.status.replace('_', ' ')}")
+        state.say(f"job {response.job_id} ended before it could be cancelled: {response.status.replace('_', ' ')}")
 
 
 def resume(state: State, job_id: str, request: Json, *, is_dry_run: bool, wait: bool, watch: bool) -> int:
     """Resume a job, or show what would run; returns the exit code."""
-    answer = state.client.resume(job_id, request, is_dry_run=is_dry_run)
-    return _print_and_follow(state, answer, f"dagmaster jobs resume {job_id}", wait=wait, watch=watch)
+    response = state.client.resume(job_id, request, is_dry_run=is_dry_run)
+    return _print_and_follow(state, response, f"dagmaster jobs resume {job_id}", wait=wait, watch=watch)
 
 
 def retry(
     state: State, job_id: str, part: Mapping[str, str], request: Json, *, is_dry_run: bool, wait: bool, watch: bool
 ) -> int:
     """Run a part of a job again, or show what would run; returns the exit code."""
-    answer = state.client.retry(job_id, {**part, **request}, is_dry_run=is_dry_run)
+    response = state.client.retry(job_id, {**part, **request}, is_dry_run=is_dry_run)
     options = " ".join(f"--{name.replace('_', '-')} {shlex.quote(value)}" for name, value in part.items())
-    return _print_and_follow(state, answer, f"dagmaster jobs retry {job_id} {options}", wait=wait, watch=watch)
+    return _print_and_follow(state, response, f"dagmaster jobs retry {job_id} {options}", wait=wait, watch=watch)
 
 
-def _print_and_follow(state: State, answer: Json, command: str, *, wait: bool, watch: bool) -> int:
+def _print_and_follow(state: State, response: Json, command: str, *, wait: bool, watch: bool) -> int:
     is_waiting = wait or watch
     if state.json and not is_waiting:
-        state.emit(answer)
+        state.emit(response)
     elif not state.json:
-        _print_resumed(state, read(Resumed, answer), command, is_waiting)
-    return follow(state, answer["job_id"], live=watch) if is_waiting else 0
+        _print_resumed(state, read(Resumed, response), command, is_waiting)
+    return follow(state, response["job_id"], live=watch) if is_waiting else 0
 
 
-def _print_resumed(state: State, answer: Resumed, command: str, is_waiting: bool) -> None:
+def _print_resumed(state: State, response: Resumed, command: str, is_waiting: bool) -> None:
     """On standard output, unless the result will be printed there."""
-    is_dry = answer.status == "dry_run"
+    is_dry = response.status == "dry_run"
     write = state.note if is_waiting else state.say
-    write(f"job {answer.job_id} would run again:" if is_dry else f"job {answer.job_id} runs again:")
-    for line in rerun_lines(answer.nodes, answer.children):
+    write(f"job {response.job_id} would run again:" if is_dry else f"job {response.job_id} runs again:")
+    for line in rerun_lines(response.nodes, response.children):
         write(f"  {line}")
     if is_dry:
         state.note(f"run it with: {command}")
     elif not is_waiting:
-        state.note(f"watch it with: dagmaster jobs watch {answer.job_id}")
+        state.note(f"watch it with: dagmaster jobs watch {response.job_id}")
 
 
 def rerun_lines(nodes: Sequence[str], children: Mapping[str, int]) -> list[str]:

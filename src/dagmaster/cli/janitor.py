@@ -36,17 +36,17 @@ def list_actions(state: State, /, *, limit: int, after: str | None, **filters: s
 @pass_state
 def run_janitor(state: State, dry_run: bool) -> None:
     """Run the janitor now. Every orchestrator also runs it regularly; only those regular runs delete old jobs."""
-    answer = state.client.run_janitor(is_dry_run=dry_run)
+    response = state.client.run_janitor(is_dry_run=dry_run)
     if state.json:
-        state.emit(answer)
+        state.emit(response)
         return
     from dagmaster.client.models.base import read
     from dagmaster.client.models.operations import JanitorRun
 
-    run = read(JanitorRun, answer)
+    run = read(JanitorRun, response)
     if run.actions:
         state.say("would do:" if run.is_dry_run else "did:")
-        _print_actions(state, answer["actions"])
+        _print_actions(state, response["actions"])
     else:
         state.say("nothing to do")
     if run.left_to_others:

@@ -107,7 +107,7 @@ def show(state: State, job: str) -> None:
     from dagmaster.client.outcome import JobPage
 
     page = JobPage.fetch(state.client, state.client.find_job(job))
-    state.answer(page.public(), lambda: print_page(state.console, page))
+    state.print_result(page.public(), lambda: print_page(state.console, page))
 
 
 @jobs.command("watch")
@@ -185,7 +185,7 @@ def export(state: State, job: str, output: str | None) -> None:
     file = output or f"job-{job_id}.json"
     size = save(file, partial(state.client.export_job, job_id))
     if file != "-":
-        state.answer({"job_id": job_id, "file": file, "size_bytes": size}, f"{file} ({size:,} bytes)")
+        state.print_result({"job_id": job_id, "file": file, "size_bytes": size}, f"{file} ({size:,} bytes)")
 
 
 @jobs.command("cancel")
@@ -285,8 +285,8 @@ def logs(
 
 
 def _print_lines(text_of: "Callable[[Json], str]", state: State, page: "list[Json]") -> None:
-    for answer in page:
-        state.say(text_of(answer))
+    for response in page:
+        state.say(text_of(response))
 
 
 @jobs.command("events")
@@ -343,25 +343,25 @@ def _follow_events(state: State, job_id: str, node: str | None, after: int) -> i
                 case Outage(error):
                     reconnection.failed(error)
                 case event if event.sequence is not None:
-                    answer = orjson.loads(event.data)
-                    if node in (None, answer.get("node_id")):
-                        _print_event(state, answer)
+                    response = orjson.loads(event.data)
+                    if node in (None, response.get("node_id")):
+                        _print_event(state, response)
     except KeyboardInterrupt:
         return detached(state, job_id)
     return 0
 
 
 def _print_event(state: State, event: "Json") -> None:
-    state.answer(event, lambda: state.say(_event_text(event)), line=True)
+    state.print_result(event, lambda: state.say(_event_text(event)), line=True)
 
 
-def _event_text(answer: "Json") -> str:
+def _event_text(response: "Json") -> str:
     from dagmaster.client.models.base import read
     from dagmaster.client.models.jobs import EventEntry
 
-    event = read(EventEntry, answer)
+    event = read(EventEntry, response)
     attempt = f" attempt {event.attempt}" if event.attempt else ""
-    data = _short(answer.get("event_data"))
+    data = _short(response.get("event_data"))
     at = event.created_at.strftime("%H:%M:%S.%f")[:-3]
     return f"{event.sequence:>6}  {at}  {event.event_type:<16} {one_line(event.node_id)}{attempt}{data}"
 
@@ -421,5 +421,5 @@ def show_node(state: State, job: str, node: str, output: str | None) -> None:
     if output is not None:
         save_output(state, state.client.find_job(job), node, output)
         return
-    answer = state.client.node(state.client.find_job(job), node)
-    state.answer(answer, lambda: print_node(state.console, answer, has_tracebacks=state.verbose))
+    response = state.client.node(state.client.find_job(job), node)
+    state.print_result(response, lambda: print_node(state.console, response, has_tracebacks=state.verbose))

@@ -112,10 +112,10 @@ def rotate_key(
 ) -> None:
     """Give a key a new secret, and print it. KEY_ID is the part after `dgm_`, as `keys ls` prints it."""
     request = {"overlap_hours": overlap_hours, "expires_in_days": expires_days, "reason": reason}
-    answer = state.client.rotate_key(key_id, request)
-    _print_created(state, answer)
-    if answer.get("previous_until"):
-        state.comment(f"the previous secret is accepted until {answer['previous_until']}")
+    response = state.client.rotate_key(key_id, request)
+    _print_created(state, response)
+    if response.get("previous_until"):
+        state.comment(f"the previous secret is accepted until {response['previous_until']}")
 
 
 @keys.command("revoke")
@@ -124,14 +124,16 @@ def rotate_key(
 @pass_state
 def revoke_key(state: State, *, key_id: str, reason: str | None) -> None:
     """Refuse a key from the next request on. It cannot be restored."""
-    answer = state.client.revoke_key(key_id, {"reason": reason})
-    state.answer(answer, f"the key {answer['key_id']} ({answer['name']}) is revoked")
+    response = state.client.revoke_key(key_id, {"reason": reason})
+    state.print_result(response, f"the key {response['key_id']} ({response['name']}) is revoked")
 
 
-def _print_created(state: State, answer: dict[str, Any]) -> None:
-    state.answer(answer, answer["key"])
-    scopes = ", ".join(answer["scopes"])
-    state.comment(f"this is the key {answer['name']} (id {answer['key_id']}; scopes: {scopes}); it is not shown again")
+def _print_created(state: State, response: dict[str, Any]) -> None:
+    state.print_result(response, response["key"])
+    scopes = ", ".join(response["scopes"])
+    state.comment(
+        f"this is the key {response['name']} (id {response['key_id']}; scopes: {scopes}); it is not shown again"
+    )
 
 
 def _print_keys(state: State, page: list[dict[str, Any]]) -> None:

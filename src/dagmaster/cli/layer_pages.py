@@ -26,8 +26,8 @@ def print_layers(state: "State", layers: Sequence[Json]) -> None:
     print_records(state, columns, LayerInfo, layers)
 
 
-def print_metadata(state: "State", answer: Json) -> None:
-    layer = read(LayerMetadataInfo, answer)
+def print_metadata(state: "State", response: Json) -> None:
+    layer = read(LayerMetadataInfo, response)
     facts = {
         "dataset": layer.dataset_id,
         "layer": layer.layer,
@@ -60,8 +60,8 @@ def print_commands(state: "State", commands: Sequence[Json]) -> None:
     print_records(state, columns, CommandInfo, commands)
 
 
-def print_command(state: "State", answer: Json) -> None:
-    command = read(CommandInfo, answer)
+def print_command(state: "State", response: Json) -> None:
+    command = read(CommandInfo, response)
     state.say(f"{command.name}: {command.summary}")
     if command.description:
         state.say(f"\n{command.description}")

@@ -56,7 +56,7 @@ def remove_data(state: State, names: tuple[str, ...], orphaned: bool, yes: bool)
     if not yes and not _is_confirmed(state, list(data.values())):
         return 1
     freed_bytes = sum(remove(each) for each in data.values())
-    state.answer(
+    state.print_result(
         {"removed": sorted(data), "freed_bytes": freed_bytes},
         f"removed {counted(len(data), 'database')} with its files, {size_text(freed_bytes)}",
     )

@@ -45,7 +45,7 @@ def logout(state: State) -> None:
     from dagmaster.client.credentials import forget_key
 
     was_stored = forget_key(state.settings, state.server)
-    state.answer(
+    state.print_result(
         {"was_stored": was_stored}, "the stored key is removed" if was_stored else "no key was stored for this platform"
     )
 

@@ -13,8 +13,8 @@ from dagmaster.client.models.nodes import JobLogLine
 _POLL_SECONDS = 1.0
 
 
-def text_of(answer: Json) -> str:
-    line = read(JobLogLine, answer)
+def text_of(response: Json) -> str:
+    line = read(JobLogLine, response)
     at = line.at.strftime("%H:%M:%S.%f")[:-3]
     return f"{at}  {line.node_id} attempt {line.attempt}  {line.level}: {line.text}"
 
@@ -31,5 +31,5 @@ def follow_logs(state: State, job_id: str, node: str | None, attempt: int | None
     return 0
 
 
-def _print(state: State, answer: Json) -> None:
-    state.answer(answer, lambda: state.say(text_of(answer)), line=True)
+def _print(state: State, response: Json) -> None:
+    state.print_result(response, lambda: state.say(text_of(response)), line=True)

@@ -89,10 +89,10 @@ def set_metadata(
     changes |= dict.fromkeys(remove)
     if not changes:
         raise InvalidRequest("no change is given", code="usage", hint="for example --title TEXT")
-    answer = state.client.change_layer_metadata(asset, layer, changes, etag=etag)
-    _print(state, answer)
-    if not answer.get("is_published") or answer.get("is_changed"):
-        state.comment(f"publish it with: dagmaster metadata publish {answer['dataset_id']}")
+    response = state.client.change_layer_metadata(asset, layer, changes, etag=etag)
+    _print(state, response)
+    if not response.get("is_published") or response.get("is_changed"):
+        state.comment(f"publish it with: dagmaster metadata publish {response['dataset_id']}")
 
 
 @metadata.command("publish")
@@ -118,19 +118,19 @@ def unpublish_metadata(state: State, asset: str, layer: str, *, reason: str | No
 
 def _run(state: State, command: str, asset: str, layer: str, reason: str | None) -> None:
     inputs = {"asset": asset, "layer": layer, **({"reason": reason} if reason else {})}
-    answer = state.client.run_command(command, inputs)
+    response = state.client.run_command(command, inputs)
     if state.json:
-        state.emit(answer)
+        state.emit(response)
         return
-    _print(state, answer["layer"])
-    if not answer["is_changed"]:
+    _print(state, response["layer"])
+    if not response["is_changed"]:
         state.note("it was so before: nothing has changed")
 
 
-def _print(state: State, answer: dict[str, Any]) -> None:
+def _print(state: State, response: dict[str, Any]) -> None:
     from dagmaster.cli.layer_pages import print_metadata
 
-    state.answer(answer, lambda: print_metadata(state, answer))
+    state.print_result(response, lambda: print_metadata(state, response))
 
 
 def _text(text: str | None) -> str | None:

@@ -21,11 +21,11 @@ from dagmaster.quantities import counted
 _VALUE_LENGTH = 300
 
 
-def print_node(console: Console, answer: Json, *, has_tracebacks: bool) -> None:
-    detail = read(NodeDetail, answer)
+def print_node(console: Console, response: Json, *, has_tracebacks: bool) -> None:
+    detail = read(NodeDetail, response)
     node = detail.node
     console.print(Text.assemble(("node ", "bold"), node.node_id, "  ", state_text(node.status, console.encoding)))
-    for name, value in _facts(answer, detail):
+    for name, value in _facts(response, detail):
         console.print(Text(f"{name:<10} {value}"), soft_wrap=True)
     error = error_facts(node.error)
     if error or node.error_message:
@@ -45,8 +45,8 @@ def print_node(console: Console, answer: Json, *, has_tracebacks: bool) -> None:
             console.print(Text(error.traceback.rstrip()), soft_wrap=True)
 
 
-def _facts(answer: Json, detail: NodeDetail) -> Iterator[tuple[str, str]]:
-    node, raw = detail.node, answer["node"]
+def _facts(response: Json, detail: NodeDetail) -> Iterator[tuple[str, str]]:
+    node, raw = detail.node, response["node"]
     yield "job", str(raw.get("job_id"))
     yield "type", detail.type
     if one_line(detail.stage) != node.node_id:
@@ -67,7 +67,7 @@ def _facts(answer: Json, detail: NodeDetail) -> Iterator[tuple[str, str]]:
         )
     if node.completed_at:
         yield "ended", f"{at(node.completed_at)} UTC"
-    latest: Json = next(iter(answer["attempts"]), {})
+    latest: Json = next(iter(response["attempts"]), {})
     if (params := latest.get("params") or latest.get("params_ref") or raw.get("input_params")) is not None:
         yield "params", _short(params)
     if raw.get("output") is not None:
@@ -82,7 +82,7 @@ def save_output(state: State, job_id: str, node_id: str, name: str) -> None:
         raise InvalidRequest("--output - does not write to a terminal; use a pipe", code="usage")
     size = save(name, partial(state.client.download_output, job_id, node_id))
     if name != "-":
-        state.answer({"file": name, "bytes": size}, f"{size:,} bytes written to {name}")
+        state.print_result({"file": name, "bytes": size}, f"{size:,} bytes written to {name}")
 
 
 def _short(value: object) -> str:

@@ -20,8 +20,8 @@ def list_platforms(state: State) -> None:
     """List platforms, and the references that their submissions need."""
     from dagmaster.cli.asset_pages import print_platforms
 
-    answers = state.client.platforms()
-    state.answer({"platforms": answers}, lambda: print_platforms(state, answers))
+    responses = state.client.platforms()
+    state.print_result({"platforms": responses}, lambda: print_platforms(state, responses))
 
 
 @platforms.command("show")
@@ -31,8 +31,8 @@ def show_platform(state: State, platform: str) -> None:
     """Show a platform: which references identify an asset, and which one names the version."""
     from dagmaster.cli.asset_pages import print_platform
 
-    answer = state.client.platform(platform)
-    state.answer(answer, lambda: print_platform(state, answer))
+    response = state.client.platform(platform)
+    state.print_result(response, lambda: print_platform(state, response))
 
 
 @platforms.command("add")
@@ -64,8 +64,8 @@ def add_platform(
 
     required_refs = _names(required)
     request |= {"platform_id": platform, "required_refs": required_refs, "optional_refs": _names(optional)}
-    answer = state.client.add_platform(request)
-    state.answer(answer, lambda: print_platform(state, answer))
+    response = state.client.add_platform(request)
+    state.print_result(response, lambda: print_platform(state, response))
     state.comment(
         f"create a key for it with: dagmaster keys create NAME --scope b2b --platform {platform}\n"
         f"try a submission with: dagmaster assets submit --platform {platform} "
@@ -89,8 +89,8 @@ def set_platform(state: State, /, *, platform: str, **given: Any) -> None:
     from dagmaster.cli.asset_pages import print_platform
 
     changes = {name: value for name, value in given.items() if value is not None}
-    answer = state.client.change_platform(platform, changes)
-    state.answer(answer, lambda: print_platform(state, answer))
+    response = state.client.change_platform(platform, changes)
+    state.print_result(response, lambda: print_platform(state, response))
 
 
 def _names(texts: tuple[str, ...]) -> list[str]:

@@ -28,7 +28,7 @@ def queues() -> None:
 def list_queues(state: State) -> None:
     """List queues: their length, the age of the oldest task, live workers, limits."""
     lines = state.client.queues()
-    state.answer({"queues": lines}, lambda: _print_queues(state, lines))
+    state.print_result({"queues": lines}, lambda: _print_queues(state, lines))
 
 
 @queues.command("pause")
@@ -64,7 +64,7 @@ def limit(state: State, queue: str, max_running: str) -> None:
 def _set_queue(state: State, name: str, **changed: "bool | int | None") -> None:
     """Change one setting of a queue; the others stay, even if they change at the same time."""
     line = state.client.set_queue(name, **changed)
-    state.answer(line, lambda: _print_queues(state, [line]))
+    state.print_result(line, lambda: _print_queues(state, [line]))
 
 
 def _print_queues(state: State, lines: "list[Json]") -> None:

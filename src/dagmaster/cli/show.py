@@ -42,7 +42,7 @@ def print_page(console: Console, page: JobPage) -> None:
         _print_lines(console, "outcomes", _outcome_lines(page.detail.outcomes, str(job.job_id)), "bold")
     if page.detail.deliverables:
         _print_lines(console, "deliverables", _deliverable_lines(page.detail.deliverables), "bold")
-    if (result := page.answer["job"].get("result_data")) is not None:
+    if (result := page.response["job"].get("result_data")) is not None:
         _print_lines(console, "result", [_short_result(result)], "bold")
     if remedy := remedy_for(job):
         console.print(Text(f"\nhint: {remedy}", style="yellow"), soft_wrap=True)
@@ -106,7 +106,7 @@ def _facts(page: JobPage) -> list[tuple[str, str]]:
     job, run_time = page.detail.job, f"{page.detail.seconds:.2f} s{_with_pauses(page.detail)}"
     facts = [
         ("workflow", f"{job.workflow_id} version {job.workflow_version} ({job.definition_hash[:12]})"),
-        ("inputs", as_json(page.answer["job"].get("input_params"), indent=False)),
+        ("inputs", as_json(page.response["job"].get("input_params"), indent=False)),
         ("created", f"{at(job.created_at)} UTC, {duration(_age_seconds(page))} ago"),
         ("took" if page.detail.is_over else "runs for", _joined(run_time, time_left(page.detail.eta_seconds))),
         ("priority", str(job.priority)),

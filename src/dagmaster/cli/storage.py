@@ -58,7 +58,7 @@ def verify_storage(state: State, checksums: bool, min_age_hours: float, limit: i
             on_progress=lambda report: _show_progress(state, report),
         )
     )
-    state.answer(report.public(), lambda: _print(state, report))
+    state.print_result(report.public(), lambda: _print(state, report))
     return 1 if report.served else 0
 
 

@@ -66,21 +66,21 @@ def submit(
     )
     inputs = inputs_of(schema, pairs, input_object)
     with deferred_interrupt() as is_interrupted:
-        answer = submitted(state, {**submission, **chosen, "input_params": inputs}, force=force, resume=resume)
-        read(SubmissionResult, answer)  # raises if it is not the response to a submission
+        response = submitted(state, {**submission, **chosen, "input_params": inputs}, force=force, resume=resume)
+        read(SubmissionResult, response)  # raises if it is not the response to a submission
     if has_reserved(schema) and not state.json:
         state.note(_NOT_SERVED)
     if is_interrupted():
-        return detached(state, answer["job_id"])
+        return detached(state, response["job_id"])
     if wait or watch:
-        if answer["status"] != "accepted" and not state.json:
-            resumed = ", which is resumed" if answer["status"] == "resumed" else ""
+        if response["status"] != "accepted" and not state.json:
+            resumed = ", which is resumed" if response["status"] == "resumed" else ""
             state.note(f"the same was submitted before; this is its job{resumed}")
-        code = follow(state, answer["job_id"], live=watch)
-        if answer["status"] == "previously_failed" and not state.json:
+        code = follow(state, response["job_id"], live=watch)
+        if response["status"] == "previously_failed" and not state.json:
             _offer_another_run(state)
         return code
-    return _print_submitted(state, {**answer, "workflow_id": chosen["workflow_id"]})
+    return _print_submitted(state, {**response, "workflow_id": chosen["workflow_id"]})
 
 
 @contextmanager
@@ -139,15 +139,15 @@ def submitted(state: State, submission: dict[str, Any], *, force: bool, resume: 
         raise
 
 
-def _print_submitted(state: State, answer: dict[str, Any]) -> int:
+def _print_submitted(state: State, response: dict[str, Any]) -> int:
     from dagmaster.client.models.base import read
     from dagmaster.client.models.jobs import SubmissionResult
 
-    code = 1 if answer["status"] == "previously_failed" else 0
+    code = 1 if response["status"] == "previously_failed" else 0
     if state.json:
-        state.emit(answer)
+        state.emit(response)
         return code
-    job = read(SubmissionResult, answer)
+    job = read(SubmissionResult, response)
     state.say(str(job.job_id))
     if job.status == "accepted":
         state.note(f"watch it with: dagmaster jobs watch {job.job_id}")

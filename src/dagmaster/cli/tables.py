@@ -90,11 +90,11 @@ def print_table(console: "Console", columns: Sequence[Column[T]], records: Itera
         console.print(table)
 
 
-def print_records(state: "State", columns: Sequence[Column[M]], kind: "type[M]", answers: "Sequence[Json]") -> None:
+def print_records(state: "State", columns: Sequence[Column[M]], kind: "type[M]", responses: "Sequence[Json]") -> None:
     """Print responses of the API as a table."""
     from dagmaster.client.models.base import read_all
 
-    print_table(state.console, columns, read_all(kind, answers))
+    print_table(state.console, columns, read_all(kind, responses))
 
 
 def _cell(console: "Console", column: Column[T], record: T) -> "Text":

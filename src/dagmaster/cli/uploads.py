@@ -50,9 +50,9 @@ def put_file(state: State, *, file: Path, name: str | None, platform_id: str | N
             if_exists="refuse" if is_refused else "rename",
             on_progress=bar.show,
         )
-        answer = state.client.upload_file(path, options)
-    source = read(UploadInfo, answer).source
-    state.answer(answer, f"{source.container}/{source.blob}")
+        response = state.client.upload_file(path, options)
+    source = read(UploadInfo, response).source
+    state.print_result(response, f"{source.container}/{source.blob}")
 
 
 @uploads.command("ls")
@@ -70,7 +70,7 @@ def list_uploads(state: State, /, *, limit: int, after: str | None, **filters: s
 def remove_upload(state: State, upload: object) -> None:
     """Cancel an upload that is not finished. UPLOAD is its id."""
     state.client.cancel_upload(str(upload))
-    state.answer({"upload_id": str(upload), "is_removed": True}, f"upload {upload} is removed")
+    state.print_result({"upload_id": str(upload), "is_removed": True}, f"upload {upload} is removed")
 
 
 @click.group(cls=Group)

@@ -111,7 +111,7 @@ def _validated(state: State, file: Path) -> dict[str, Any]:
 def graph(state: State, workflow: str) -> None:
     """Draw a workflow, or a file, as a Mermaid flowchart."""
     drawn = _drawn_from_file(state, Path(workflow)) if is_file(workflow) else state.client.graph(workflow)
-    state.answer({name: drawn[name] for name in ("workflow_id", "mermaid")}, str(drawn["mermaid"]).rstrip())
+    state.print_result({name: drawn[name] for name in ("workflow_id", "mermaid")}, str(drawn["mermaid"]).rstrip())
 
 
 def _drawn_from_file(state: State, path: Path) -> dict[str, Any]:

@@ -25,12 +25,12 @@ class Reconnection:
         """The answer to a request, as soon as the platform is available."""
         while True:
             try:
-                answer = request()
+                response = request()
             except Unavailable as error:
                 self.wait(error)
             else:
                 self.succeeded()
-                return answer
+                return response
 
     def wait(self, error: Unavailable) -> None:
         """Wait a moment, or raise the error once the outage has lasted too long."""

@@ -31,8 +31,8 @@ class AsyncLayers(PagedClient):
     ) -> LayerMetadataInfo:
         """Change `title`, `description`, `keywords`, `attribution` or `style`. What is not given stays as it is; None
         removes it. With `etag`, the change is refused if the metadata has changed since."""
-        answer = await self.json.change_layer_metadata(asset_id, layer, dict(changes), etag=etag)
-        return parse(LayerMetadataInfo, answer)
+        response = await self.json.change_layer_metadata(asset_id, layer, dict(changes), etag=etag)
+        return parse(LayerMetadataInfo, response)
 
     async def publish_metadata(
         self, asset_id: str, *, layer: str = RASTER, is_external: bool = False, reason: str | None = None

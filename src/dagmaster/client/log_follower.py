@@ -54,8 +54,8 @@ class LogFollower:
         lines, _ = self._client.logs(
             self._job_id, _MAX_AT_ONCE, node_id=node, attempt=self._attempt, is_running=is_running
         )
-        for answer in lines:
-            line = read(JobLogLine, answer)
+        for response in lines:
+            line = read(JobLogLine, response)
             if line.number > self._emitted[line.node_id, line.attempt]:
                 self._emitted[line.node_id, line.attempt] = line.number
-                self._emit(answer)
+                self._emit(response)

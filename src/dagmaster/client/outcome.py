@@ -14,19 +14,19 @@ _PUBLIC = ("node_id", "status", "label", "error_message", "error", "attempt", "m
 
 
 class JobOutcome:
-    """A job, its failed nodes, and the first of the failed children. `answer` is the unparsed response."""
+    """A job, its failed nodes, and the first of the failed children. `response` is the unparsed response."""
 
-    def __init__(self, answer: Json, failed: list[Json]) -> None:
-        self.answer = answer
-        self.detail = read(JobDetail, answer)
+    def __init__(self, response: Json, failed: list[Json]) -> None:
+        self.response = response
+        self.detail = read(JobDetail, response)
         self.failed = read_all(FailedNode, failed)
         self._failed = failed
 
     @classmethod
     def fetch(cls, client: JsonClient, job_id: str) -> "JobOutcome":
-        answer = client.job(job_id)
-        is_completed = read(JobDetail, answer).status == "completed"
-        return cls(answer, [] if is_completed else failures(client, answer))
+        response = client.job(job_id)
+        is_completed = read(JobDetail, response).status == "completed"
+        return cls(response, [] if is_completed else failures(client, response))
 
     @property
     def status(self) -> str:
@@ -34,15 +34,15 @@ class JobOutcome:
 
     @property
     def result(self) -> object:
-        return self.answer["job"].get("result_data")
+        return self.response["job"].get("result_data")
 
     def public(self) -> Json:
-        job = self.answer["job"]
+        job = self.response["job"]
         return {
             "job_id": job["job_id"],
             "workflow_id": job["workflow_id"],
             "status": job["status"],
-            "seconds": self.answer["seconds"],
+            "seconds": self.response["seconds"],
             "result": self.result,
             "error": job.get("error_message"),
             "failed_nodes": [{name: node.get(name) for name in _PUBLIC} for node in self._failed],
@@ -51,9 +51,9 @@ class JobOutcome:
 
 @dataclass(frozen=True, slots=True)
 class JobPage:
-    """A job with its failed nodes and, while it runs, what its nodes wait for. `answer` is the unparsed response."""
+    """A job with its failed nodes and, while it runs, what its nodes wait for. `response` is the unparsed response."""
 
-    answer: Json
+    response: Json
     detail: JobDetail
     failed: list[Json]
     waiting: Json | None
@@ -61,20 +61,20 @@ class JobPage:
 
     @classmethod
     def fetch(cls, client: JsonClient, job_id: str) -> "JobPage":
-        answer = client.job(job_id)
-        detail = read(JobDetail, answer)
+        response = client.job(job_id)
+        detail = read(JobDetail, response)
         waiting = None if detail.is_over else client.waiting(job_id)
-        return cls(answer, detail, failures(client, answer), waiting, client.now)
+        return cls(response, detail, failures(client, response), waiting, client.now)
 
     def public(self) -> Json:
-        return {**self.answer, "failed": self.failed, "waiting": (self.waiting or {}).get("nodes", [])}
+        return {**self.response, "failed": self.failed, "waiting": (self.waiting or {}).get("nodes", [])}
 
 
-def failures(client: JsonClient, answer: Json) -> list[Json]:
+def failures(client: JsonClient, response: Json) -> list[Json]:
     """Failed nodes, and the first failed children of each fan_out; the first few with their whole error."""
-    job_id = answer["job"]["job_id"]
+    job_id = response["job"]["job_id"]
     failed: list[Json] = []
-    for raw, node in zip(answer["nodes"], read(JobDetail, answer).nodes, strict=True):
+    for raw, node in zip(response["nodes"], read(JobDetail, response).nodes, strict=True):
         if node.status == "failed":
             failed.append(raw)
         if node.children and node.children.failed:

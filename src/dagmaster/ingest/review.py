@@ -40,10 +40,10 @@ def decide(client: JsonClient, ingestion: Ingestion) -> ReviewState:
     clearance = CLEARANCE if asset.clearance_state == "uncleared" else None
     request = {"revision": result.revision, "clearance_level": clearance}
     try:
-        answer = client.change_asset(result.asset_id, "approve", request, version=ordinal)
+        response = client.change_asset(result.asset_id, "approve", request, version=ordinal)
     except (Conflict, NotAllowed) as error:
         return ReviewState(False, asset, ordinal, f"it is not approved: {error.message}")
-    return ReviewState(True, read(AssetInfo, answer), ordinal)
+    return ReviewState(True, read(AssetInfo, response), ordinal)
 
 
 def _is_approved(version: VersionInfo, revision: int | None) -> bool:

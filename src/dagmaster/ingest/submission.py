@@ -99,7 +99,7 @@ def submit(client: JsonClient, ingestion: Ingestion, note: Callable[[str], None]
 
 def _submit(client: JsonClient, ingestion: Ingestion) -> None:
     try:
-        answer = client.submit_asset(ingestion.request())
+        response = client.submit_asset(ingestion.request())
     except Unavailable as error:
         if error.code in UNANSWERED:
             error.hint = "run the same command again: what was submitted already is not processed twice"
@@ -111,7 +111,7 @@ def _submit(client: JsonClient, ingestion: Ingestion) -> None:
                 "--version-label to process that version again"
             )
         raise
-    ingestion.result = read(AssetSubmissionResult, answer)
+    ingestion.result = read(AssetSubmissionResult, response)
     ingestion.outcome = str(ingestion.result.outcome)
 
 

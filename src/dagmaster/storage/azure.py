@@ -16,7 +16,7 @@ from uuid import uuid4
 
 from dagmaster.settings import Settings
 from dagmaster.storage import gdal_options
-from dagmaster.storage.azure_account import Answer, AzureAccount
+from dagmaster.storage.azure_account import AzureAccount, AzureResponse
 from dagmaster.storage.location import Location, Zone
 from dagmaster.storage.objects import Written, plain_etag, unavailable
 from dagmaster.storage.parts import PART_BYTES, part_size, send_parts
@@ -64,8 +64,8 @@ class AzureBackend:
         if size_bytes <= PART_BYTES:
             data = content.read()
             blob = {**headers, "x-ms-blob-type": "BlockBlob", "Content-Type": "application/octet-stream"}
-            answer = self._account.request("PUT", location, {}, blob, data)
-            return _written(location, answer, hashlib.sha256(data).hexdigest(), create_only)
+            response = self._account.request("PUT", location, {}, blob, data)
+            return _written(location, response, hashlib.sha256(data).hexdigest(), create_only)
         return self._write_blocks(location, content, size_bytes, headers, create_only)
 
     def _write_blocks(
@@ -75,9 +75,9 @@ class AzureBackend:
 
         def send(number: int, block: bytes) -> str:
             name = base64.b64encode(f"{upload}{number:06}".encode()).decode()
-            answer = self._account.request("PUT", location, {"comp": "block", "blockid": name}, content=block)
-            if answer.status != 201:
-                raise unavailable(location, answer.code or str(answer.status))
+            response = self._account.request("PUT", location, {"comp": "block", "blockid": name}, content=block)
+            if response.status != 201:
+                raise unavailable(location, response.code or str(response.status))
             return name
 
         names, digest, sent_bytes = send_parts(content, part_size(size_bytes, MAX_BLOCKS), send)
@@ -86,8 +86,8 @@ class AzureBackend:
         blocks = "".join(f"<Latest>{name}</Latest>" for name in names)
         document = f'<?xml version="1.0" encoding="utf-8"?><BlockList>{blocks}</BlockList>'.encode()
         own = {**headers, "x-ms-blob-content-type": "application/octet-stream", "Content-Type": "application/xml"}
-        answer = self._account.request("PUT", location, {"comp": "blocklist"}, own, document)
-        return _written(location, answer, digest, create_only)
+        response = self._account.request("PUT", location, {"comp": "blocklist"}, own, document)
+        return _written(location, response, digest, create_only)
 
     def gdal_path(self, location: Location) -> str:
         path = f"/vsiaz/{location.container}/{location.blob}"
@@ -140,14 +140,14 @@ class AzureBackend:
 GDAL_RETRIES: Final = {"GDAL_HTTP_MAX_RETRY": "4", "GDAL_HTTP_RETRY_DELAY": "0.5"}
 
 
-def _written(location: Location, answer: Answer, digest: str, create_only: bool) -> Written:
-    if create_only and (answer.status == 412 or answer.code in _TAKEN):
+def _written(location: Location, response: AzureResponse, digest: str, create_only: bool) -> Written:
+    if create_only and (response.status == 412 or response.code in _TAKEN):
         raise taken(location)
-    if answer.code == "InvalidBlockList":
+    if response.code == "InvalidBlockList":
         # Another writer has committed meanwhile, and that removes the blocks of this one.
         if create_only:
             raise taken(location)
         raise unavailable(location, "another writer has replaced it")
-    if answer.status != 201:
-        raise unavailable(location, answer.code or str(answer.status))
-    return Written(plain_etag(answer.headers.get("etag")), digest)
+    if response.status != 201:
+        raise unavailable(location, response.code or str(response.status))
+    return Written(plain_etag(response.headers.get("etag")), digest)

@@ -33,7 +33,7 @@ _KEY_LIFETIME: Final = timedelta(hours=24)
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class AzureResponse:
     status: int
     headers: Mapping[str, str]
     code: str  # Azure's name of an error
@@ -101,7 +101,7 @@ class AzureAccount:
         params: Mapping[str, str],
         headers: Mapping[str, str] | None = None,
         content: bytes = b"",
-    ) -> Answer:
+    ) -> AzureResponse:
         """Write a blob or a part of one. Refusals for lack of permission, and failures that last, are raised."""
         url = f"{self.endpoint}/{location.container}/{quote(location.blob, safe='/')}"
         digest = base64.b64encode(hashlib.md5(content).digest()).decode()  # noqa: S324  (a checksum)
@@ -112,10 +112,10 @@ class AzureAccount:
             query = f"{query}&{signature}" if query else signature
         else:
             own |= self._bearer()
-        answer = self._send(method, f"{url}?{query}" if query else url, own, content, str(location))
-        if answer.code == "ContainerNotFound":
+        response = self._send(method, f"{url}?{query}" if query else url, own, content, str(location))
+        if response.code == "ContainerNotFound":
             raise no_container(location.container)
-        return answer
+        return response
 
     def create_container(self, name: str) -> None:
         url = f"{self.endpoint}/{name}"
@@ -124,9 +124,9 @@ class AzureAccount:
             headers |= _shared_key(self.name, self.account_key, url, self._clock())
         else:
             headers |= self._bearer()
-        answer = self._send("PUT", f"{url}?restype=container", headers, b"", f"the container {name}")
-        if answer.status not in (201, 409):
-            raise unavailable(f"the container {name}", answer.code or str(answer.status))
+        response = self._send("PUT", f"{url}?restype=container", headers, b"", f"the container {name}")
+        if response.status not in (201, 409):
+            raise unavailable(f"the container {name}", response.code or str(response.status))
 
     def _delegation(self) -> DelegationKey:
         with self._lock:
@@ -157,7 +157,7 @@ class AzureAccount:
     def _bearer(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self.token()[0]}"}
 
-    def _send(self, method: str, url: str, headers: Mapping[str, str], content: bytes, what: str) -> Answer:
+    def _send(self, method: str, url: str, headers: Mapping[str, str], content: bytes, what: str) -> AzureResponse:
         """Every request may be repeated: a part replaces itself, and a commit is answered with what it finds."""
         problem = ""
         for _ in range(_TRIES):
@@ -172,7 +172,7 @@ class AzureAccount:
                     self._identity.forget()
                 raise refused(what)
             if response.status_code not in _TRANSIENT:
-                return Answer(response.status_code, response.headers, code)
+                return AzureResponse(response.status_code, response.headers, code)
             problem = code or str(response.status_code)
         raise unavailable(what, problem)
 

@@ -28,7 +28,7 @@ _log = log.get("legacy")
 
 
 @dataclass(frozen=True, slots=True)
-class OldAnswer:
+class OldResponse:
     """What the old system answers: a success, or an error of the caller (4xx)."""
 
     status: int
@@ -60,10 +60,10 @@ class OldSystem:
     async def close(self) -> None:
         await self._http.aclose()
 
-    async def read(self, path: str, query: Mapping[str, Any] | None = None) -> OldAnswer:
+    async def read(self, path: str, query: Mapping[str, Any] | None = None) -> OldResponse:
         return await self._send("GET", path, params=dict(query) if query else None)
 
-    async def change(self, path: str, body: Mapping[str, Any], *, by: str) -> OldAnswer:
+    async def change(self, path: str, body: Mapping[str, Any], *, by: str) -> OldResponse:
         """A request that changes something. It is logged with its caller."""
         if self._is_read_only:
             raise Conflict(
@@ -75,18 +75,18 @@ class OldSystem:
             content = json.dumps(dict(body), allow_nan=False).encode()
         except ValueError:
             raise InvalidRequest("a number in the body is not finite", code="request.not-storable") from None
-        answer = await self._send("POST", path, content=content, headers={"Content-Type": "application/json"})
-        _log.info("a request was forwarded to the old system", path=path, by=by, status=answer.status)
-        return answer
+        response = await self._send("POST", path, content=content, headers={"Content-Type": "application/json"})
+        _log.info("a request was forwarded to the old system", path=path, by=by, status=response.status)
+        return response
 
-    async def _send(self, method: str, path: str, **options: Any) -> OldAnswer:
+    async def _send(self, method: str, path: str, **options: Any) -> OldResponse:
         try:
             async with (
                 asyncio.timeout(self._timeout_seconds),
                 self._http.stream(method, f"{self._url}{path}", **options) as response,
             ):
                 _refuse(response)
-                return OldAnswer(response.status_code, _content(response.status_code, await _body(response)))
+                return OldResponse(response.status_code, _content(response.status_code, await _body(response)))
         except (httpx2.ConnectError, httpx2.ConnectTimeout):
             raise Unavailable(
                 "the old system cannot be reached; the request was not sent",
@@ -94,14 +94,14 @@ class OldSystem:
                 hint="try again later; LEGACY_URL is its address",
             ) from None
         except (httpx2.TimeoutException, TimeoutError):
-            raise _no_answer(method, f"did not answer within {self._timeout_seconds:g} s") from None
+            raise _no_response(method, f"did not answer within {self._timeout_seconds:g} s") from None
         except httpx2.RemoteProtocolError:
-            raise _no_answer(method, "broke off its answer, or did not answer as HTTP requires") from None
+            raise _no_response(method, "broke off its answer, or did not answer as HTTP requires") from None
         except httpx2.TransportError as error:
-            raise _no_answer(method, f"closed the connection ({type(error).__name__})") from None
+            raise _no_response(method, f"closed the connection ({type(error).__name__})") from None
 
 
-def _no_answer(method: str, what: str) -> DagmasterError:
+def _no_response(method: str, what: str) -> DagmasterError:
     may_be_done = "" if method == "GET" else "; it may have carried out the request"
     return Unavailable(
         f"the old system {what}{may_be_done}",
@@ -114,14 +114,16 @@ def _refuse(response: httpx2.Response) -> None:
     """Refuse an answer that cannot be passed on: a redirect, an error of the old system, or one of its key."""
     status = response.status_code
     if status in _OUR_KEY_REFUSED:
-        raise bad_answer("the old system refused the key of this platform", hint="correct LEGACY_KEY")
+        raise unusable_response("the old system refused the key of this platform", hint="correct LEGACY_KEY")
     if response.is_redirect or not (200 <= status < 300 or 400 <= status < 500):
-        raise bad_answer(f"the old system answered with the status {status}")
+        raise unusable_response(f"the old system answered with the status {status}")
     if response.headers.get("content-encoding", "identity").lower() != "identity":
-        raise bad_answer("the answer of the old system is compressed, although that was not asked for")
+        raise unusable_response("the answer of the old system is compressed, although that was not asked for")
 
 
-def bad_answer(message: str, hint: str = "try again later, or check the logs of the old system") -> DagmasterError:
+def unusable_response(
+    message: str, hint: str = "try again later, or check the logs of the old system"
+) -> DagmasterError:
     return Unavailable(message, code="legacy.bad-response", hint=hint)
 
 
@@ -130,7 +132,7 @@ async def _body(response: httpx2.Response) -> bytes:
     async for chunk in response.aiter_raw():
         size += len(chunk)
         if size > MAX_BYTES:
-            raise bad_answer(f"the answer of the old system has more than {MAX_BYTES:,} bytes")
+            raise unusable_response(f"the answer of the old system has more than {MAX_BYTES:,} bytes")
         chunks.append(chunk)
     return b"".join(chunks)
 
@@ -145,7 +147,7 @@ def _content(status: int, body: bytes) -> dict[str, Any]:
         return content
     if status >= HTTPStatus.BAD_REQUEST:
         return {"error": f"the old system answered with the status {status}"}
-    raise bad_answer("the answer of the old system is not a JSON object")
+    raise unusable_response("the answer of the old system is not a JSON object")
 
 
 def _finite(text: str) -> float | None:

@@ -16,7 +16,7 @@ from dagmaster.access.caller import Caller
 from dagmaster.access.permissions import Permission
 from dagmaster.api.jobs import of_one_moment, view_of_snapshot
 from dagmaster.api.legacy import shapes
-from dagmaster.api.legacy.forward import FORWARDED, OldAnswer, OldSystem
+from dagmaster.api.legacy.forward import FORWARDED, OldResponse, OldSystem
 from dagmaster.api.legacy.submission import (
     OldSubmission,
     asset_request,
@@ -174,9 +174,9 @@ async def _submit_raster(
         if result.outcome not in ("already_processing", "already_completed"):
             return SubmissionResult(status="accepted", job_id=job_id, job_status=JobStatus.PENDING)
     async with services.ledgers.one() as ledger:
-        answer = await answer_about(ledger, job_id, resume=submission.resume, by=caller.name)
+        response = await answer_about(ledger, job_id, resume=submission.resume, by=caller.name)
     # Retention has deleted the job, but not its results.
-    return answer or SubmissionResult(status="already_completed", job_id=job_id, job_status=JobStatus.COMPLETED)
+    return response or SubmissionResult(status="already_completed", job_id=job_id, job_status=JobStatus.COMPLETED)
 
 
 async def _submitted(services: ApiServices, result: SubmissionResult, job_type: str) -> Response:
@@ -310,9 +310,9 @@ async def _read_from_old_system(
     return _passed_on(await old_system.read(path, query))
 
 
-def _passed_on(answer: OldAnswer) -> Response:
-    content = {**answer.content, "served_by": shapes.OLD_SYSTEM, "servedBy": shapes.OLD_SYSTEM}
-    return _json(content, status=HTTPStatus(answer.status))
+def _passed_on(response: OldResponse) -> Response:
+    content = {**response.content, "served_by": shapes.OLD_SYSTEM, "servedBy": shapes.OLD_SYSTEM}
+    return _json(content, status=HTTPStatus(response.status))
 
 
 def _json(content: dict[str, Any], status: HTTPStatus = HTTPStatus.OK) -> Response:

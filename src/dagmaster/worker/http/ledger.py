@@ -90,13 +90,13 @@ class HttpLedger:
         accepted = 0
         late: list[str] = []
         for batch in before:
-            answer = await self._send("/report", worker_id, batch, Demand(()), lease_seconds)
-            accepted, late = accepted + answer.accepted, [*late, *answer.late]
-        answer = await self._claim(path, worker_id, last, demand, lease_seconds)
-        claimed = _messages(answer.claimed, demand)
+            response = await self._send("/report", worker_id, batch, Demand(()), lease_seconds)
+            accepted, late = accepted + response.accepted, [*late, *response.late]
+        response = await self._claim(path, worker_id, last, demand, lease_seconds)
+        claimed = _messages(response.claimed, demand)
         if self._on_exchange is not None:
             self._on_exchange(demand, claimed)
-        return Exchange(claimed, accepted + answer.accepted, (*late, *answer.late))
+        return Exchange(claimed, accepted + response.accepted, (*late, *response.late))
 
     async def _claim(
         self, path: str, worker_id: UUID, reports: Sequence[bytes], demand: Demand, lease_seconds: float
@@ -136,11 +136,11 @@ class HttpLedger:
         self._turn += 1
         groups = _queue_groups(demand)
         groups = groups[self._turn % len(groups) :] + groups[: self._turn % len(groups)]
-        answer = ExchangeAnswer(claimed=[], accepted=0, late=[])
+        response = ExchangeAnswer(claimed=[], accepted=0, late=[])
         is_first = True
         for queues in groups:
             for kind in ("light", "heavy"):
-                part = _part_of(demand, queues, kind, answer.claimed)
+                part = _part_of(demand, queues, kind, response.claimed)
                 if not part.total:
                     continue
                 try:
@@ -148,15 +148,15 @@ class HttpLedger:
                 except DagmasterError:
                     if is_first:
                         raise
-                    return answer  # the tasks that are claimed already must start; the next exchange meets the error
+                    return response  # the tasks that are claimed already must start; the next exchange meets the error
                 _messages(more.claimed, part)  # an answer to one request must not have tasks of another
-                answer = ExchangeAnswer(
-                    claimed=[*answer.claimed, *more.claimed],
-                    accepted=answer.accepted + more.accepted,
-                    late=[*answer.late, *more.late],
+                response = ExchangeAnswer(
+                    claimed=[*response.claimed, *more.claimed],
+                    accepted=response.accepted + more.accepted,
+                    late=[*response.late, *more.late],
                 )
                 is_first = False
-        return answer
+        return response
 
     async def _send(
         self, path: str, worker_id: UUID, reports: Sequence[bytes], demand: Demand, lease_seconds: float
@@ -194,8 +194,8 @@ class HttpLedger:
         lost: set[str] = set()
         for batch in _batches(map(_running, held), _HELD_BYTES, most=5000):
             body = {"held": list(map(orjson.Fragment, batch)), "lease_seconds": lease_seconds}
-            answer = await self._requests.send("POST", worker_id, "/renew", TaskIds, content=orjson.dumps(body))
-            lost.update(answer.task_ids)
+            response = await self._requests.send("POST", worker_id, "/renew", TaskIds, content=orjson.dumps(body))
+            lost.update(response.task_ids)
         return frozenset(lost)
 
     async def take_stops(self, worker_id: UUID) -> frozenset[str]:
@@ -243,12 +243,12 @@ class HttpPayloads:
     async def read_results(self, _job_id: UUID, _node_id: str, offset: int, limit: int) -> list[ChildResult]:
         """The node is that of the task's params."""
         params = {"offset": offset, "limit": min(limit, MAX_RESULTS)}
-        answer = await self._patiently(
+        response = await self._patiently(
             lambda: self._requests.send(
                 "GET", self._worker_id, f"{self._path}/results", ResultsOfChildren, params=params
             )
         )
-        return [ChildResult(**dict(row)) for row in answer.results]
+        return [ChildResult(**dict(row)) for row in response.results]
 
     read_encoded_results = read_results
 
@@ -256,18 +256,18 @@ class HttpPayloads:
         self, _running: Running, name: str, data: Any, artifacts: Sequence[Mapping[str, Any]] = ()
     ) -> bool:
         body = {"name": name, "data": data, "artifacts": artifacts}
-        answer = await self._patiently(
+        response = await self._patiently(
             lambda: self._requests.send(
                 "PUT", self._worker_id, f"{self._path}/checkpoints", CheckpointReceipt, body=body
             )
         )
-        return answer.is_saved
+        return response.is_saved
 
     async def load_checkpoints(self, _job_id: UUID, _node_id: str) -> list[Checkpoint]:
-        answer = await self._patiently(
+        response = await self._patiently(
             lambda: self._requests.send("GET", self._worker_id, f"{self._path}/checkpoints", SavedCheckpoints)
         )
-        return [Checkpoint.model_construct(**dict(row)) for row in answer.checkpoints]
+        return [Checkpoint.model_construct(**dict(row)) for row in response.checkpoints]
 
     async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
         loop = asyncio.get_running_loop()

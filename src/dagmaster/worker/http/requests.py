@@ -24,9 +24,9 @@ class WorkerRequests:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    async def send(self, method: str, worker_id: UUID, path: str, answer: type[M], **options: Any) -> M:
+    async def send(self, method: str, worker_id: UUID, path: str, response: type[M], **options: Any) -> M:
         """The answer to a request, checked."""
-        return parsed(answer, (await self.content(method, worker_id, path, **options)).content)
+        return parsed(response, (await self.content(method, worker_id, path, **options)).content)
 
     async def content(self, method: str, worker_id: UUID, path: str, **options: Any) -> httpx2.Response:
         try:

@@ -95,14 +95,14 @@ class HttpTransport:
         body = {"queues": queues, "handlers": sorted(handlers), "seconds": WAIT_SECONDS}
         timeout = WAIT_SECONDS + _ANSWER_SECONDS
         try:
-            answer = await self._requests.send(
+            response = await self._requests.send(
                 "POST", self._worker_id, "/wait", QueuesWithTasks, body=body, timeout=timeout
             )
         except DagmasterError as error:
             await self._back_off(error)
             return ()
         self._failures = 0
-        return answer.queues
+        return response.queues
 
     async def _back_off(self, error: DagmasterError) -> None:
         if self._failures == 0:
