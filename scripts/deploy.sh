@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Build the images in a registry, set them explicitly in a running platform, restart it, and wait until it is healthy.
+# Build the images, push them to a registry, deploy them to a running platform, and wait until it is healthy.
 #
 #   scripts/deploy.sh kubernetes --registry example.org/geo --version 1.2.3 --overlay deploy/kubernetes/example
 #   scripts/deploy.sh azure --registry myregistry --version 1.2.3 --resource-group geo
@@ -11,7 +11,7 @@
 #   --resource-group NAME  azure: the resource group with the container apps of deploy/azure/main.bicep
 #   --prefix NAME          azure: first part of the names of the container apps; by default dagmaster
 #   --timeout SECONDS      how long to wait for each role; by default 600
-#   --no-build             the images are in the registry already
+#   --no-build             do not build: the images are in the registry already
 #   --dry-run              print the commands that change something; run none
 #
 # The schema is migrated first, while the old version runs; then the roles are replaced one after the other, so that jobs
@@ -23,7 +23,7 @@ ROLES=(orchestrator worker serving gateway)
 
 fail() { printf 'deploy: %s\n' "$*" >&2; exit 1; }
 say() { printf 'deploy: %s\n' "$*"; }
-usage() { sed -n '2,20p' "$0" | sed 's/^# \{0,1\}//'; exit "${1:-2}"; }
+usage() { sed -n '2,18p' "$0" | sed 's/^# \{0,1\}//'; exit "${1:-2}"; }
 
 run() {
   if [ -n "$dry" ]; then printf '+'; printf ' %q' "$@"; printf '\n'; else "$@"; fi
@@ -57,7 +57,7 @@ while [ $# -gt 0 ]; do
 done
 [ -n "$registry" ] || fail "--registry is required"
 [ -n "$version" ] || fail "--version is required"
-[ "$version" != latest ] || fail "--version latest says nothing; use a version, or the id of the commit"
+[ "$version" != latest ] || fail "--version latest is not allowed; use a version or a commit id"
 [[ $version =~ ^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$ ]] || fail "--version $version cannot be a tag"
 [[ $timeout =~ ^[1-9][0-9]*$ ]] || fail "--timeout is a number of seconds"
 
@@ -65,12 +65,12 @@ need() { [ -n "$dry" ] || command -v "$1" >/dev/null 2>&1 || fail "$1 is not ins
 
 # Kubernetes
 
-push() {  # the engine that has built the images pushes them
+push() {  # with the engine that has built the images
   local engine=${ENGINE:-} candidate role
   for candidate in buildah podman docker; do
     [ -n "$engine" ] || ! command -v "$candidate" >/dev/null 2>&1 || engine=$candidate
   done
-  [ -n "$engine" ] || fail "no buildah, podman or docker here"
+  [ -n "$engine" ] || fail "buildah, podman or docker is required"
   for role in "${ROLES[@]}"; do run "$engine" push "$registry/dagmaster-$role:$version"; done
 }
 
@@ -102,7 +102,7 @@ to_kubernetes() {
   fi
   local file role
   file=$(mktemp)
-  # shellcheck disable=SC2064  # the name of now
+  # shellcheck disable=SC2064  # expand the name now
   trap "rm -f '$file'" EXIT
   manifests > "$file"
   if grep -nE '^ *-? *image: .*(:latest|/[^:@]*)$' "$file" >&2; then fail "images without a version, see above"; fi
@@ -141,7 +141,7 @@ to_azure() {
   for app in orchestrator worker-light worker-raster serving gateway; do
     image=$server/dagmaster-${app%%-*}:$version
     say "setting $prefix-$app to $image"
-    # A suffix of its own makes a new revision, which restarts the app even if the image has the same name.
+    # A new suffix creates a new revision, which restarts the app even if the image has the same name.
     run az containerapp update --resource-group "$group" --name "$prefix-$app" --image "$image" \
       --revision-suffix "v$(date -u +%m%d%H%M%S)" --output none
     [ -n "$dry" ] || azure_healthy "$prefix-$app"

@@ -176,3 +176,36 @@ def test_an_address_is_made_of_its_parts(monkeypatch, host, address):
     monkeypatch.setenv("POSTGRES_PASSWORD", "p@/")
 
     assert settings.load().dsn() == address
+
+
+AZURE = {"STORAGE_BACKEND": "azure", "AZURE_STORAGE_ACCOUNT_NAME": "acme"}
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"LEASE_RENEW_SEC": "60", "TASK_LEASE_SEC": "5"},
+        {"OIDC_ISSUER": "https://issuer.example"},
+        {"OIDC_CLIENT_ID": "pages"},
+        {"OIDC_SCOPE": "profile"},
+        {"DAG_CALLBACK_URL": "http://platform.example"},
+        {"WORKER_QUEUE_CONCURRENCY": "container-tasks=2", "WORKER_QUEUE": "functionapp-tasks"},
+        {"TRANSPORT": "servicebus"},
+        {"WORKER_EXECUTOR": "dask"},
+        {"DASK_SCHEDULER_ADDRESS": "tls://cluster.example:8786"},
+        {"DASK_SCHEDULER_ADDRESS": "tcp://cluster.example:8786"},
+        {"USE_MANAGED_IDENTITY": "true", "DATABASE_URL": "postgresql://me:secret@host/db"},
+        {"DB_ADMIN_USER": "admin"},
+        {"STORAGE_BACKEND": "azure"},
+        {"SILVER_BACKEND": "azure"},
+        {**AZURE, "AZURE_STORAGE_ACCOUNT_KEY": "a2V5"},
+        {**AZURE, "AZURE_STORAGE_ENDPOINT": "http://acme.example/{account}"},
+        {**AZURE, "BRONZE_AZURE_ACCOUNT": "raw", "BRONZE_CONTAINER": "same", "SILVER_CONTAINER": "same"},
+        {"S3_ACCESS_KEY_ID": "id"},
+        {"S3_SECRET_ACCESS_KEY": "secret"},
+    ],
+    ids=" ".join,
+)
+def test_settings_that_contradict_each_other_are_refused_and_can_be_repaired_for_a_diagnosis(monkeypatch, environment):
+    assert refusal(monkeypatch, **environment)
+    assert settings.repaired(LOG_LEVEL="debug").log_level == "debug"

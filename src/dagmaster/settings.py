@@ -36,7 +36,7 @@ SERVERS = ("api", "gateway", "serving")
 _ROLE = re.compile(rf"[^=,]+=(?:{'|'.join(SCOPES)}|b2b:[a-z0-9][a-z0-9_-]*)")
 _SHARE = re.compile(r"(?:\*|[A-Za-z0-9][A-Za-z0-9_.-]{0,63})=(?:100(?:\.0{1,2})?|[0-9]{1,2}(?:\.[0-9]{1,2})?)")
 _CONCURRENCY = re.compile(r"[^=,]+=[1-9][0-9]{0,4}")
-# Of a URL or of a text of key words and values.
+# The password in a URL, or in a connection string of keywords and values.
 _PASSWORD = re.compile(r"://[^:/?#]*:([^@/?#]+)@|password *= *(?:'([^']+)'|([^ ']+))")
 _ACCOUNT = re.compile("[a-z0-9]{3,24}")
 _SHARED_ACCESS = re.compile("SharedAccess(?:Key|Signature)=([^;]+)")
@@ -64,11 +64,13 @@ _SHORTER = (
         "an output that a worker has stored is deleted before the worker reports it",
     ),
 )
-# Other settings that can contradict each other; without them, none does.
+# Other settings that can contradict each other; `repaired` resets them.
 _CONFLICTING = (
     *("oidc_issuer", "oidc_client_id", "oidc_scope", "dag_callback_url", "transport"),
     *("worker_executor", "dask_scheduler_address", "worker_queue_concurrency"),
     *("use_managed_identity", "db_admin_user", "db_admin_managed_identity_client_id"),
+    *("storage_backend", "bronze_backend", "silver_backend", "external_backend"),
+    *("azure_storage_account_key", "s3_access_key_id", "s3_secret_access_key"),
 )
 
 
@@ -93,7 +95,7 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Values given here, then the environment; files are not read."""
+        """Arguments take precedence over environment variables; files are not read."""
         return init_settings, _Environment(settings_cls)
 
     run_mode: Literal["up", "orchestrator", "worker", "serving", "gateway"] = Field(
@@ -109,7 +111,7 @@ class Settings(BaseSettings):
         None,
         max_length=512,
         description="http(s)://… of an OpenTelemetry collector (OTLP over HTTP, usually port 4318), which receives "
-        "traces; without it there are none. Needs the extra `otel`",
+        "traces; if it is not set, nothing is traced. Needs the extra `otel`",
     )
     otel_exporter_otlp_headers: str | None = Field(
         None,
@@ -117,7 +119,7 @@ class Settings(BaseSettings):
         description="Headers for the collector, such as `authorization=Bearer …`, separated by commas; never logged",
     )
     otel_traces_sampler_arg: float = Field(
-        1.0, ge=0, le=1, description="Share of traces that are recorded, if the client has not decided it already"
+        1.0, ge=0, le=1, description="Share of traces that are recorded, unless the client has already decided"
     )
     traces_fan_out_limit: int = Field(
         100,
@@ -155,12 +157,12 @@ class Settings(BaseSettings):
         None,
         max_length=100,
         description="Client id of the managed identity with which `dagmaster db` deploys and migrates the schema; by "
-        "default the same as for everything else",
+        "default the same identity as for everything else",
     )
     db_admin_user: str | None = Field(
         None,
         max_length=63,
-        description="User in PostgreSQL of DB_ADMIN_MANAGED_IDENTITY_CLIENT_ID; requires USE_MANAGED_IDENTITY",
+        description="PostgreSQL user of DB_ADMIN_MANAGED_IDENTITY_CLIENT_ID; requires USE_MANAGED_IDENTITY",
     )
     data_folder: Path | None = Field(
         None, description="Folder of the embedded PostgreSQL and of the platform's files", alias="DAGMASTER_DATA"
@@ -205,7 +207,7 @@ class Settings(BaseSettings):
         "is given to another orchestrator",
     )
     janitor_queued_sec: Seconds = Field(
-        600.0, description="A task or message that waits this long, and that no live process takes, is reported"
+        600.0, description="A task or message that has waited this long, and that no live process takes, is reported"
     )
     janitor_webhook_url: str | None = Field(
         None, repr=False, max_length=512, description="http(s)://…; receives the janitor's actions as JSON"
@@ -286,7 +288,7 @@ class Settings(BaseSettings):
         None,
         max_length=64,
         description="Recorded as `submitted_by` of all submissions from the Service Bus queue JOB_QUEUE_NAME; by "
-        "default what the message says",
+        "default the submitter that the message names",
     )
     worker_queue: Names = Field(DEFAULT_QUEUES, description="Queues from which a worker takes tasks")
     default_queue: Name = Field(
@@ -301,8 +303,8 @@ class Settings(BaseSettings):
     )
     dag_callback_insecure: bool = Field(
         False,
-        description="Allow DAG_CALLBACK_URL with http at non-loopback addresses: anyone who reads the network reads "
-        "the key and all data of tasks",
+        description="Allow DAG_CALLBACK_URL with http at non-loopback addresses: anyone who can read the network "
+        "traffic can read the key and all data of tasks",
     )
     worker_type: str = Field("general", description="A label that is shown with the worker; it has no other effect")
     worker_slots: PositiveInt = Field(
@@ -349,8 +351,8 @@ class Settings(BaseSettings):
     )
     worker_poll_interval: Seconds = Field(
         2.0,
-        description="Seconds between polls if no notification arrives; the actual time is between half of it and all "
-        "of it. With TRANSPORT=servicebus the default is 10",
+        description="Seconds between polls if no notification arrives; the actual interval is random, between half "
+        "of this and all of it. With TRANSPORT=servicebus the default is 10",
     )
     task_lease_sec: Seconds = Field(60.0, description="A running task whose lease is not renewed for this long is lost")
     lease_renew_sec: Seconds = Field(
@@ -364,7 +366,7 @@ class Settings(BaseSettings):
         ge=0,
         le=2_592_000,
         description="How long a node waits for a live process that knows its handler and queue; then it fails. A "
-        "message of an unknown workflow waits as long, and becomes a dead letter",
+        "message for an unknown workflow waits as long, then becomes a dead letter",
     )
     max_losses: PositiveInt = Field(
         5, le=1_000, description="Maximum number of retries of a node after lost workers and unavailable services"
@@ -382,7 +384,7 @@ class Settings(BaseSettings):
     max_params_bytes: PositiveInt = Field(
         16_777_216,
         le=16_777_216,
-        description="Maximum size of the params of a task; those above 256 KB are stored as a payload",
+        description="Maximum size of the params of a task; params above 256 KB are stored as a payload",
     )
     template_timeout_sec: float = Field(
         2.0, gt=0, le=60, description="Processor time that a template may use; a node whose template needs more fails"
@@ -459,11 +461,11 @@ class Settings(BaseSettings):
     )
     health_port: PortOrAny = Field(
         8002,
-        description="Port for health probes; 0 takes any free port; if the port is in use, a free port is taken too",
+        description="Port for health probes; if it is 0 or already in use, any free port is taken",
     )
     health_insecure: bool = Field(
         False,
-        description="Allow health probes on non-loopback addresses; anyone who reaches the port sees what runs",
+        description="Allow health probes on non-loopback addresses; anyone who reaches the port sees which tasks run",
     )
     serving_enabled: bool = Field(True, description="`dagmaster up` also starts the map server: STAC API, tiles, files")
     gateway_enabled: bool = Field(True, description="`dagmaster up` also runs the gateway")
@@ -511,7 +513,7 @@ class Settings(BaseSettings):
         None,
         max_length=512,
         description="http(s)://… of the old system, to which some requests of the old API are forwarded; by default "
-        "none is",
+        "nothing is forwarded",
     )
     legacy_key: str | None = Field(
         None, repr=False, description="Function key of the old system, sent to it as x-functions-key; never logged"
@@ -539,7 +541,7 @@ class Settings(BaseSettings):
     serving_grids: str = Field(
         "WebMercatorQuad,WorldCRS84Quad,WGS1984Quad,WorldMercatorWGS84Quad,EuropeanETRS89_LAEAQuad,UTM31WGS84Quad,"
         "UPSArcticWGS84Quad,UPSAntarcticWGS84Quad,NZTM2000Quad,CanadianNAD83_LCC",
-        description="Grids of tiles, by names of morecantile, separated by commas; WebMercatorQuad is always included",
+        description="Tile grids, by names of morecantile, separated by commas; WebMercatorQuad is always included",
     )
     serving_insecure: bool = Field(
         False,
@@ -718,8 +720,8 @@ class Settings(BaseSettings):
     )
     allow_private_sources: bool = Field(
         False,
-        description="Allow `dagmaster process` to download from private and loopback addresses; never from those of "
-        "metadata services",
+        description="Allow `dagmaster process` to download from private and loopback addresses; addresses of metadata "
+        "services are never allowed",
     )
     max_download_mb: PositiveInt = Field(
         50_000, description="Maximum size of a file that a job or `dagmaster process` downloads, in MB"
@@ -810,7 +812,7 @@ class Settings(BaseSettings):
     @classmethod
     def _endpoint_of_account(cls, value: str) -> str:
         if "{account}" not in value or "{" in value.replace("{account}", ""):
-            raise ValueError("it has no {account}")
+            raise ValueError("the URL must contain {account}, and no other braces")
         cls._begins_links(value.replace("{account}", "account"))
         return value.rstrip("/")
 
@@ -964,13 +966,13 @@ class Settings(BaseSettings):
             yield "AZURE_STORAGE_ENDPOINT must be an https URL, or others could read signatures"
         places = {(self.azure_account_of(zone), getattr(self, f"{zone}_container")) for zone in in_azure}
         if len({container for _, container in places}) < len(places):
-            yield "zones in different storage accounts need different containers: GDAL knows them by that name alone"
+            yield "zones in different storage accounts need different containers: GDAL identifies them by name"
         if bool(self.s3_access_key_id) != bool(self.s3_secret_access_key):
             yield "S3_ACCESS_KEY_ID requires S3_SECRET_ACCESS_KEY, and the other way round"
 
     @property
     def queue_concurrency(self) -> dict[str, int]:
-        """How many tasks of a queue one worker runs at the same time, for the queues that it limits."""
+        """The maximum number of tasks that one worker runs at the same time, for each queue that has such a limit."""
         pairs = (pair.rpartition("=") for pair in self.worker_queue_concurrency)
         return {queue: int(count) for queue, _, count in pairs}
 
@@ -1002,7 +1004,7 @@ class Settings(BaseSettings):
         return [] if self.auth_enabled else [name for name in names if getattr(self, f"{name}_insecure")]
 
     def authentication_notice(self, names: Sequence[str] = SERVERS) -> str | None:
-        """What servers state at their start; None if authentication is enabled."""
+        """The notice that servers print when they start; None if authentication is enabled."""
         if self.auth_enabled:
             return None
         if insecure := self.insecure_endpoints(names):
@@ -1046,14 +1048,14 @@ def _host(url: str) -> str:
 
 
 def _is_protected(url: str) -> bool:
-    """Whether others cannot read what is sent to a URL."""
+    """Whether requests to a URL cannot be read on the network: by https, or to this machine."""
     parts = urlsplit(url)
     return parts.scheme == "https" or is_loopback(parts.hostname or "")
 
 
 def load(**overrides: Any) -> Settings:
-    """Read the environment. The error names the variable of every invalid value, and the values that it accepts. From
-    then on the secrets among the values are hidden in all texts of the process."""
+    """Read the environment. The error names the variable of every invalid value, and the values that it accepts.
+    Afterwards, the secrets among the values are hidden in all texts of the process."""
     try:
         loaded = Settings(**overrides)
         protect(secrets_of(loaded))
@@ -1067,7 +1069,7 @@ def load(**overrides: Any) -> Settings:
 
 def secrets_of(settings: Settings) -> list[str]:
     """The secret part of each setting that is left out of `repr`: the password of a database, the query of a webhook,
-    and of a key what follows its id."""
+    and the part of a key after its id."""
     values = {name: getattr(settings, name) for name, field in Settings.model_fields.items() if not field.repr}
     secrets = [_secret_in(name, value) for name, value in values.items() if isinstance(value, str)]
     return [form for secret in secrets if secret for form in (secret, unquote(secret))]

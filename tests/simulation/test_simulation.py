@@ -141,7 +141,7 @@ def _no_room_is_ever_short(_ledger: MemoryLedger, _queue: str) -> None:
     ("name", "broken"),
     [
         ("_holds", _any_owner_holds),
-        ("_is_lapsed", _every_lease_has_lapsed),
+        ("_is_lease_expired", _every_lease_has_lapsed),
         ("_release", _released_without_a_trace),
         ("_room", _no_room_is_ever_short),
         ("claim_messages", _sent_before_it_is_sent),

@@ -67,8 +67,8 @@ class WorkflowLimits:
 class Case:
     """A workflow under examination. `broken` nodes have a wrong shape, which is reported elsewhere.
 
-    `edges` are the dependencies as written. In `waits` a misspelt name counts as the node it was probably meant for, so
-    that one typing mistake does not also make half of the graph unreachable. `guesses` are these names.
+    `edges` are the dependencies as written. In `waits` a misspelt name counts as the node that was probably meant, so
+    that one typing mistake does not also make half of the graph unreachable. `suggestions` has these nodes by name.
     """
 
     workflow: Workflow
@@ -87,9 +87,9 @@ class Case:
         suggestions = _suggestions(self.workflow)
         edges = graph.waits_for(self.workflow)
         waits = _with_suggestions(self.workflow, edges, suggestions)
-        # What lies on or behind a cycle has no order; the cycle itself is the problem to solve first.
+        # Nodes on or behind a cycle have no order; the cycle itself is the problem to solve first.
         upstream = graph.upstream(graph.topological(waits), waits)
-        for name, value in {"guesses": suggestions, "edges": edges, "waits": waits, "upstream": upstream}.items():
+        for name, value in {"suggestions": suggestions, "edges": edges, "waits": waits, "upstream": upstream}.items():
             object.__setattr__(self, name, value)
 
     def problem(self, message: str, *path: str | int, key: bool = False) -> WorkflowProblem:
@@ -143,7 +143,7 @@ def _references(node: AnyNode) -> Iterator[tuple[Path, str]]:
 
 
 def _suggestions(workflow: Workflow) -> dict[str, str | None]:
-    """For each name of no node, the node that was probably meant."""
+    """For each name that is not a node, the node that was probably meant."""
     names = (name for node in workflow.nodes.values() for _, name in _references(node) if name not in workflow.nodes)
     return {name: nearest(name, workflow.nodes) for name in islice(dict.fromkeys(names), MAX_PROBLEMS)}
 
@@ -188,12 +188,13 @@ def _starts(case: Case) -> Iterator[WorkflowProblem]:
     if not starts and case.edges_known:
         yield case.problem("there is no node of type start; add one", "nodes", key=True)
     for extra in starts[1:]:
-        yield case.problem(f"a second start node; '{starts[0]}' is the first; keep one", "nodes", extra, key=True)
+        yield case.problem(f"there are several start nodes; keep only '{starts[0]}'", "nodes", extra, key=True)
     for start in starts:
         if case.edges[start] or case.workflow.nodes[start].depends_on:
             before = ", ".join(f"'{node_id}'" for node_id in case.edges[start])
+            detail = f": {before} leads to it" if before else "; remove depends_on"
             yield case.problem(
-                f"a start node has no dependencies{f', but {before} leads to it' if before else '; remove depends_on'}",
+                f"a start node cannot have dependencies{detail}",
                 *("nodes", start, "depends_on"),
                 key=True,
             )
@@ -367,7 +368,7 @@ def _fan_ins(case: Case) -> Iterator[WorkflowProblem]:
         fan_outs = graph.fan_outs_of(case.workflow, node_id, case.waits)
         if not fan_outs:
             yield case.problem(
-                "there is no fan_out before this fan_in; a fan_in gathers its children", "nodes", node_id, key=True
+                "there is no fan_out before this fan_in, which gathers its children", "nodes", node_id, key=True
             )
         if len(fan_outs) > 1:
             names = ", ".join(f"'{name}'" for name in sorted(fan_outs))
@@ -498,8 +499,7 @@ def _fan_out_templates(node: FanOutNode, path: Path) -> Iterator[_Template]:
 
 
 def _names_of_items(node: FanOutNode) -> frozenset[str]:
-    """Children's results stay in the database: a child of `results_of` reads its slice there, and templates see none of
-    it."""
+    """With `results_of` there are none: the results stay in the database, where each child reads its slice."""
     if node.results_of is not None:
         return frozenset()
     return frozenset({"items" if node.batch_size else "item"})
