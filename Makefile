@@ -25,10 +25,10 @@ check-rules:
 ui: setup            ## build the web pages; setup does it too when their sources have changed
 	@scripts/ui build
 
-pictures: setup      ## make the pictures of the web pages in docs/pictures, from generated data (needs Chromium)
+pictures: setup      ## take the pictures of the web pages in docs/pictures, from generated data (needs Chromium)
 	@$(PY) scripts/pictures.py
 
-bench: setup         ## compare the engine with its peers, rasters with gdalwarp, tiles with rio-tiler, large searches with their target, filtered searches with unfiltered ones, requests with those before access was decided, web pages with their targets; updates docs/performance.md
+bench: setup         ## measure the engine, rasters, tiles, searches, requests and web pages, and compare them with peers or targets; updates docs/performance.md
 	@code=0; \
 	$(PY) bench/engine.py --json bench/results/engine.json $(BENCH_ARGS) || code=1; \
 	$(PY) bench/raster.py $(RASTER_BENCH_ARGS) || code=1; \
@@ -44,7 +44,7 @@ bench: setup         ## compare the engine with its peers, rasters with gdalwarp
 chaos: setup         ## inject faults into real processes for some minutes and check the result; options: CHAOS_ARGS=--help
 	@$(PY) -m chaos $(CHAOS_ARGS)
 
-soak: setup          ## an hour of constant load with retention, to detect growth; shorter: SOAK_ARGS="--minutes 2"
+soak: setup          ## run an hour of constant load with retention, to detect growth; shorter: SOAK_ARGS="--minutes 2"
 	@$(PY) -m chaos.soak $(SOAK_ARGS)
 
 mutants: setup       ## insert known bugs one at a time; the tests must detect each
@@ -63,7 +63,7 @@ docs: setup          ## generate the pages that come from the code
 setup:
 	@scripts/setup
 
-lock: setup          ## renew requirements/*.txt (needs uv on PATH)
+lock: setup          ## update requirements/*.txt (needs uv on PATH)
 	uv pip compile --quiet --universal --generate-hashes --no-header --python-version 3.11 --all-extras pyproject.toml -o requirements/base.txt
 	uv pip compile --quiet --universal --generate-hashes --no-header --python-version 3.11 --all-extras pyproject.toml requirements/dev.in -o requirements/dev.txt
 	for role in orchestrator worker serving; do uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --python-version 3.11 --extra $$role --extra azure --extra s3 --extra otel --constraints requirements/base.txt pyproject.toml -o requirements/$$role.txt; done

@@ -1,9 +1,10 @@
 """How much longer a STAC search takes if it finds only what its caller may see.
 
-Makes 1,000 assets with 50 items each in a private cluster, one half public and the other for official use only, twice:
-alone, and with one more collection, which no caller may see. Each has a map server. The same searches are sent in turn,
-warm, on connections that stay open, so that other load on the machine affects all alike, by three callers:
-  plain        where every asset may be seen: the search is pgSTAC's own, without a filter
+Makes 1,000 assets with 50 items each in a private cluster, one half public and the other for official use only, in two
+databases. The second has one more collection, which no caller may see. Each database has a map server. The same
+searches are sent in turn, warm, on connections that stay open, so that other load on the machine affects all alike, by
+three callers:
+  plain        in the first database, where all is visible: the search is pgSTAC's own, without a filter
   everything   with a key: a viewer, who may see all of the 1,000 assets; the search has the list of them
   part         without a key: anonymous; the search has the list of the public assets
 `everything` and `part` run the same code. Prints the medians, and their ratios in all and for each search. Absolute
@@ -100,7 +101,7 @@ def is_public(number: int) -> bool:
 
 
 def fill(dsn: str, assets: int, items: int) -> None:
-    """In sets: item by item, pgSTAC needs a quarter of an hour."""
+    """Set-based: item by item, pgSTAC would need a quarter of an hour."""
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute("SET search_path = pgstac, public")
         with connection.transaction():
@@ -114,7 +115,7 @@ def fill(dsn: str, assets: int, items: int) -> None:
 
 
 def hide_one(dsn: str, number: int) -> None:
-    """Add a collection that is not published. Then every search has the list of what its caller may see."""
+    """Add a collection that is not published, so that every search has the list of collections its caller may see."""
     with psycopg.connect(dsn) as connection:
         connection.execute("SET search_path = pgstac, public")
         connection.execute(_COLLECTIONS, {"first": number, "after": number + 1})
@@ -148,7 +149,7 @@ def compare(clients: dict[str, Client], rounds: int) -> bool:
                 taken, page = client.search(body)
                 public = [is_public(each) for each in numbers_in(page)]
                 if not public or all(public) != (kind == "part"):
-                    raise RuntimeError(f"the search '{name}' of {kind} found other items than it should")
+                    raise RuntimeError(f"the search '{name}' of {kind} did not find the expected items")
                 if number:  # the first round warms up
                     seconds.setdefault((name, kind), []).append(taken)
     medians = {place: statistics.median(taken) for place, taken in seconds.items()}
@@ -166,7 +167,7 @@ def compare(clients: dict[str, Client], rounds: int) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--assets", type=int, default=1_000)
-    parser.add_argument("--items", type=int, default=50, help="of each asset")
+    parser.add_argument("--items", type=int, default=50, help="items of each asset")
     parser.add_argument("--rounds", type=int, default=10)
     options = parser.parse_args()
     cluster = Cluster.at(None, name=f"bench-access-{os.getpid()}", fast=True)

@@ -44,7 +44,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("commit", help="the earlier version")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument(
-        "--scale", type=float, default=1.0, help="factor on all counts; below 1 to try the bench itself"
+        "--scale", type=float, default=1.0, help="factor for all counts; below 1 to test the benchmark itself"
     )
     return parser.parse_args()
 

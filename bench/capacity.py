@@ -1,11 +1,10 @@
-"""What one database can carry: tasks and jobs per second, and connections, by orchestrators and workers.
+"""The capacity of one database: tasks and jobs per second, and connections, by orchestrators and workers.
 
 For each number of orchestrators (processes) and workers (whole workers, several in a process) it measures
   tasks   10 jobs with a fan_out each, no-op tasks, from submission until all jobs are completed
   jobs    jobs of three steps, submitted at once
 and samples what the sessions of PostgreSQL wait for. The processor time of PostgreSQL, orchestrators and workers shows
-what limits the rate: when the cores are used up, the machine does; otherwise the sessions wait for something, which is
-named.
+what limits the rate: the machine, if all cores are used; otherwise the event that the sessions wait for.
 
     python bench/capacity.py --orchestrators 1,3,10 --workers 4,50,200
 """

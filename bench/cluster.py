@@ -1,8 +1,8 @@
 """Plain handlers on a Dask cluster: tasks per second by the number of Dask workers, and many slots of one worker.
 
 Starts PostgreSQL, an orchestrator, one worker with WORKER_EXECUTOR=dask and, for each number, a Dask cluster on this
-machine. Handlers sleep for 50 to 200 ms (125 ms on average) in their child processes, so that the cores are not what is
-measured, as far as two cores allow that: ideal is the number of slots divided by 0.125 s.
+machine. Handlers sleep for 50 to 200 ms (125 ms on average) in their child processes, so that the cores are not
+the limit, as far as two cores allow: the ideal rate is the number of slots divided by 0.125 s.
 
     python bench/cluster.py --dask-workers 1,2,4
     python bench/cluster.py --dask-workers 1 --threads 200 --tasks 200 --seconds 20

@@ -1,16 +1,16 @@
-"""How much longer a request takes because it is decided for each one who may read what.
+"""How much longer a request takes because access is checked for each request.
 
-Compares this tree with the last one that did not decide, commit 7add226, on the same raster: each has its own database
-in one private cluster, and its own map server. The requests are tiles, the TileJSON, and the first kilobytes of the
-file, as clients read a COG. They are sent to all servers in turn, warm, on connections that stay open:
+Compares this tree with the last one without access checks, commit 7add226, on the same raster: each has its own
+database in one private cluster, and its own map server. The requests are tiles, the TileJSON, and the first kilobytes
+of the file, as clients read a COG. They are sent to all servers in turn, warm, on connections that stay open:
   before      the earlier tree
   now         this tree without authentication
   anonymous   this tree with authentication, without a key, for a public version
   key         the same with a key
 Prints the median of the earlier tree and how much longer the others take: the median of the differences between
-requests that follow each other, so that whatever else the machine does falls on all alike, and the same for the CPU
-time of the server. The difference is judged, for each kind of request. It includes everything that has changed in the
-server since then, so the queries of the decision are also timed alone.
+requests that follow each other, so that other load on the machine affects all alike, and the same for the CPU time of
+the server. The difference is judged, for each kind of request. It includes everything that has changed in the server
+since then, so the queries of the access check are also timed alone.
 """
 
 import argparse
@@ -82,7 +82,7 @@ class Client:
 
 
 def cpu_ms(pid: int) -> float:
-    """Of all threads of a process. Unlike the ticks of `stat`, these are exact enough for one request."""
+    """CPU time of all threads of a process, which is exact enough for one request, unlike the ticks of `stat`."""
     threads = Path(f"/proc/{pid}/task").iterdir()
     return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1_000_000
 
@@ -99,14 +99,14 @@ def request_all(client: Client, tile: Tile) -> dict[str, bytes]:
 def compare(clients: dict[str, Client], tiles: list[Tile], rounds: int) -> bool:
     names = list(clients)
     for number in range(rounds + 1):
-        if number == 1:  # the first round warms up
+        if number == 1:  # the first round was the warm-up
             for client in clients.values():
                 client.forget()
         for place, tile in enumerate(tiles):
-            turn = place % len(names)  # each goes first equally often
+            turn = place % len(names)  # each server is first equally often
             bodies = [request_all(clients[name], tile) for name in names[turn:] + names[:turn]]
             if len({body["tile"] for body in bodies}) != 1 or len({body["file"] for body in bodies}) != 1:
-                raise RuntimeError(f"{tile}: the servers answer differently")
+                raise RuntimeError(f"{tile}: the servers respond differently")
     results = [_report(clients, kind) for kind in ("tile", "TileJSON", "file")]
     return all(results)
 
@@ -127,7 +127,7 @@ def _difference(before: list[float], now: list[float]) -> float:
 
 
 async def _print_queries(dsn: str, key: str, count: int = 500) -> None:
-    """The medians of what the decision asks the database for: the version, and the key if there is one."""
+    """The medians of the queries of the access check: for the version, and for the key if there is one."""
     async with CatalogReader(dsn) as catalog, KeyStore(dsn) as keys:
         key_id = key.split("_")[1]
         for name, read in (("version", lambda: catalog.publication("whole")), ("key", lambda: keys.find(key_id))):
@@ -172,7 +172,7 @@ def all_served(cluster: Cluster, folder: Path, size: int) -> Iterator[dict[str, 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--size", type=int, default=2048, help="pixels of the raster's side")
+    parser.add_argument("--size", type=int, default=2048, help="width and height of the raster in pixels")
     parser.add_argument("--tiles", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()

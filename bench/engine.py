@@ -1,21 +1,20 @@
-"""How fast the engine is, beside peers, PostgreSQL's own pgbench and the least any queue does,
-on one server in one run.
+"""How fast the engine is, compared with peers, with PostgreSQL's pgbench and with the minimal work of any queue, on one
+server in one run.
 
 Starts a private PostgreSQL with default durability. In every round each peer (two workers and a driver) and, right
 after it, dagmaster (an orchestrator and two workers) do
   fan_out        prepare, a fan-out of N no-op tasks, a fan-in, results stored
   chain          a chain of 20 steps
   small_jobs     200 three-step jobs submitted at once
-so that a ratio is of two neighbours in time. Then, for dagmaster alone:
+so that a ratio compares adjacent measurements. Then, for dagmaster alone:
   large          large_fan_out: 100,000 children
-  orchestrators  20 jobs of 1,000 children over one and over three
+  orchestrators  20 jobs of 1,000 children, with one and with three orchestrators
   idle           nothing to do, before and after 10,000 jobs
-  front          fan_out behind 100,000 finished tasks, and behind 100,000 that no worker can run
-  start          `dagmaster up` to the first accepted job, imports
+  front          fan_out with 100,000 finished tasks in the table, and with 100,000 that no worker can run
+  start          time from `dagmaster up` to the first accepted job, and time of imports
   profile        where the time goes: processes, statements
 Prints figures, ratios with their spread and whether each target holds; verify-history runs over everything. Absolute
-times depend on the machine and on what else runs on it: judged are ratios, costs per task, and two rates that are
-promised.
+times depend on the machine and its load, so ratios, costs per task and two promised rates are judged.
 """
 
 import argparse
@@ -41,7 +40,7 @@ from rivals import DURABLE, NAMES, make_environments, rival
 from server import Server, Spent, peak_megabytes, private_server
 
 PARTS = ("compare", "large", "orchestrators", "idle", "front", "start", "profile")
-CHAINS = 9  # in a row; one takes a fraction of a second, so a single one shows little
+CHAINS = 9  # in a row: one takes a fraction of a second, which is too short to measure
 Figures = dict[str, list[float]]
 
 
@@ -95,7 +94,7 @@ def per_task(spent: Spent, count: int) -> dict[str, float]:
 
 
 async def compare(server: Server, peers: list[str], rounds: int, scale: float) -> dict[str, Any]:
-    """The figures of all systems, and the ratio of dagmaster to each peer from neighbouring runs."""
+    """The figures of all systems, and the ratio of dagmaster to each peer from adjacent runs."""
     figures: dict[str, Figures] = {}
     ratios: dict[str, Figures] = {}
     references: Figures = {}
@@ -186,9 +185,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--peers", default="all", help=f"all, none, or some of {','.join(NAMES)}")
     parser.add_argument("--parts", default="all", help=f"all, or some of {','.join(PARTS)}")
-    parser.add_argument("--steady", type=float, default=0, metavar="MINUTES", help="also keep it busy for so long")
+    parser.add_argument("--steady", type=float, default=0, metavar="MINUTES", help="also measure a constant load")
     parser.add_argument("--idle-seconds", type=float, default=15)
-    parser.add_argument("--scale", type=float, default=1.0, help="of all counts; less than 1 to try the bench itself")
+    parser.add_argument("--scale", type=float, default=1.0, help="factor for all counts; below 1 to test the bench")
     parser.add_argument("--json", type=Path, help="write everything to this file")
     options = parser.parse_args()
     options.peers = chosen(parser, options.peers, NAMES)
@@ -216,7 +215,7 @@ async def main() -> int:
     measured["targets"] = [{**asdict(target), "holds": target.holds} for target in judged]
     show(measured)
     if options.scale != 1:
-        print(f"\nall counts times {options.scale}: this only tests the benchmark; the figures mean little")
+        print(f"\nall counts times {options.scale}: this only tests the benchmark; the figures are not meaningful")
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(measured, indent=1, ensure_ascii=False) + "\n")

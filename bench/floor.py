@@ -1,4 +1,4 @@
-"""The least that any queue on PostgreSQL does: two processes claim rows and complete them with a result, in batches.
+"""The minimal work of any queue on PostgreSQL: two processes claim rows and complete them with a result, in batches.
 
 python floor.py DSN COUNT BATCH     prints {"seconds": …}
 """

@@ -1,4 +1,4 @@
-"""What a poll of the gateway costs, beside the bare SELECT of its view and an empty route.
+"""What a poll of the gateway costs, compared with the bare SELECT of its view and an empty route.
 
 Makes 10,000 requests of a platform in a private cluster, and starts two servers with uvicorn:
   gateway   GET /api/platform/status/{request_id}, with the key of the platform: the key is verified, the view is read
@@ -47,7 +47,7 @@ _SELECT = "SELECT * FROM dagapp_gateway.requests WHERE request_id = %s AND platf
 
 
 def fill(dsn: str, count: int) -> str:
-    """Requests of the platform `local`, and the text of its key."""
+    """Insert requests of the platform `local`; returns the text of its key."""
     with psycopg.connect(dsn, autocommit=True) as connection:
         names = [f"dataset-{number:05}" for number in range(count)]
         add_all_published(connection, dict.fromkeys(names, "ouo"))
@@ -109,7 +109,7 @@ def select(connection: psycopg.Connection, request_id: str) -> float:
 
 
 def at_once(port: int, key: str, clients: int, seconds: float, count: int) -> tuple[float, float, float]:
-    """Polls a second, p50 and p95 in milliseconds."""
+    """Polls per second, p50 and p95 in milliseconds."""
     taken: list[float] = []
     until = time.perf_counter() + seconds
 

@@ -1,8 +1,8 @@
-"""Whether a raster job's time grows with its pixels and no faster, and whether one job leaves room for another.
+"""Whether the time of a raster job grows no faster than its pixels, and how two jobs share the platform.
 
 growth    process_large_raster on scenes of one kind and growing size, each on the same platform:
-          seconds for a gigapixel
-together  the first scene alone, then beside a second of the same size that was submitted right after it
+          seconds per gigapixel
+together  the first scene alone, then with a second one of the same size that is submitted right after it
 
 Prints seconds and ratios. The scenes are those of bench/raster.py, with every pixel valid.
 """
@@ -42,8 +42,8 @@ def main() -> int:
         f"{'holds' if holds else 'MISSED'}"
     )
     print(
-        f"the first of two took {beside['first over alone']:.2f} times what it takes alone, "
-        f"both {beside['both over alone']:.2f} times"
+        f"two jobs at once: the first took {beside['first over alone']:.2f} times as long as alone, "
+        f"both together {beside['both over alone']:.2f} times"
     )
     if options.json:
         options.json.write_text(json.dumps({"growth": costs, "largest over smallest": growing, "together": beside}))
@@ -52,11 +52,11 @@ def main() -> int:
 
 def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sides", default=SIDES, help=f"of the scenes, in pixels (default: {SIDES})")
+    parser.add_argument("--sides", default=SIDES, help=f"widths of the scenes in pixels (default: {SIDES})")
     parser.add_argument("--tile-size", type=int, default=4096)
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--folder", type=Path, default=None, help="where the scenes go (about 8 GB)")
-    parser.add_argument("--json", type=Path, help="write the figures there too")
+    parser.add_argument("--folder", type=Path, default=None, help="folder for the scenes (about 8 GB)")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
     return parser.parse_args()
 
 
@@ -66,7 +66,7 @@ def growth(folder: Path, run: Run, side: int, options: argparse.Namespace) -> di
     seconds = run(scene, options.tile_size)
     scene.source.unlink()
     gigapixels = side * side / 1e9
-    print(f"{gigapixels:5.2f} gigapixels  {seconds:7.1f} s  {seconds / gigapixels:6.1f} s a gigapixel", flush=True)
+    print(f"{gigapixels:5.2f} gigapixels  {seconds:7.1f} s  {seconds / gigapixels:6.1f} s per gigapixel", flush=True)
     return {"gigapixels": gigapixels, "seconds": seconds, "seconds a gigapixel": seconds / gigapixels}
 
 

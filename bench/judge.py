@@ -1,4 +1,4 @@
-"""What a run must reach: ratios taken in it, costs per task, and the two rates that the engine is promised with."""
+"""The targets of a run: ratios measured in it, costs per task, and the two promised rates."""
 
 import statistics
 from collections.abc import Iterator, Sequence
@@ -27,7 +27,7 @@ class Target:
 
 
 def targets(measured: dict[str, Any], durable: Sequence[str]) -> list[Target]:
-    """Those that the parts of this run allow to judge."""
+    """The targets of the parts that this run has measured."""
     return [
         *(_promised(measured["compare"]) if "compare" in measured else ()),
         *(_beside_peers(measured["compare"], durable) if "compare" in measured else ()),

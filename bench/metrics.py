@@ -1,7 +1,7 @@
 """What metrics and traces cost: for one request, one task, one span, and one scrape.
 
 The costs in the process are processor time. With `--waiting 100000` it also measures the statements of a scrape on a
-private PostgreSQL server, with so many waiting tasks: from the call to the answer.
+private PostgreSQL server, with this number of waiting tasks: from the call to the response.
 
     .venv/bin/python bench/metrics.py --waiting 100000
 """

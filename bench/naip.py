@@ -51,7 +51,7 @@ def naip_collection(name: str = "naip") -> dict[str, Any]:
 
 
 def naip_item(number: int, collection: str = "naip", base: str = "http://localhost:8003") -> dict[str, Any]:
-    """One of many in a row of tiles."""
+    """One tile of a row of tiles."""
     west, south = round(-124 + number % 200 / 4, 6), round(26 + number // 200 / 4, 6)
     east, north = west + 0.0625, south + 0.0625
     west_m, north_m = 500_000 + 6_000 * (number % 200), 4_900_000 + 7_000 * (number // 200)

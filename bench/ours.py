@@ -1,4 +1,5 @@
-"""dagmaster as it ships, on the bench's server: orchestrators and workers as processes, driven through the ledger."""
+"""dagmaster as released, on the server of the benchmark: orchestrators and workers are processes, and jobs are
+submitted through the ledger."""
 
 import asyncio
 import os
@@ -85,7 +86,7 @@ class Platform:
         return await self.run(f"chain{JOB_STEPS}", jobs=count)
 
     async def run(self, workflow_id: str, jobs: int = 1, **inputs: Any) -> float:
-        """Seconds from before the submission until all of them completed."""
+        """Seconds from before the submission until all jobs have completed."""
         begun = time.perf_counter()
         await self.finished(await self.submit(workflow_id, jobs, **inputs))
         return time.perf_counter() - begun
@@ -113,7 +114,7 @@ class Platform:
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not (await self.one(sql, *values))[0]:
             if time.monotonic() > deadline:
-                raise SystemExit(f"bench: not so after {PATIENCE_SECONDS} s: {sql}")
+                raise SystemExit(f"bench: not true after {PATIENCE_SECONDS} s: {sql}")
             await asyncio.sleep(self.poll_seconds)
 
     async def one(self, sql: str, *values: Any) -> tuple[Any, ...]:
@@ -125,7 +126,7 @@ class Platform:
         return [pid for name, pid in self.pids.items() if name.startswith(role)]
 
     def raster_code(self) -> list[str]:
-        """Which raster libraries an orchestrator has taken in: those with a compiled part in its memory."""
+        """The raster libraries that an orchestrator has loaded: those with a compiled part in its memory."""
         maps = "".join(Path(f"/proc/{pid}/maps").read_text().lower() for pid in self.pid("orchestrator"))
         return [name for name in RASTER_LIBRARIES if name in maps]
 
@@ -161,7 +162,7 @@ async def platform(
     try:
         with roles(dsn, orchestrators, workers, api=api) as pids:
             platform = Platform(dsn, ledger, notifier, connection, pids, database=database)
-            await platform.run("chain1")  # all roles are up
+            await platform.run("chain1")  # afterwards all roles are ready
             yield platform
     finally:
         await notifier.close()

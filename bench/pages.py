@@ -1,6 +1,6 @@
 """How quickly the web pages respond, in Chromium without a graphics card, on a platform of its own.
 
-page      the first page of the list of jobs, over HTTP and in the browser: with 10,000 jobs over 100
+page      the first page of the list of jobs, over HTTP and in the browser: with 10,000 jobs, compared with 100
 scroll    through several pages of the list with 10,000 jobs: tasks of the browser above 50 ms, frames per second
 graph     from the navigation to the graph of a job with a fan_out of 10,000 children
 shifts    cumulative layout shift of the main pages
@@ -30,10 +30,10 @@ from dagmaster.local.embedded import Cluster
 
 FEW, MANY = 100, 10_000
 CHILDREN = 10_000
-PAGE_LIMIT = 1.5  # the cost of a page of many jobs over that of few
+PAGE_LIMIT = 1.5  # the time with many jobs divided by the time with few
 TASK_LIMIT_MS = 50
 GRAPH_LIMIT_MS = 1000
-SHIFT_LIMIT = 0.1  # above it, web.dev no longer calls a page good
+SHIFT_LIMIT = 0.1  # the limit of web.dev for a good page
 SCROLLED_PIXELS = 36 * 100 * 10  # ten pages of a hundred rows
 FLAGS = (
     "--no-sandbox",
@@ -99,7 +99,7 @@ def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--chromium", default="/usr/bin/chromium")
-    parser.add_argument("--json", type=Path, help="write the figures there too")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
     return parser.parse_args()
 
 
@@ -195,7 +195,7 @@ def watching(browser: Browser) -> Iterator[Page]:
 
 
 def scroll(url: str, browser: Browser) -> dict[str, float]:
-    """Ten pages, with the wheel."""
+    """Scroll through ten pages with the mouse wheel."""
     with watching(browser) as page:
         page.goto(f"{url}/ui/jobs")
         page.locator(".job-row:not(.head)").nth(10).wait_for()

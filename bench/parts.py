@@ -1,4 +1,4 @@
-"""The parts of a bench that concern dagmaster alone. Each returns figures, a list of values under each name."""
+"""The parts of the benchmark that measure dagmaster alone. Each returns figures: a list of values for each name."""
 
 import asyncio
 import os
@@ -21,7 +21,7 @@ from ours import PATIENCE_SECONDS, QUEUE, UNSERVED, Platform, new_database, plat
 from server import Server, Spent, peak_megabytes
 
 Figures = dict[str, list[float]]
-ROLES = {  # what the process of each imports
+ROLES = {  # the modules that the process of each role imports
     "orchestrator": ("cli.roles", "roles.orchestrator", "api.app", "api.server"),
     "worker": ("cli.roles", "roles.worker", "handlers.shipped"),
     "serving": ("cli.roles", "roles.serving", "serving.app", "serving.server"),
@@ -31,7 +31,7 @@ ROLES = {  # what the process of each imports
 
 
 async def large(server: Server, scale: float) -> Figures:
-    """large_fan_out: what a child costs among 100,000 of them and among 1,000, and what the processes grow to."""
+    """large_fan_out: the time per child with 100,000 and with 1,000 children, and the memory of the processes."""
     many, few = int(100_000 * scale), int(1_000 * scale)
     new_database(server, "large")
     async with platform(server, "large") as ours:
@@ -88,7 +88,7 @@ async def idle(server: Server, scale: float, seconds: float) -> Figures:
 
 
 async def _measure_idle(server: Server, ours: Platform, seconds: float, figures: Figures, when: str) -> None:
-    await asyncio.sleep(3)  # work that follows the last job
+    await asyncio.sleep(3)  # wait for work that follows the last job
     with server.metered(ours.database, ours.pids) as spent:
         await asyncio.sleep(seconds)
     figures[f"idle {when}, % of a core, our processes"] = [100 * sum(spent.process_seconds.values()) / seconds]
@@ -97,8 +97,8 @@ async def _measure_idle(server: Server, ours: Platform, seconds: float, figures:
 
 
 async def front(server: Server, scale: float, rounds: int) -> Figures:
-    """fan_out with 100,000 tasks in front of it, finished ones and ones that no worker can run,
-    beside fan_out on empty tables."""
+    """fan_out with 100,000 older tasks in the table, finished ones and ones that no worker can run, compared with
+    fan_out on empty tables."""
     many, count = int(100_000 * scale), int(10_000 * scale)
     speed: dict[str, list[float]] = {}
     for what in ("empty", "finished", "stuck"):
@@ -125,8 +125,8 @@ async def front(server: Server, scale: float, rounds: int) -> Figures:
 
 
 async def _strand(ours: Platform, count: int) -> None:
-    """Queue tasks that stay: first where no worker looks, then in front of all others,
-    for a handler that no worker has."""
+    """Queue tasks that stay queued: first in a queue without workers, then before all others in the queue of the
+    benchmark, with a handler that no worker has."""
     await ours.submit("stuck", count=count)
     await ours.until("SELECT count(*) >= %s FROM dagapp.dag_tasks WHERE queue = %s", count, UNSERVED)
     await ours.connection.execute(
@@ -135,8 +135,8 @@ async def _strand(ours: Platform, count: int) -> None:
 
 
 async def steady(server: Server, minutes: float) -> Figures:
-    """Eight jobs of 200 children always under way: tasks a second in each tenth of the time,
-    and the last third over the first."""
+    """Eight jobs of 200 children run at all times: tasks per second in each tenth of the time, and the ratio of the
+    last third to the first."""
     children, window = 200, minutes * 6
     speeds: list[float] = []
     new_database(server, "steady")
@@ -159,9 +159,9 @@ async def steady(server: Server, minutes: float) -> Figures:
 
 
 async def start_up(repeat: int) -> Figures:
-    """`dagmaster up` until a job is accepted, with new data and with its own again; what each role takes to import."""
+    """`dagmaster up` until a job is accepted, with new and with existing data; and the import time of each role."""
     figures: Figures = {}
-    _import_seconds([module for modules in ROLES.values() for module in modules], 1)  # from now on compiled
+    _import_seconds([module for modules in ROLES.values() for module in modules], 1)  # so that all modules are compiled
     for _ in range(repeat):
         with tempfile.TemporaryDirectory() as folder:
             for what in ("new data", "its data again"):
@@ -234,8 +234,8 @@ def _import_seconds(modules: Sequence[str], repeat: int) -> list[float]:
 
 
 async def profile(server: Server, scale: float) -> dict[str, Any]:
-    """Where the time goes: CPU of each side for a task (a step, a job),
-    and the statements that take most of the server's."""
+    """Where the time is spent: CPU of each process per task (step, job), and the statements that use most of the
+    server's time."""
     count = int(10_000 * scale)
     new_database(server, "profile")
     measured: dict[str, Any] = {}
@@ -279,7 +279,7 @@ def _shares(spent: Spent, each: int) -> dict[str, Any]:
 
 
 def _shape(query: str) -> str:
-    """A statement without its parameters and layout, which is how the one that ran is known again."""
+    """A statement without its parameters and layout, to recognise it in pg_stat_statements."""
     plain = re.sub(r"--[^\n]*", "", re.sub(r"^PREPARE (\w+).*? AS ", "", query))
     plain = re.sub(r"%\(\w+\)s|\$\d+", "?", plain)
     plain = re.sub(r"'[^']*'|\b(\d+|NULL|true|false)\b", "?", plain)

@@ -1,4 +1,4 @@
-"""Published assets for the benches of the map server: rows as a review leaves them, without jobs."""
+"""Published assets for the benchmarks of the map server: rows as they are after a review, without jobs."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -14,7 +14,7 @@ from dagmaster.database.catalog.pgstac import deploy_catalog
 from dagmaster.database.schema.deploy import deploy
 from dagmaster.operations.keys import create_key
 
-# Set-based: a bench has thousands of assets.
+# Set-based: a benchmark has thousands of assets.
 _GIVEN = (
     "unnest(%(asset_ids)s::text[], %(datasets)s::text[], %(clearances)s::text[]) AS given (asset, dataset, clearance)"
 )
@@ -75,7 +75,7 @@ def add_all_published(connection: psycopg.Connection[Any], clearances: Mapping[s
 
 
 async def new_key(dsn: str) -> str:
-    """The key of a viewer."""
+    """Create a key with the scope viewer."""
     async with KeyStore(dsn) as store:
         request = KeyRequest(name="bench", scopes=[Scope.VIEWER])
         return (await create_key(store, request, KeyChange("bench"))).key

@@ -1,17 +1,18 @@
-"""How fast tiles become COGs, beside gdalwarp on the same source in the same run.
+"""How fast tiles become COGs, compared with gdalwarp on the same source in the same run.
 
 Job: reproject an RGB scene to EPSG:4326 (bilinear), DEFLATE 6 with predictor 2, blocks of 512, average overviews.
   a      gdalwarp -of COG                                  one file, all cores
   b      gdalwarp to GTiff, then gdal_translate -of COG    the best command line; one file, all cores
   tiles  make_cog for every tile, largest first, in processes of one thread each
-  job    the whole of process_large_raster on a platform of its own: validation, scheme, tiles, mosaic, statistics, STAC
-  bound  the warp kernel and the compression alone, on as many cores:
-         nothing can be faster without another kernel or codec
-With --statistics, only this instead: a COG of float32 and of uint8, reprojected and copied, with exact statistics, with
-approximate ones from an overview, and with none, in turn; prints what the statistics add to the time of a COG.
-Once with every pixel valid, once with collars of nodata. Prints seconds, ratios and whether each target holds. Absolute
-times depend on the machine and on what else runs on it: only the ratios are judged. CPU seconds tell more where others
-are at work.
+  job    the workflow process_large_raster on its own platform: validation, scheme, tiles, mosaic, statistics, STAC
+  bound  only the warp kernel and the compression, on as many cores: the lower bound with this kernel and codec
+The scene is measured once with every pixel valid, once with collars of nodata. Prints seconds, ratios and whether each
+target holds. Absolute times depend on the machine and its load: only the ratios are judged. CPU seconds are more
+reliable if other programs run.
+
+With --statistics, measures something else: a COG of float32 and of uint8, reprojected and copied, with exact
+statistics, with approximate ones from an overview, and with none, in turn. Prints how much longer a COG takes with
+them.
 """
 
 import argparse
@@ -71,7 +72,7 @@ Cost = tuple[float, float]  # seconds on the clock, seconds of CPU
 
 @dataclass
 class Scene:
-    """One source and the seconds of every way to do it."""
+    """One source, and the seconds of every way to process it."""
 
     name: str
     source: Path
@@ -106,15 +107,15 @@ def main() -> int:
 
 def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--small", action="store_true", help="a scene of 4096 × 4096, tiles of 2048, for a quick look")
+    parser.add_argument("--small", action="store_true", help="a scene of 4096 × 4096, tiles of 2048, for a quick test")
     parser.add_argument("--statistics", action="store_true", help="measure only the cost of statistics")
-    parser.add_argument("--size", type=int, default=12288, help="pixels of the scene's side")
+    parser.add_argument("--size", type=int, default=12288, help="width and height of the scene in pixels")
     parser.add_argument("--tile-size", type=int, default=4096)
     parser.add_argument("--overlap", type=int, default=512)
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--repeat", type=int, default=2)
-    parser.add_argument("--folder", type=Path, default=None, help="where the scenes go (about 3 GB)")
-    parser.add_argument("--json", type=Path, help="write the figures there too")
+    parser.add_argument("--folder", type=Path, default=None, help="folder for the scenes (about 3 GB)")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
     options = parser.parse_args()
     if options.small:
         options.size, options.tile_size = 4096, 2048
@@ -122,7 +123,7 @@ def read_options() -> argparse.Namespace:
 
 
 def make_scene(folder: Path, name: str, size: int) -> Scene:
-    """Waves with grain: it compresses to about half, as aerial pictures do. Collars: data in a turned rectangle."""
+    """Waves with noise, which compress to about half, as aerial images do. Collars: data in a rotated rectangle."""
     path = folder / f"{name}.tif"
     rng = np.random.default_rng(1)
     x = np.arange(size)
@@ -142,7 +143,7 @@ def make_scene(folder: Path, name: str, size: int) -> Scene:
 
 
 def measure(scene: Scene, options: argparse.Namespace) -> None:
-    """The ways in turn, so that what else the machine does falls on all of them."""
+    """Measure the ways in turn, so that other load on the machine affects all of them."""
     warm(scene.source)
     for way, run in {
         "a": gdalwarp_to_cog,
@@ -164,7 +165,7 @@ def cpu_of_children() -> float:
 
 
 def warm(path: Path) -> None:
-    """Into the page cache, so that the first way does not pay for the disk."""
+    """Read the file into the page cache, so that the first way does not include reading from disk."""
     with path.open("rb") as file:
         while file.read(2**24):
             pass
@@ -177,7 +178,7 @@ def gdalwarp_to_cog(scene: Scene, folder: Path, _options: argparse.Namespace) ->
 
 
 def gdalwarp_then_translate(scene: Scene, folder: Path, _options: argparse.Namespace) -> Cost:
-    # Without nodata in the way the kernel is twice as fast; a scene that has some needs it.
+    # Without nodata the kernel is twice as fast, but a scene that has nodata needs it.
     nodata = ["-srcnodata", "None"] if scene.name == "plain" else []
     tiled = ["-co", "TILED=YES", "-co", "BLOCKXSIZE=512", "-co", "BLOCKYSIZE=512"]
     warped = timed([*gdalwarp(scene), *nodata, *tiled, scene.source, folder / "warped.tif"])
@@ -216,7 +217,7 @@ def make_tiles(scene: Scene, folder: Path, options: argparse.Namespace) -> Cost:
     tiles = tiles_of(scene.grid, options.tile_size, options.overlap)
     largest_first = sorted(tiles, key=lambda tile: -tile.window.width * tile.window.height)
     with ProcessPoolExecutor(options.processes, mp_context=multiprocessing.get_context("spawn")) as pool:
-        list(pool.map(ready, range(options.processes)))  # starting Python is the worker's, once for many tasks
+        list(pool.map(ready, range(options.processes)))  # not measured: a worker starts Python once for many tasks
         start = time.perf_counter()
         results = list(pool.map(make_tile, [(scene, tile, folder) for tile in largest_first]))
         seconds = time.perf_counter() - start
@@ -231,8 +232,8 @@ def make_tiles(scene: Scene, folder: Path, options: argparse.Namespace) -> Cost:
 
 @contextmanager
 def platform(folder: Path, options: argparse.Namespace) -> Iterator[Callable[..., float]]:
-    """A platform as `dagmaster up` starts it, with as many processes as the others get;
-    yields what runs a job on it."""
+    """A platform as `dagmaster up` starts it, with as many processes as the other ways use; yields a function that runs
+    a job on it."""
     own = {"DAGMASTER_DATA": str(folder), "API_PORT": "0", "SERVING_PORT": "0", "HEALTH_PORT": "0"}
     own |= {"WORKER_PROCESSES": str(options.processes), "DATABASE_URL": "", "POSTGRES_HOST": ""}
     command = [sys.executable, "-m", "dagmaster", "up", "--json"]
@@ -251,7 +252,7 @@ def platform(folder: Path, options: argparse.Namespace) -> Iterator[Callable[...
 
 
 def run_job(api: str, bronze: Path, scene: Scene, tile_size: int) -> float:
-    """Seconds from a job's creation to its end, as the platform's clock has them."""
+    """Seconds from the creation of a job to its end, by the clock of the platform."""
     bronze.mkdir(parents=True, exist_ok=True)
     (bronze / f"{scene.name}.tif").unlink(missing_ok=True)
     (bronze / f"{scene.name}.tif").hardlink_to(scene.source)
@@ -269,7 +270,7 @@ def run_job(api: str, bronze: Path, scene: Scene, tile_size: int) -> float:
 
 
 def whole_job(scene: Scene, _folder: Path, options: argparse.Namespace) -> Cost:
-    """What the platform's processes use of the CPU is known only when they end: it is left out."""
+    """Without CPU time, which is known only when the processes of the platform end."""
     return options.submit(scene, options.tile_size), math.nan
 
 
@@ -279,7 +280,7 @@ def ready(number: int) -> int:
 
 
 def make_tile(what: tuple[Scene, Tile, Path]) -> tuple[CogFacts, float, float]:
-    """The result, the CPU seconds it took, and the peak memory of the process."""
+    """The result, its CPU seconds, and the peak memory of the process."""
     scene, tile, folder = what
     start = time.process_time()
     facts = make_cog(scene.source, folder / f"{tile.tile_id}.tif", scene.grid, tile.window, raster_type=RasterType.RGB)
@@ -293,8 +294,8 @@ def peak_memory_mb() -> float:
 
 
 def lower_bound(scene: Scene, folder: Path, options: argparse.Namespace) -> Cost:
-    """Kernel and codec on a part of the scene in every process at once,
-    scaled to the whole and divided among the processes."""
+    """Run kernel and codec on a part of the scene in all processes at once, and scale the time to the whole scene,
+    divided among the processes."""
     with ProcessPoolExecutor(options.processes, mp_context=multiprocessing.get_context("spawn")) as pool:
         list(pool.map(ready, range(options.processes)))
         spent = list(pool.map(kernel_and_codec, [(scene, folder / f"{n}.tif") for n in range(options.processes)]))
@@ -303,8 +304,8 @@ def lower_bound(scene: Scene, folder: Path, options: argparse.Namespace) -> Cost
 
 
 def kernel_and_codec(what: tuple[Scene, Path]) -> float:
-    """Seconds of CPU for a pixel of output: warped in runs of 512,
-    compressed with its overviews (a third more pixels)."""
+    """Seconds of CPU per pixel of output: warped in blocks of 512, and compressed with its overviews (a third more
+    pixels)."""
     scene, target = what
     side = 1024
     with rasterio.open(scene.source) as source:
@@ -423,7 +424,7 @@ def report(scenes: list[Scene], options: argparse.Namespace) -> None:
     load = os.getloadavg()[0]
     print(
         f"\nload average {load:.1f} on {os.cpu_count()} cores"
-        + (": others were at work, trust the ratios little" if load > 4 else "")
+        + (": other programs were running, so the ratios are not reliable" if load > 4 else "")
     )
     if options.json:
         options.json.write_text(

@@ -1,4 +1,4 @@
-"""Tasks a second of one worker with database access, and of one over HTTP, side by side.
+"""Tasks per second of a worker with database access, compared with a worker over HTTP.
 
     python bench/remote_worker.py --tasks 2000
 
@@ -41,7 +41,7 @@ WORK = """
 
 
 async def measure(dsn: str, folder: Path, *, is_remote: bool, tasks: int, seconds: float) -> float:
-    """Tasks a second, from the first start to the last report."""
+    """Tasks per second, from the first start to the last report."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     key = await a_key(dsn, f"bench-{port}")
@@ -58,7 +58,7 @@ async def measure(dsn: str, folder: Path, *, is_remote: bool, tasks: int, second
         else:
             worker.start()
         await running.ready([worker])
-        await _run(running, 50, seconds)  # connections, prepared statements and imports
+        await _run(running, 50, seconds)  # warm-up: connections, prepared statements and imports
         return await _run(running, tasks, seconds)
 
 

@@ -1,6 +1,6 @@
-"""The results of a run, as tables: on the terminal, and in docs/performance.md from the file the run wrote.
+"""The results of a run as tables: on the terminal, and in docs/performance.md, from the file that the run has written.
 
-python bench/report.py bench/results/engine.json      renews the part of docs/performance.md between its two marks
+python bench/report.py bench/results/engine.json      updates the part of docs/performance.md between its two marks
 """
 
 import json
@@ -32,20 +32,20 @@ Rows = list[list[str]]
 
 
 def number(value: float) -> str:
-    """Three figures that mean something."""
+    """With three significant digits."""
     if value == 0 or abs(value) >= 100:
         return f"{value:,.0f}"
     return f"{value:.{max(0, 2 - math.floor(math.log10(abs(value))))}f}"
 
 
 def spread(values: list[float]) -> str:
-    """The median, with the lowest and highest where there are several."""
+    """The median, with the lowest and highest value if there are several."""
     middle = number(statistics.median(values))
     return middle if len(values) == 1 else f"{middle} ({number(min(values))}–{number(max(values))})"
 
 
 def sections(measured: dict[str, Any]) -> list[tuple[str, Rows]]:
-    """Every table of a run: its title, and rows of which the first are the heads of columns."""
+    """Every table of a run: its title, and its rows, the first of which is the header."""
     sections: list[tuple[str, Rows]] = [("Targets", _targets(measured["targets"]))]
     if compare := measured.get("compare"):
         sections += [("All systems: median (lowest–highest)", _contenders(measured, compare))]
@@ -156,7 +156,7 @@ def show(measured: dict[str, Any]) -> None:
 
 
 def page(measured: dict[str, Any]) -> str:
-    """The part of the documentation that a run decides."""
+    """The part of the page that is generated from a run."""
     lines = [
         f"`{measured['command']}`, {measured['date']}, {measured['rounds']} rounds, default durability.",
         f"{measured['hardware']}, Python {measured['python']}, PostgreSQL {measured['postgres']}.",
@@ -188,7 +188,7 @@ def is_whole(measured: dict[str, Any]) -> bool:
 def main() -> None:
     measured = json.loads(Path(sys.argv[1]).read_text())
     if not is_whole(measured):
-        print(f"report: {PAGE.name} stays as it is, since this was not a whole run")
+        print(f"report: {PAGE.name} is not changed, because this was not a complete run")
         return
     PAGE.write_text(renew(PAGE.read_text(), measured))
 

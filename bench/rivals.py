@@ -1,6 +1,6 @@
-"""Peers, each in a virtual environment of its own: created when missing or when its list of versions changed.
+"""Peers, each in its own virtual environment, which is created if it is missing or if its requirements have changed.
 
-A peer that cannot be installed or does not answer ends the run: a comparison without it would be another comparison.
+A peer that cannot be installed or does not respond ends the run: results without it could not be compared.
 """
 
 import hashlib
@@ -27,25 +27,25 @@ WORKERS = 2
 
 
 def make_environments(names: Sequence[str]) -> dict[str, str]:
-    """Each peer's version, once all of them are there."""
+    """Create the environments that are missing; returns the version of each peer."""
     for name in names:
         lock = FOLDER / f"{name}.txt"
         folder, wanted = ENVIRONMENTS / name, hashlib.sha256(lock.read_bytes()).hexdigest()
         stamp = folder / "installed"
         if not stamp.exists() or stamp.read_text() != wanted:
-            print(f"making an environment for {name} …", flush=True)
+            print(f"creating an environment for {name} …", flush=True)
             shutil.rmtree(folder, ignore_errors=True)
             venv.create(folder, with_pip=True)
             command = [folder / "bin/python", "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
             done = subprocess.run([*command, "--require-hashes", "-r", lock], check=False)
             if done.returncode:
-                raise SystemExit(f"bench: {name} could not be installed, and without it there is no comparison")
+                raise SystemExit(f"bench: {name} could not be installed")
             stamp.write_text(wanted)
     return {name: version_of(name) for name in names}
 
 
 def version_of(name: str) -> str:
-    """As pinned: the first line of the list that is the package itself."""
+    """The pinned version, from the line of the package in the requirements."""
     package = {"absurd": "absurd-sdk"}.get(name, name)
     lines = (FOLDER / f"{name}.txt").read_text().splitlines()
     return next(line.split()[0].partition("==")[2] for line in lines if line.startswith(f"{package}=="))
@@ -53,7 +53,7 @@ def version_of(name: str) -> str:
 
 @dataclass
 class Rival:
-    """A peer at work: two workers and a driver."""
+    """The running processes of a peer: two workers and a driver."""
 
     name: str
     database: str
@@ -77,12 +77,12 @@ class Rival:
 
 
 def next_line(process: subprocess.Popen[str], what: str) -> str:
-    """The next line a driver or worker says."""
+    """The next line of output of a driver or worker."""
     assert process.stdout is not None
     if not select.select([process.stdout], [], [], PATIENCE_SECONDS)[0]:
-        raise SystemExit(f"bench: no answer in {PATIENCE_SECONDS} s: {what}")
+        raise SystemExit(f"bench: no response within {PATIENCE_SECONDS} s: {what}")
     if not (line := process.stdout.readline()):
-        raise SystemExit(f"bench: ended without an answer: {what}")
+        raise SystemExit(f"bench: process ended without a response: {what}")
     return line
 
 
@@ -91,7 +91,7 @@ def rival(server: Server, name: str) -> Iterator[Rival]:
     dsn = server.fresh("peer")
     program = [ENVIRONMENTS / name / "bin/python", FOLDER / f"{name}_peer.py"]
     if subprocess.run([*program, "install", dsn], check=False, timeout=120).returncode:
-        raise SystemExit(f"bench: {name} could not make its tables")
+        raise SystemExit(f"bench: {name} could not create its tables")
     running: dict[str, subprocess.Popen[str]] = {}
     try:
         for number in range(WORKERS):
@@ -110,7 +110,7 @@ def start(command: Sequence[Any]) -> subprocess.Popen[str]:
 
 
 def stop(processes: Sequence[subprocess.Popen[str]]) -> None:
-    """What a peer does to end is not ours to measure: a moment to go by itself, then no more."""
+    """Stop the processes, and kill those that do not end in time. This is not measured."""
     for process in processes:
         process.terminate()
     for process in processes:

@@ -1,4 +1,4 @@
-"""The private PostgreSQL that everything in a bench shares, and what it and others spent meanwhile."""
+"""The private PostgreSQL server of a benchmark, and what it and other processes used during a measurement."""
 
 import json
 import os
@@ -44,8 +44,8 @@ class Statement:
 
 @dataclass
 class Spent:
-    """What a stretch of work cost. Commits are those that wrote;
-    statements are one database's, the rest the whole server's."""
+    """What a measurement has used. `commits` counts transactions that wrote. Statements are those of one database, the
+    other figures those of the whole server."""
 
     statements: int = 0
     commits: int = 0
@@ -56,8 +56,8 @@ class Spent:
 
 
 class Server:
-    """Default durability. Databases come and go; counters are read from another one,
-    so that looking at them counts nowhere."""
+    """A server with default durability. Counters are read from another database than the measured one, so that reading
+    them is not counted."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -78,13 +78,13 @@ class Server:
         self.admin.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
 
     def settle(self, name: str) -> None:
-        """Do now what the server would do later, during another measurement."""
+        """Vacuum and write to disk now, so that the server does not do it during the next measurement."""
         with psycopg.connect(self.cluster.dsn_of(name), autocommit=True) as connection:
             connection.execute("VACUUM ANALYZE")
         self.admin.execute("CHECKPOINT")
 
     def cpu_seconds(self) -> float:
-        """Of all the server's processes, those that ended included."""
+        """CPU time of all processes of the server, including those that have ended."""
         pid = self.cluster.server_pid()
         assert pid is not None
         children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
@@ -105,7 +105,7 @@ class Server:
         spent.top = [Statement(*row) for row in rows[:8]]
 
     def _counters(self) -> tuple[int, int]:
-        """Transactions that wrote, and bytes of WAL: both at once and exact, unlike the statistics of commits."""
+        """Transactions that wrote, and bytes of WAL, read together. They are exact, unlike statistics of commits."""
         return self.one(  # type: ignore[return-value]
             "SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint, "
             "(pg_current_wal_insert_lsn() - '0/0')::bigint"
@@ -128,7 +128,7 @@ class Server:
         return float(measured[1])
 
     def floor(self, count: int, batch: int) -> float:
-        """Tasks per second of two processes that do nothing but claim and complete in batches."""
+        """Tasks per second of two processes that only claim and complete rows, in batches."""
         dsn = self.fresh("reference")
         command = [sys.executable, FLOOR, dsn, str(count), str(batch)]
         answer = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
@@ -137,8 +137,8 @@ class Server:
 
 
 def process_seconds(pid: int, *, with_ended: bool = False) -> float:
-    """CPU of a process with all its threads; with that of its children that ended, where asked.
-    None once it is gone."""
+    """CPU time of a process with all its threads, and `with_ended` also of its children that have ended. 0 if the
+    process has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):

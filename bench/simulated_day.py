@@ -3,7 +3,7 @@
 Jobs arrive along the curve of a working day: few at night, many in the morning and in the afternoon. Each has a fan_out
 of 100 tasks. Time is compressed: with `--minutes 2`, a minute of the run is twelve hours of the day. `--tasks` is the
 number of tasks in the run, and the rates in the run are those of a day with tasks x 1440 / minutes tasks. Finished jobs
-are deleted after a third of the day. The figures per task are what the sizing page calculates with.
+are deleted after a third of the day. The figures per task are used by the sizing guide.
 
     python bench/simulated_day.py --tasks 20000 --minutes 2
 """
@@ -114,7 +114,7 @@ async def _submit_the_day(platform: ours.Platform, day_seconds: float, jobs: int
 
 
 class Observer:
-    """Size, backlog and latencies over the day. Rows of deleted jobs are read before they go."""
+    """Size, backlog and latencies over the day. Rows of jobs are read before they are deleted."""
 
     def __init__(self, platform: ours.Platform, day_seconds: float) -> None:
         self._platform = platform

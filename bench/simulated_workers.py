@@ -1,8 +1,8 @@
 """Many workers in one process: `python bench/simulated_workers.py DSN COUNT`.
 
 Each is a whole worker with the connections that a real one has: it listens, claims, renews leases and reports. Only the
-process and its watchdog are shared. Handlers are async ones that do nothing or sleep, so that what is measured is the
-platform.
+process and its watchdog are shared. Handlers are async, and do nothing or sleep, so that the platform itself is
+measured.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ QUEUE = "dag-worker-tasks"
 
 @contextmanager
 def simulated_workers(dsn: str, count: int, processes: int = 2) -> Iterator[dict[str, int]]:
-    """Processes with that many workers in total, by name."""
+    """Processes with this many workers in total; yields their pids by name."""
     shares = [count // processes + (number < count % processes) for number in range(processes)]
     environment = {**os.environ, "LOG_LEVEL": "warning", "WORKER_QUEUE": QUEUE}
     running = [
@@ -63,7 +63,7 @@ Parts = tuple[PostgresNotifier, list[PostgresLedger]]
 
 
 def _worker(settings: Settings, dsn: str, registry: Registry, number: int) -> tuple[Worker, Parts]:
-    """Wired as in `roles/worker.py`."""
+    """Create a worker in the same way as `roles/worker.py`."""
     worker_id = uuid4()
     notifier = PostgresNotifier(dsn, topics_of(settings.worker_queue, str(worker_id)))
     ledgers = [PostgresLedger(dsn, name, notifier) for name in ("worker", "lease", "handler")]
@@ -83,7 +83,7 @@ def _worker(settings: Settings, dsn: str, registry: Registry, number: int) -> tu
 
 async def _run(worker: Worker, parts: Parts, delay_seconds: float) -> None:
     notifier, ledgers = parts
-    await asyncio.sleep(delay_seconds)  # hundreds of workers do not connect in one moment either
+    await asyncio.sleep(delay_seconds)  # real workers do not all connect at the same moment either
     notifier.start()
     try:
         await worker.run()

@@ -1,10 +1,10 @@
 """Memory and time of an upload to an object store, and of comparing storage with the database.
 
-    .venv/bin/python bench/storage.py upload azurite 1024      a file of so many MiB, to Azurite or to the S3 stand-in
+    .venv/bin/python bench/storage.py upload azurite 1024      a file of 1024 MiB, to Azurite or to the simulated S3
     .venv/bin/python bench/storage.py upload s3 1024
-    .venv/bin/python bench/storage.py verify 1000000           verify-storage, with so many objects that nothing names
+    .venv/bin/python bench/storage.py verify 1000000           verify-storage, with this many unreferenced objects
 
-The stand-ins are those of the tests. `verify` starts a PostgreSQL server of its own.
+Azurite and the simulated S3 are those of the tests. `verify` starts its own PostgreSQL server.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ def upload(backend: str, mib: int) -> None:
         with (running_azurite if backend == "azurite" else running_s3)(folder) as server:
             storage = open_storage(server.settings_for(folder))
             storage.create_containers()
-            storage.put(storage.location("small.bin"), b"x")  # what every upload needs is loaded
+            storage.put(storage.location("small.bin"), b"x")  # so that the code of uploads is loaded
             before, begun, cpu = peak_mib(), time.monotonic(), time.process_time()
             storage.put_file(storage.location("large.bin"), file)
             seconds, cpu = time.monotonic() - begun, time.process_time() - cpu

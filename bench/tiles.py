@@ -1,17 +1,17 @@
-"""How long a served tile takes, beside rio-tiler alone on the same COG in the same run;
-and how many there are in a second.
+"""How long a served tile takes, compared with rio-tiler alone on the same COG in the same run, and how many tiles are
+served per second.
 
 Makes one RGB raster of N × N pixels in EPSG:4326 as a single COG and as a mosaic of 16, catalogues both in a private
-cluster, and starts `dagmaster serving`. Then, one after the other and warm, the same random tiles at random zooms, as
-JPEG of quality 85:
+cluster, and starts `dagmaster serving`. Then it measures the same random tiles at random zooms, one
+after the other and warm, as JPEG of quality 85:
   bare     open the COG, read the tile, render it: rio-tiler's own functions in this process, without any HTTP
-  open     the same with a COG that stays open from tile to tile; what is served is not judged by it
-  served   the same tile through HTTP, on a connection that stays open; its bytes must be those of the bare one
+  open     the same with a COG that stays open from tile to tile; only for information
+  served   the same tile through HTTP, on a connection that stays open; its bytes must equal those of `bare`
   mosaic   the same tile of the mosaic through HTTP
-Each tile is asked for in all ways before the next one, so that whatever else the machine does falls on all alike.
-Prints p50 and p95, their ratios in the middle round with the lowest and the highest, and the processor time of a tile,
-which depends less on others. Then clients ask for tiles all at once for a while: requests in a second, errors, and the
-server's memory from third to third. Absolute times depend on the machine: only the ratios are judged.
+Each tile is requested in all ways before the next one, so that other load on the machine affects all alike. Prints p50
+and p95, the median, lowest and highest of their ratios over the rounds, and the CPU time of a tile, which depends less
+on other load. Then several clients request tiles at once: prints requests per second, errors, and the memory of the
+server after each third of the time. Absolute times depend on the machine: only the ratios are judged.
 """
 
 import argparse
@@ -57,7 +57,7 @@ TARGETS = {"served": 1.3, "mosaic": 3.0}
 
 
 def pixels(size: int, seed: int = 1) -> np.ndarray:
-    """Smooth with some noise, as imagery is."""
+    """Smooth values with some noise, as in imagery."""
     y, x = np.mgrid[0:size, 0:size].astype(np.float32) / size
     noise = np.random.default_rng(seed).integers(0, 12, (3, size, size), dtype=np.uint8)
     waves = [np.sin(40 * x + 9 * y), np.cos(31 * y - 5 * x), np.sin(23 * x * y)]
@@ -147,7 +147,7 @@ def make_mosaic(storage: Storage, bands: np.ndarray, size: int, folder: Path) ->
 
 
 def random_tiles(count: int, size: int, seed: int = 3) -> list[Tile]:
-    """Over the whole of it, from the first zoom at which it fills a tile to its own resolution."""
+    """Tiles of the whole raster, from the first zoom at which it fills a tile to its full resolution."""
     seeded = random.Random(seed)
     deepest = GRID.zoom_for_res((BOX[2] - BOX[0]) / size * 111_320)
     return [
@@ -193,7 +193,7 @@ def serving(dsn: str, folder: Path, **settings: str) -> Iterator[Server]:
 
 @dataclass
 class Way:
-    """A way to get a tile, the process that works for it, and milliseconds of each tile, round by round."""
+    """A way to get a tile, the process that does the work, and the milliseconds of each tile in each round."""
 
     name: str
     get: Callable[[Tile], bytes]
@@ -221,7 +221,7 @@ class Way:
 
 
 def processor_ms(pid: int) -> float:
-    """Of all its threads, also those that have ended. In ticks: too coarse for one tile, good for many."""
+    """CPU time of all threads of a process, also of ended ones. Its unit, ticks, is too coarse for a single tile."""
     after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(after_name[11]) + int(after_name[12])) * 1000 / os.sysconf("SC_CLK_TCK")
 
@@ -251,7 +251,7 @@ def kept_open(path: str, tilesize: int) -> Callable[[Tile], bytes]:
 
 
 def over_http(url: str, dataset: str, tilesize: int) -> Callable[[Tile], bytes]:
-    """By the smallest client there is: what a client takes is not the server's."""
+    """With a minimal client, so that the time of the client is small."""
     connection = HTTPConnection(urlsplit(url).netloc, timeout=60)
 
     def read(tile: Tile) -> bytes:
@@ -293,10 +293,10 @@ def compare(server: Server, path: str, tiles: list[Tile], tilesize: int, rounds:
     served = Way("served", over_http(server.url, "whole", tilesize), server.pid)
     mosaic = Way("mosaic", over_http(server.url, "parts", tilesize), server.pid)
     ways = (alone, kept, served, mosaic)
-    for tile in tiles:  # warms caches up
+    for tile in tiles:  # warm-up of caches
         images = [way.get(tile) for way in ways]
         if len({*images[:3]}) != 1:
-            raise RuntimeError(f"{tile}: what is served is another picture than rio-tiler's")
+            raise RuntimeError(f"{tile}: the served tile differs from that of rio-tiler")
     for _ in range(rounds):
         for way in ways:
             way.rounds.append([])
@@ -310,7 +310,7 @@ def compare(server: Server, path: str, tiles: list[Tile], tilesize: int, rounds:
 
 
 def load_it(server: Server, dataset: str, tiles: list[Tile], clients: int, seconds: float) -> None:
-    """As many requests as there are answers for, from all clients at once."""
+    """All clients send requests at once, each as soon as its last one was answered."""
     times: list[float] = []
     errors: list[str] = []
     busy_before, until = processor_ms(server.pid), time.perf_counter() + seconds
@@ -348,11 +348,11 @@ def load_it(server: Server, dataset: str, tiles: list[Tile], clients: int, secon
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--size", type=int, default=8192, help="pixels of the raster's side")
+    parser.add_argument("--size", type=int, default=8192, help="width and height of the raster in pixels")
     parser.add_argument("--tiles", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--clients", type=int, default=16)
-    parser.add_argument("--seconds", type=float, default=30, help="how long clients ask at once")
+    parser.add_argument("--seconds", type=float, default=30, help="how long the clients send requests")
     arguments = parser.parse_args()
     cluster = Cluster.at(None, name=f"bench-{os.getpid()}", fast=True)
     with tempfile.TemporaryDirectory() as name:

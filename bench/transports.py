@@ -1,13 +1,13 @@
-"""The transports side by side, on one server in one run: PostgreSQL, and Service Bus with its stand-in.
+"""Compare the transports on one server in one run: PostgreSQL, and Service Bus with a simulated broker.
 
 In every round, for each transport, an orchestrator and two workers do
   50 ms   a fan-out of tasks that take 50 ms, over 2 × 20 slots (--slots)
   no-op   a fan-out of no-op tasks
   chain   a chain of 20 steps
-so that a ratio is of two neighbours in time; of the first one, also the CPU time by process. The stand-in
-(tests/servicebus/broker.py) is a single Python process on the same machine: it takes processor time that Azure would
-not take, and its connections have no distance. The figures say what the transport costs the engine; they say nothing
-about Azure. With fewer slots, all processes together, and the stand-in, have the processor time that they need.
+so that a ratio compares adjacent measurements. For the 50 ms tasks, CPU time is measured by process. The simulated
+broker (tests/servicebus/broker.py) is a single Python process on the same machine: unlike Azure, it uses CPU time of
+this machine, and has no network latency. The figures show what the transport costs the engine; they say nothing about
+Azure. With fewer slots, all processes including the broker get the CPU time that they need.
 
     python bench/transports.py [--rounds 2] [--scale 1] [--slots 20] [--json FILE]
 """
@@ -62,7 +62,7 @@ def environment(**variables: str) -> Iterator[None]:
 async def measure(
     server: Server, broker_pid: int, settings: dict[str, str], scale: float, slots: int
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """The figures, and the milliseconds of CPU time for each task of 50 ms, by process."""
+    """The figures, and the milliseconds of CPU time per task of 50 ms, by process."""
     slow, quick = int(4_000 * scale), int(5_000 * scale)
     with environment(WORKER_SLOTS=str(slots), **settings):
         async with ours.platform(server) as running:
@@ -121,7 +121,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--scale", type=float, default=1.0)
-    parser.add_argument("--slots", type=int, default=SLOTS, help="of each of the two workers")
+    parser.add_argument("--slots", type=int, default=SLOTS, help="slots of each of the two workers")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     print(f"{os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}, default durability")

@@ -1,5 +1,5 @@
-"""`make chaos`: faults on real processes for some minutes, then a verdict.
-Exit code 1 if something is not as promised."""
+"""`make chaos`: inject faults into real processes for some minutes, then check the result.
+Exit code 1 if a check fails."""
 
 import argparse
 import asyncio
@@ -22,37 +22,37 @@ from dagmaster.observe import log
 
 def parsed(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make chaos", description=__doc__)
-    parser.add_argument("--seed", type=int, help="decides faults and load; by default another one each time")
-    parser.add_argument("--seconds", type=float, default=Options.seconds, help="how long faults happen")
-    parser.add_argument("--faults", type=int, help="how many, over that time")
+    parser.add_argument("--seed", type=int, help="seed of faults and load; by default a random one")
+    parser.add_argument("--seconds", type=float, default=Options.seconds, help="how long faults are injected")
+    parser.add_argument("--faults", type=int, help="number of faults")
     parser.add_argument(
         "--only",
         action="append",
         default=[],
         choices=[*FAULT_COUNTS, *BROKER_FAULT_COUNTS],
-        help="only this kind; may be repeated",
+        help="only this kind of fault; may be repeated",
     )
     parser.add_argument("--orchestrators", type=int, default=Options.orchestrators)
     parser.add_argument("--workers", type=int, default=Options.workers)
-    parser.add_argument("--rate", type=float, default=Options.tasks_per_second, help="tasks a second")
+    parser.add_argument("--rate", type=float, default=Options.tasks_per_second, help="tasks per second")
     parser.add_argument(
         "--transport",
         choices=["postgres", "servicebus"],
         default=Options.transport,
-        help="servicebus: with a stand-in that loses, doubles, delays and reorders messages, and that is killed",
+        help="servicebus: a simulated broker that loses, duplicates, delays and reorders messages, and is killed",
     )
-    parser.add_argument("--no-rasters", action="store_true", help="without raster jobs")
+    parser.add_argument("--no-rasters", action="store_true", help="submit no raster jobs")
     parser.add_argument(
-        "--recovery", action="store_true", help="measure recoveries instead, by default and fast settings"
+        "--recovery", action="store_true", help="measure recovery times instead, with default and fast settings"
     )
-    parser.add_argument("--times", type=int, default=3, help="with --recovery: how often each is measured")
+    parser.add_argument("--times", type=int, default=3, help="with --recovery: number of measurements of each")
     parser.add_argument("--logs", type=Path, help="keep the logs of the roles and the server in this folder")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     return parser.parse_args(arguments)
 
 
 def options_of(arguments: argparse.Namespace) -> Options:
-    """What is asked for in the usual length is asked for in proportion in another one."""
+    """The required numbers of faults and attempts are for the default duration; for others they are scaled."""
     share = arguments.seconds / Options.seconds
     faults = arguments.faults or max(1, round(Options.faults * share))
     is_usual = share >= 1 and not arguments.only and arguments.faults is None
@@ -73,7 +73,7 @@ def options_of(arguments: argparse.Namespace) -> Options:
 
 
 def run(work: Coroutine[Any, Any, int]) -> int:
-    """Until it is done, or stopped by SIGINT or SIGTERM. Nothing is left behind in either case."""
+    """Run until it is done, or stopped by SIGINT or SIGTERM. No process or file is left in either case."""
 
     async def stoppable() -> int:
         task = asyncio.ensure_future(work)
@@ -83,7 +83,7 @@ def run(work: Coroutine[Any, Any, int]) -> int:
     try:
         return asyncio.run(stoppable())
     except (KeyboardInterrupt, asyncio.CancelledError):
-        print("stopped; nothing is left behind")
+        print("stopped; no process or file is left")
         return 130
 
 

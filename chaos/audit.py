@@ -1,4 +1,4 @@
-"""What the database saw, and what is wrong with it: questions that are asked once everything is quiet."""
+"""What the database recorded, and queries that find violations in it after all jobs have ended."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,8 +10,8 @@ from psycopg.rows import dict_row
 from chaos.effects import Effects, Task
 from dagmaster.database.maintenance.history import HistoryReport, verify
 
-# Each event was written by the session that had claimed the epoch it carries; each result that was accepted came from
-# the session that had started the attempt. (That the attempt was still its own then is a rule of verify-history.)
+# Each event was written by the session that had claimed its epoch; each accepted result came from the session that had
+# started the attempt. (That this session still held the attempt is a rule of verify-history.)
 STALE_EVENTS = """
     SELECT e.job_id::text, e.sequence, e.epoch, e.process, c.process AS owner
       FROM chaos.events e
@@ -50,7 +50,7 @@ ACCEPTED = """
 
 @dataclass
 class Findings:
-    """What must be nothing."""
+    """Violations. All lists must be empty."""
 
     stale_writes: list[Any] = field(default_factory=list)
     duplicate_effects: list[Any] = field(default_factory=list)
@@ -59,7 +59,7 @@ class Findings:
 
 
 def lay(dsn: str) -> None:
-    """Put the audit into a database."""
+    """Create the tables and triggers of the audit in a database."""
     with psycopg.connect(dsn, autocommit=True) as connection:
         text = (Path(__file__).parent / "audit.sql").read_text()
         connection.execute(text)
@@ -76,7 +76,7 @@ async def examine(dsn: str, effects: Effects, max_losses: int) -> tuple[Findings
             ((row["job"], row["node"]), row["effect"]) for row in await rows_of(ACCEPTED)
         ]
         twice = [{"task": task, "effects": sorted(named)} for task, named in effects.duplicates(accepted).items()]
-        missing = [{"effect": effect, "is": "published and was never made"} for effect in effects.unfounded(accepted)]
+        missing = [{"effect": effect, "is": "published, but never finished"} for effect in effects.unfounded(accepted)]
         findings = Findings(
             stale_writes=[
                 row

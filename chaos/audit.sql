@@ -1,5 +1,5 @@
--- What the database saw, kept beside the engine's own tables: who claimed, who wrote, what was accepted. Nothing here is unique.
--- Sessions carry the name of their process and the number of its start.
+-- Triggers record who claimed, who wrote and what was accepted, in tables beside those of the engine. They have no unique
+-- constraints, so that violations are recorded too. The name of a session is its process and the number of its start.
 CREATE SCHEMA chaos;
 
 CREATE TABLE chaos.claims (
@@ -54,7 +54,7 @@ BEGIN
 END $$;
 CREATE TRIGGER chaos_note_result AFTER INSERT ON dagapp.dag_task_results FOR EACH ROW EXECUTE FUNCTION chaos.note_result();
 
--- A disk that is full, for as long as the table holds a row.
+-- Simulates a full disk as long as the table has a row.
 CREATE FUNCTION chaos.may_be_full() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     IF EXISTS (SELECT FROM chaos.disk_full) THEN

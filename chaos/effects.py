@@ -1,14 +1,14 @@
-"""What handlers do to the outside world, and the handlers that do it.
+"""The effects of handlers outside the engine, and the handlers that have them.
 
-The effect ledger is a file beside the system, opened for appending:
-nothing there is unique, nothing is ever taken back.
+The effect ledger is a file outside the system that is only appended to: it may contain duplicates, and no line is ever
+removed.
 
-    E effect pid        an attempt was executed: any number of them is allowed, and reported
-    F effect            it has finished, and its effect is there
-    P effect            someone downstream was given this effect: it was published by the result that was accepted
+    E effect pid        an attempt was started: any number of starts is allowed, and reported
+    F effect            it has finished, and its effect exists
+    P effect            a later node was given this effect: the accepted result has published it
 
-An effect is named JOB/NODE/ATTEMPT/RANDOM, so that two executions of one attempt differ too. Of each task exactly one
-effect may ever be published, and only one that has finished.
+An effect is named JOB/NODE/ATTEMPT/RANDOM, so that two executions of one attempt differ too. Exactly one
+effect of each task may be published, and it must have finished.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from dagmaster.handlers.context import Context, SyncContext
 from dagmaster.handlers.registry import Registration
 
 NAP_SECONDS = 0.1
-BULK_BYTES = 300_000  # more than a row holds
+BULK_BYTES = 300_000  # more than a row can hold
 HUGE_BYTES = 101 * 1024 * 1024  # more than any output may have
 SURE_AFTER_RETRIES = 4
 
@@ -52,7 +52,7 @@ Task = tuple[str, str]  # job and node
 
 
 def note(file: str | Path, *words: object) -> None:
-    """Append one line; a single write to a file opened for appending is never torn."""
+    """Append one line; a single write to a file opened for appending is atomic."""
     descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     try:
         os.write(descriptor, (" ".join(map(str, words)) + "\n").encode())
@@ -61,7 +61,7 @@ def note(file: str | Path, *words: object) -> None:
 
 
 def _begin(ctx: Any) -> str:
-    """Note the execution, and everything it was given by others; answers the name of its effect."""
+    """Record the execution and the effects that it was given; returns the name of its own effect."""
     effect = f"{ctx.job_id}/{ctx.node_id}/{ctx.attempt}/{os.urandom(4).hex()}"
     note(ctx.params["file"], "E", effect, os.getpid())
     for given in ctx.params.get("given", ()):
@@ -78,7 +78,7 @@ def _finish(ctx: Any, effect: str, value: Any) -> dict[str, Any]:
 
 
 async def work(ctx: Context) -> dict[str, Any]:
-    """Wait for `seconds`, fail by `failure_rate` and `seed`, answer `value`."""
+    """Wait for `seconds`, fail according to `failure_rate` and `seed`, return `value`."""
     effect = _begin(ctx)
     end = time.monotonic() + ctx.params.get("seconds", 0)
     while (left := end - time.monotonic()) > 0:
@@ -99,7 +99,7 @@ def _draws_failure(ctx: Any) -> bool:
 
 
 def plain(ctx: SyncContext) -> dict[str, Any]:
-    """In steps with a checkpoint after each, without checking for a stop in between, as a library call does."""
+    """Work in steps with a checkpoint after each, without checking for a stop in between, as in a library call."""
     effect = _begin(ctx)
     last = ctx.load_checkpoint()
     for step in range(last[1] + 1 if last else 1, ctx.params["steps"] + 1):
@@ -120,7 +120,7 @@ async def gather(ctx: Context) -> dict[str, Any]:
 
 
 async def bulk(ctx: Context) -> dict[str, Any]:
-    """More than a row holds: it goes by reference."""
+    """Returns more than a row can hold: the output is stored as a payload."""
     effect = _begin(ctx)
     return _finish(ctx, effect, None) | {"bulk": f"{ctx.params['seed']}-" * (BULK_BYTES // 8)}
 
@@ -132,7 +132,7 @@ async def digest(ctx: Context) -> dict[str, Any]:
 
 
 def full(ctx: SyncContext) -> dict[str, Any]:
-    """The disk is full for as long as only one attempt was made."""
+    """Fails with a full disk in its first attempt."""
     effect = _begin(ctx)
     if ctx.attempt == 1:
         with Path("/dev/full").open("wb") as disk:
@@ -141,7 +141,7 @@ def full(ctx: SyncContext) -> dict[str, Any]:
 
 
 async def long_once(ctx: Context) -> int:
-    """An hour in its first attempt, no time in the next."""
+    """Takes an hour in its first attempt, and no time in the next."""
     end = time.monotonic() + (3600 if ctx.attempt == 1 else 0)
     while time.monotonic() < end:
         if ctx.cancelled or ctx.shutting_down:
@@ -158,14 +158,14 @@ async def huge(_ctx: Context) -> str:
 
 
 def hungry(_ctx: SyncContext) -> int:
-    """Far more memory than it may have."""
+    """Allocates far more memory than it may use."""
     block = bytearray(600 * 1024 * 1024)
     block[::4096] = b"\x01" * len(block[::4096])
     return len(block)
 
 
 def kill_worker(_ctx: SyncContext) -> None:
-    """Take the whole worker along, as a handler that fills the machine's memory does."""
+    """Kill the whole worker, as a handler does that fills the memory of the machine."""
     keeper = Path(f"/proc/{os.getppid()}/stat").read_text()
     os.kill(int(keeper.rpartition(")")[2].split()[1]), signal.SIGKILL)
     ctypes.CDLL(None).pause()
@@ -208,18 +208,18 @@ class Effects:
                 yield effect, pid
 
     def done_again(self) -> int:
-        """How often work was finished that had been finished before."""
+        """How often a task was finished again."""
         return len(self.finished) - len({task_of(effect) for effect in self.finished})
 
     def duplicates(self, accepted: Iterable[tuple[Task, str]]) -> dict[Task, set[str]]:
-        """Tasks of which more than one effect was published: by results that were accepted, or as seen by others."""
+        """Tasks with more than one published effect, by accepted results or as later nodes were given them."""
         seen = {task: set(effects) for task, effects in self.published.items()}
         for task, effect in accepted:
             seen.setdefault(task, set()).add(effect)
         return {task: effects for task, effects in seen.items() if len(effects) > 1}
 
     def unfounded(self, accepted: Iterable[tuple[Task, str]]) -> set[str]:
-        """Effects that were published, and are not there."""
+        """Effects that were published, but have not finished."""
         named = {effect for effects in self.published.values() for effect in effects}
         return (named | {effect for _, effect in accepted}) - self.finished
 

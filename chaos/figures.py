@@ -1,4 +1,4 @@
-"""The numbers of a run, and whether they are good: the zeros are zero, and the faults did bite."""
+"""The numbers of a run, and whether they are good: no violations were found, and the faults had an effect."""
 
 import math
 from collections import Counter, defaultdict
@@ -8,14 +8,14 @@ from typing import Any
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The nearest rank: a value that did occur."""
+    """The nearest rank, which is one of the values."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 
 @dataclass(frozen=True)
 class Recovery:
-    """Of one kind of fault. `unseen` are those whose recovery was not seen while it was watched for."""
+    """Recovery times of one kind of fault. `unseen` counts the faults whose recovery was not observed in time."""
 
     kind: str
     count: int
@@ -58,7 +58,7 @@ class Outcome:
     zeros: dict[str, list[Any]] = field(default_factory=dict)
 
     def problems(self) -> list[str]:
-        """Why the run is not good."""
+        """Why the run has failed; empty if it has not."""
         problems = [f"{name}: {len(what)}" for name, what in self.zeros.items() if what]
         if not self.fenced and not self.late_reports:
             problems.append("no orchestrator was fenced: the faults had no effect")
@@ -90,11 +90,11 @@ def report_text(outcome: Outcome) -> str:
     lines.append(f"jobs by end            {_counts(outcome.ends)}")
     lines.append(f"task attempts          {outcome.attempts:,}")
     again = (
-        f"{outcome.done_again:,} of them did again what was done "
-        f"({outcome.done_again / max(1, outcome.faults):.2f} a fault)"
+        f"{outcome.done_again:,} of them repeated finished work "
+        f"({outcome.done_again / max(1, outcome.faults):.2f} per fault)"
     )
     lines.append(f"executions             {outcome.executions:,}; {again}")
-    lines.append(f"commits unanswered     {outcome.resets_at_commit}")
+    lines.append(f"commits not confirmed  {outcome.resets_at_commit}")
     lines.append(
         f"fenced attempts        {outcome.fenced} writes of former owners, {outcome.late_reports} late reports"
     )
@@ -105,7 +105,7 @@ def report_text(outcome: Outcome) -> str:
     for name, what in outcome.zeros.items():
         lines += [f"  {name}: {thing}" for thing in what[:10]]
     problems = outcome.problems()
-    verdict = "; ".join(problems) if problems else "every zero is zero"
+    verdict = "; ".join(problems) if problems else "no violations"
     lines.append(f"\n{'BAD' if problems else 'good'}: {verdict} (seed {outcome.seed}, {outcome.seconds:.0f} s)")
     return "\n".join(lines)
 

@@ -1,7 +1,7 @@
 """Jobs of every kind in a steady stream. Each submission is repeated under its key until it is acknowledged,
-then noted outside.
+then recorded outside the system.
 
-What must become of a job is known when it is submitted: its end, and its result where it has one.
+The expected end of a job, and its result if it has one, are known when it is submitted.
 """
 
 import asyncio
@@ -134,7 +134,7 @@ WORKFLOWS = (
 
 
 def chain(length: int) -> str:
-    """Steps one after the other; each is given the value and the effect of the one before."""
+    """Steps one after the other; each gets the value and the effect of the step before."""
     inputs = "inputs: {file: {type: string}, seconds: {type: number, default: 0}}"
     lines = [f"workflow_id: chaos_chain{length}", inputs, "nodes:"]
     lines.append("  start: {type: start, next: s1}")
@@ -183,7 +183,7 @@ def catalog() -> WorkflowLibrary:
 
 @dataclass(frozen=True)
 class ExpectedJob:
-    """A submission, and what must become of it."""
+    """A submission, and how its job must end."""
 
     kind: str
     workflow_id: str
@@ -202,7 +202,7 @@ class Acknowledged:
 
 
 class JobRequests:
-    """Draws what is submitted next, by a seed."""
+    """Selects at random, by a seed, what is submitted next."""
 
     def __init__(
         self, seed: int, file: Path, *, width: int = 60, step_seconds: Sequence[float] = (0, 0.2, 1, 3)
@@ -237,7 +237,7 @@ class JobRequests:
         return ExpectedJob("fan-out", "chaos_fan", inputs, result=[count, sum(items)], tasks=count + 1)
 
     def chain(self) -> ExpectedJob:
-        """Some take their time, so that there is always someone to lose a job."""
+        """Some take longer, so that orchestrators always have jobs that they can lose."""
         inputs = self._inputs(seconds=self._random.choice(self._step_seconds))
         return ExpectedJob("chain", f"chaos_chain{CHAIN_STEPS}", inputs, result=CHAIN_STEPS, tasks=CHAIN_STEPS)
 
@@ -273,9 +273,9 @@ class JobRequests:
 
 @dataclass
 class Load:
-    """The stream. It keeps to `tasks_per_second`, and waits while more than `most_open` tasks are on their way."""
+    """Submits `tasks_per_second`, and waits while more than `most_open` tasks have not ended."""
 
-    dsn: str  # through the submitter's link
+    dsn: str  # of the submitter's link
     storage: Path
     notes: Path
     requests: JobRequests
@@ -322,7 +322,7 @@ class Load:
         await self._ledger.close()
 
     async def submit(self, request: ExpectedJob) -> UUID:
-        """Again and again under the same key, until it is acknowledged; then it is noted, and counts."""
+        """Repeat the submission under the same key until it is acknowledged; then record and count it."""
         self._number += 1
         key = f"chaos-{self._number}"
         wanted = Submission(workflow_id=request.workflow_id, input_params=request.inputs, idempotency_key=key)

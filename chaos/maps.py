@@ -1,6 +1,7 @@
 """A map server under a soak: a few published datasets, and clients that request everything it serves.
 
-The requests are those of maps, catalogue browsers and tools that read COGs by ranges; some are for what does not exist.
+The requests are those of maps, catalogue browsers and tools that read COGs by ranges; some are for
+things that do not exist.
 """
 
 import asyncio
@@ -30,7 +31,7 @@ _READY_SECONDS = 60
 
 @dataclass
 class MapClients:
-    """Requests at random, so many each second. Answers that are not expected are counted, by their status."""
+    """Sends random requests at a given rate. Unexpected responses are counted by their status."""
 
     port: int
     requests_per_second: float
@@ -85,7 +86,7 @@ class MapClients:
 
 
 async def start_map_server(testbed: Testbed) -> int:
-    """Publish the datasets, and start a map server on them; its port, once it is ready. The database has pgSTAC."""
+    """Publish the datasets and start a map server for them. Returns its port when it is ready. Needs pgSTAC."""
     await asyncio.to_thread(_publish, testbed.fleet.dsn, testbed.folder)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port: int = free.getsockname()[1]

@@ -1,18 +1,16 @@
-"""Lets faults happen: which, when and to whom is drawn from a seed.
-Several may be under way at once, never two to one process.
+"""Inject faults: kind, time and victim are selected at random, by a seed.
+Several faults may be active at once, but never two on one process.
 
-A fault is over (`healed`) when what did it has stopped: the process is dead, runs again, the link is clear, the server
-answers. How long recovery took is measured on what was struck:
+A fault is over when its cause has ended: the process is dead or runs again, the link is clear, the server responds. The
+recovery time is measured on the victim:
 
-    an orchestrator that vanished     until each of its jobs has another owner, or has ended;
-                                      from the moment it vanished
-    a worker or a child that vanished until each of its tasks runs again, or its node has ended;
-                                      from the moment it vanished
-    one that was asked to stop        the same, from the signal
-    a link, a clock                   until that process has written something again; from the moment it was healed
-    the server, rows, the disk        until anyone has written something again; from the moment it was healed
-    the message broker                until anyone has written something again; from the moment it was killed
-    poison                            until its job has failed for good; from its submission
+    orchestrator killed or frozen     from the fault until each of its jobs has another owner, or has ended
+    worker or child killed or frozen  from the fault until each of its tasks runs again, or its node has ended
+    process asked to stop             from the signal, until the same
+    link, clock                       from the end of the fault until that process has written something
+    server, rows, disk                from the end of the fault until any process has written something
+    message broker                    from the kill until any process has written something
+    poison task                       from its submission until its job has failed
 """
 
 import asyncio
@@ -39,7 +37,7 @@ from chaos.proxy import Link
 from chaos.testbed import SUBMITTER, Testbed, one
 from dagmaster.faults import POINTS
 
-# How often each kind is in a round of faults. A run injects rounds one after the other, each in an order of its own.
+# How often each kind occurs in a round of faults. A run injects rounds one after the other, each in a random order.
 FAULT_COUNTS = {
     "kill orchestrator": 4,
     "kill worker": 5,
@@ -77,7 +75,7 @@ Probe = Callable[[], Awaitable[bool]]
 
 
 def draw(seed: int, count: int, only: Sequence[str] = (), kinds_of: Mapping[str, int] = FAULT_COUNTS) -> list[str]:
-    """The kinds of so many faults, in order: every kind comes before a round is over."""
+    """The kinds of this many faults, in order: each round contains every kind."""
     dice = random.Random(f"faults {seed}")
     kinds: list[str] = []
     while len(kinds) < count:
@@ -88,7 +86,7 @@ def draw(seed: int, count: int, only: Sequence[str] = (), kinds_of: Mapping[str,
 
 
 def moments(seed: int, count: int, seconds: float) -> list[float]:
-    """When they happen: spread over the time, with jitter."""
+    """The times of the faults: spread over the duration, with jitter."""
     dice = random.Random(f"moments {seed}")
     step = seconds / max(1, count)
     return [step * (number + dice.uniform(0.1, 0.9)) for number in range(count)]
@@ -119,7 +117,7 @@ class Nemesis:
         self.faults: list[Fault] = []
         self.skipped = 0
         self.unexpected_ends: list[str] = []
-        self.broken: list[str] = []  # faults that did not go as they should
+        self.broken: list[str] = []  # faults that could not be injected correctly
         self.last = ""
         self._effects = effects
         self._dice = random.Random(f"victims {seed}")
@@ -161,7 +159,7 @@ class Nemesis:
     # The run
 
     async def run(self, kinds: Sequence[str], at: Sequence[float]) -> None:
-        """Until the last fault is over."""
+        """Inject the faults, and return when the last one is over."""
         began = time.monotonic()
         supervising = asyncio.create_task(self._supervise())
         try:
@@ -187,7 +185,7 @@ class Nemesis:
             self.broken.append(f"{fault.kind} {fault.victim}: {type(error).__name__}: {error}")
 
     def _record_begin(self, fault: Fault, victim: str = "") -> None:
-        """It happens now."""
+        """Record that the fault begins now."""
         fault.victim, fault.began = victim, time.monotonic()
         fault.counted_from = fault.began
         self.faults.append(fault)
@@ -197,7 +195,7 @@ class Nemesis:
         fault.counted_from = time.monotonic()
 
     async def stop(self) -> None:
-        """Undo everything, let everyone run, and see what is still being waited for."""
+        """End all faults, let all processes run, and wait for the recoveries that are still being measured."""
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -212,7 +210,7 @@ class Nemesis:
         await asyncio.gather(*self._watches)
 
     async def tend(self) -> None:
-        """After the faults: a role that ends is started again, as anywhere."""
+        """After the faults: start processes again that end, as a service manager would."""
         await self._supervise()
 
     async def _supervise(self) -> None:
@@ -232,7 +230,7 @@ class Nemesis:
     # Victims
 
     async def _take(self, *roles: Role) -> Process:
-        """A process without a fault; at least one of each role stays so."""
+        """A process without a fault; at least one process of each role stays without one."""
         deadline = time.monotonic() + FREE_SECONDS
         while time.monotonic() < deadline:
             for role in self._dice.sample(roles, len(roles)):
@@ -248,7 +246,7 @@ class Nemesis:
         self._busy.discard(process.name)
 
     async def _retry(self, query: Callable[[], Awaitable[Any]]) -> Any:
-        """Repeat the query until there is an answer: the server may be away."""
+        """Repeat the query until it succeeds: the server may be down."""
         while True:
             try:
                 return await query()
@@ -330,7 +328,7 @@ class Nemesis:
         return now
 
     def _written(self, since: datetime, process: Process | None = None) -> Probe:
-        """Whether this process, or anyone, has written since."""
+        """Whether this process, or without one any process, has written since."""
 
         async def probe() -> bool:
             name = f"{process.name}.{process.starts}" if process else None
@@ -366,7 +364,7 @@ class Nemesis:
         return self._run_again(tasks) if tasks else self._written(await self._now())
 
     async def _freeze(self, fault: Fault, role: Role, past: float) -> None:
-        """Stopped for longer than its lease, while it believes that no time has passed."""
+        """Stop a process with SIGSTOP for longer than its lease. It does not notice that time has passed."""
         victim = await self._take(role)
         try:
             lost = await self._what_depends_on(victim)
@@ -380,7 +378,7 @@ class Nemesis:
             self._let_go(victim)
 
     async def _kill_child(self, fault: Fault) -> None:
-        """The process of one handler, in the middle of it."""
+        """Kill the child process of a running handler."""
         await self.load.submit(self.load.requests.plain())
         deadline = time.monotonic() + FREE_SECONDS
         while time.monotonic() < deadline:
@@ -396,7 +394,7 @@ class Nemesis:
         raise NoFreeProcessError
 
     async def _crash_point(self, fault: Fault) -> None:
-        """It dies at a named point of its code, at one of the next times that it gets there."""
+        """Let a process die at a crash point, one of the next times that it reaches it."""
         victim = await self._take("orchestrator", "worker")
         try:
             points = [p for p in POINTS if p.startswith(victim.role) and p not in _RARE_POINTS]
@@ -415,8 +413,8 @@ class Nemesis:
             self._let_go(victim)
 
     async def _rolling_restart(self, fault: Fault) -> None:
-        """SIGTERM to one after the other, each waited for and started again.
-        How long the slowest hand-over took counts."""
+        """Stop all processes with SIGTERM, one after the other, and start each again. The recovery time is that of the
+        slowest hand-over."""
         self._record_begin(fault, "everyone")
         slowest = 0.0
         for process in list(self.fleet.processes):
@@ -436,8 +434,8 @@ class Nemesis:
         fault.counted_from, fault.recovered = 0.0, slowest
 
     async def _has_begun(self, process: Process) -> bool:
-        """Whether the database knows this start of it. One that has only just been started holds nothing, and a signal
-        ends it as it ends any program that has not installed a handler for it yet."""
+        """Whether the database has a row of this start. Before that, the process holds nothing, and SIGTERM may kill
+        it, because it has not installed a handler yet."""
         with suppress(psycopg.Error):
             return await self.fleet.id_of(process) is not None
         return False
@@ -467,7 +465,7 @@ class Nemesis:
             self._let_go(victim)
 
     async def _poison(self, fault: Fault) -> None:
-        """Each kind in its turn."""
+        """Submit a poison task, each kind in turn."""
         name = min(POISONS, key=lambda one: self._poisons[one])
         self._poisons[name] += 1
         job_id = await self.load.submit(self.load.poison(name))
@@ -508,7 +506,7 @@ class Nemesis:
         await self._watch_victim(fault, None)
 
     async def _lock_rows(self, fault: Fault) -> None:
-        """Someone looks at some jobs for a while, and keeps them locked."""
+        """Lock the rows of some jobs for a while, as an administrator's session might."""
         with suppress(psycopg.Error):
             async with await psycopg.AsyncConnection.connect(self.fleet.dsn) as connection:
                 await connection.execute(
@@ -521,7 +519,7 @@ class Nemesis:
             await self._watch_victim(fault, None)
 
     async def _use_up_connections(self, fault: Fault) -> None:
-        """A process that has lost its connection cannot open another one."""
+        """Use up all connections of the server: a process that has lost its connection cannot open another one."""
         async with self._server:
             taken: list[psycopg.AsyncConnection[Any]] = []
             try:
@@ -538,7 +536,7 @@ class Nemesis:
         await self._watch_victim(fault, None)
 
     async def _fill_disk(self, fault: Fault) -> None:
-        """As far as the engine can tell: what it writes is refused with SQLSTATE 53100."""
+        """Simulate a full disk: inserts fail with SQLSTATE 53100."""
         self._record_begin(fault)
         await self._retry(lambda: self.fleet.rows("INSERT INTO chaos.disk_full VALUES (clock_timestamp())"))
         await asyncio.sleep(self._dice.uniform(1, 3))
@@ -546,7 +544,7 @@ class Nemesis:
         await self._watch_victim(fault, None)
 
     async def _kill_broker(self, fault: Fault, seconds: float) -> None:
-        """What it holds is lost. Work goes on meanwhile: workers poll."""
+        """Kill the broker: its messages are lost. Tasks still run, because workers poll."""
         broker = self.testbed.broker
         if broker is None or self._broker.locked():
             raise NoFreeProcessError
@@ -563,7 +561,7 @@ class Nemesis:
     # Links
 
     async def _struck_link(self, fault: Fault) -> tuple[Link, Process | None]:
-        """A role's, or now and then that of who submits."""
+        """The link of a role, or sometimes that of the submitter."""
         if self._dice.random() < 0.15:
             self._record_begin(fault, SUBMITTER)
             return self.testbed.proxy.links[SUBMITTER], None
@@ -583,10 +581,10 @@ class Nemesis:
                 self._let_go(victim)
 
     async def _reset_at_commit(self, fault: Fault) -> None:
-        """The server commits, and its client gets no answer."""
+        """The server commits, but the client gets no response."""
         link, victim = await self._struck_link(fault)
         try:
-            # A worker's exchange is one statement; orchestrators read a lot by single ones, of which nothing depends.
+            # A worker's exchange is a single statement; those of orchestrators are mostly reads.
             link.conditions.counts_single_statements = victim is not None and victim.role == "worker"
             link.conditions.resets_at_commit = self._dice.randint(1, 5)
             deadline = time.monotonic() + 5
@@ -599,8 +597,8 @@ class Nemesis:
                 self._let_go(victim)
 
     async def _half_open(self, fault: Fault) -> None:
-        """Nothing gets through, one way or both; in the end what was held arrives,
-        or both learn that the line is dead."""
+        """Hold all traffic in one direction or both. At the end it arrives, or both sides see that the connection is
+        closed."""
         link, victim = await self._struck_link(fault)
         try:
             link.conditions.holds_up, link.conditions.holds_down = self._dice.choice(
@@ -640,7 +638,7 @@ class Nemesis:
 
 
 def _tail(file: Path, size: int = 200_000) -> Effects:
-    """The latest of what handlers have noted."""
+    """The last lines that handlers have recorded."""
     if not file.exists():
         return Effects()
     with file.open("rb") as opened:
@@ -650,7 +648,7 @@ def _tail(file: Path, size: int = 200_000) -> Effects:
 
 
 def _is_child(pid: int) -> bool:
-    """A process that runs a handler, and nothing else."""
+    """Whether this is a process that runs a handler."""
     try:
         return b"dagmaster.worker.supervisor" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:

@@ -1,9 +1,9 @@
 """A TCP proxy between one role and its PostgreSQL:
-it can delay, hold, cut and reset what passes, and tamper with notifications.
+it can delay, hold, close and reset connections, and drop or duplicate notifications.
 
-Each role has a `Link` of its own, so that a fault strikes one of them. The proxy lives in a thread with its own event
-loop: who waits elsewhere for a server to start does not stop the traffic. A link's `conditions` may be changed from any
-thread at any time.
+Each role has a `Link` of its own, so that a fault affects only one role. The proxy runs in a thread with its own event
+loop, so that code that blocks while a server starts does not stop the traffic. A link's `conditions` may be changed
+from any thread at any time.
 """
 
 import asyncio
@@ -31,10 +31,10 @@ Way = Literal["up", "down"]  # to the server, to the client
 
 @dataclass
 class LinkConditions:
-    """What happens to bytes in transit. `resets_at_commit` counts down; what is sent outside of a transaction is one
-    by itself, and counts where that is asked for."""
+    """What happens to bytes in transit. `resets_at_commit` is the number of commits that are still to be reset. With
+    `counts_single_statements`, a statement outside of a transaction counts as a commit."""
 
-    delay_seconds: tuple[float, float] | None = None  # mean, and how far from it at most
+    delay_seconds: tuple[float, float] | None = None  # mean, and largest difference from it
     holds_up: bool = False
     holds_down: bool = False
     resets_at_commit: int = 0
@@ -54,18 +54,18 @@ class Counts:
 
 
 def has_commit(chunk: bytes) -> bool:
-    """Whether what goes to the server ends a transaction, as Parse or Query."""
+    """Whether these bytes to the server contain a COMMIT, as Parse or Query."""
     return b"COMMIT\0" in chunk
 
 
 def is_single_statement(chunk: bytes) -> bool:
-    """Whether this runs something and ends with Sync, and begins no transaction:
-    outside of one that is a commit too."""
+    """Whether these bytes execute a statement, end with Sync, and do not begin a transaction: outside of a transaction,
+    that is a commit too."""
     return chunk.endswith(_SYNC) and _EXECUTE in chunk and b"BEGIN\0" not in chunk
 
 
 def leaves_a_transaction_open(chunk: bytes) -> bool:
-    """Whether the server says so at the end of its answer."""
+    """Whether the end of the server's response says that a transaction is open."""
     return chunk.endswith((_READY + b"T", _READY + b"E"))
 
 
@@ -83,7 +83,7 @@ def are_notifications(chunk: bytes) -> bool:
 
 @dataclass(eq=False)
 class _Connection:
-    """One client's way to the server and back."""
+    """The two streams of one client connection."""
 
     client: asyncio.StreamWriter
     server: asyncio.StreamWriter
@@ -91,7 +91,7 @@ class _Connection:
     is_in_transaction: bool = False
 
     def reset(self) -> None:
-        """The client sees ECONNRESET; the server learns of it a little later, as it would."""
+        """The client gets ECONNRESET at once; the server notices it a little later, as in reality."""
         sock: socket.socket = self.client.get_extra_info("socket")
         with suppress(OSError):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
@@ -121,7 +121,7 @@ class Link:
     # From any thread
 
     def cut(self) -> None:
-        """End every connection in good order, as a server or a balancer that goes down does."""
+        """Close every connection cleanly, as a server or a load balancer does when it stops."""
         self._on_each(_Connection.close)
 
     def reset(self) -> None:
@@ -161,9 +161,9 @@ class Link:
         ]
         try:
             await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
-            await asyncio.wait(ways, timeout=ANSWER_SECONDS)  # what the other way still carries may arrive
+            await asyncio.wait(ways, timeout=ANSWER_SECONDS)  # data in the other direction may still arrive
         except asyncio.CancelledError:
-            pass  # the proxy ends; a stream's callback would complain of it
+            pass  # the proxy ends; asyncio would log the cancellation
         finally:
             self._connections.discard(connection)
             for way in ways:
@@ -181,7 +181,7 @@ class Link:
                 await target.drain()
                 if way == "up" and self._resets_after(chunk, connection):
                     connection.reset()
-                    await asyncio.sleep(ANSWER_SECONDS)  # the server carries it out, and its client is gone
+                    await asyncio.sleep(ANSWER_SECONDS)  # the server executes it after its client has disconnected
                     return
 
     async def _hinder(self, way: Way) -> None:

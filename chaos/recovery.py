@@ -1,10 +1,9 @@
-"""How soon everything goes on, measured by itself:
-one fault at a time, on settings as they ship and on those of `dagmaster up`.
+"""Recovery times, measured for one fault at a time, with default settings and with those of `dagmaster up`.
 
 orchestrator killed     from the kill until another owner has written to each of its jobs
 worker killed           from the kill until each task that it ran has ended elsewhere
 orchestrator stopped    from SIGTERM until another owner has written to each of its jobs
-PostgreSQL killed       from the moment it answers again until anyone has written to a job
+PostgreSQL killed       from the moment it responds again until any process has written to a job
 """
 
 import asyncio
@@ -50,7 +49,7 @@ LONG = """
       end: {type: end}
     """
 BOUNDS = {
-    "as it ships": {
+    "default": {
         "orchestrator killed": 80.0,
         "worker killed": 75.0,
         "orchestrator stopped": 2.0,
@@ -63,17 +62,17 @@ BOUNDS = {
         "PostgreSQL killed": 10.0,
     },
 }
-PROFILES = {"fast": FAST_PROFILE, "as it ships": AS_IT_SHIPS}
+PROFILES = {"fast": FAST_PROFILE, "default": AS_IT_SHIPS}
 
 
 def steps(count: int = 1000) -> str:
-    """A job that goes on for long in short steps: its owner is needed after each."""
+    """A long job of short steps: its owner has to act after each of them."""
     return STEPS.replace('"{{ range_items }}"', str(list(range(count))))
 
 
 @dataclass
 class Measured:
-    """`shares` are the jobs of each orchestrator, once all are claimed."""
+    """`shares` has the number of jobs of each orchestrator after all were claimed."""
 
     profile: str
     seconds: dict[str, list[float]] = field(default_factory=dict)
@@ -149,7 +148,7 @@ class _Trial:
         return victim, list(zip(rows[0]["jobs"], rows[0]["epochs"], strict=True))
 
     async def _owners(self) -> list[dict[str, Any]]:
-        """Once each of the jobs has one: the busiest first."""
+        """The owners of the jobs, the busiest first; empty until each job has an owner."""
         rows = await self.fleet.rows(
             """SELECT o.pid, array_agg(j.job_id) AS jobs, array_agg(j.epoch) AS epochs
                  FROM dagapp.dag_jobs j JOIN dagapp.orchestrators o USING (owner_id)
@@ -170,7 +169,7 @@ class _Trial:
         return int(left) == 0
 
     async def _worker(self) -> float:
-        """Its tasks would run for an hour; elsewhere they take no time."""
+        """Kill a worker whose tasks would run for an hour; their next attempts take no time."""
         jobs = await self.fleet.submit(LONG, 3 * WORKERS)
         pid, tasks = await self.fleet.until(lambda: self._busiest_worker(jobs), 60, "tasks to run")
         (victim,) = [process for process in self.fleet.processes if process.pid == pid]
@@ -184,7 +183,7 @@ class _Trial:
         return seconds
 
     async def _busiest_worker(self, jobs: list[UUID]) -> tuple[int, list[UUID]] | None:
-        """Once all of the jobs run."""
+        """The busiest worker; None until all jobs run."""
         rows = await self.fleet.rows(
             """SELECT w.pid, array_agg(t.job_id) AS jobs FROM dagapp.dag_tasks t JOIN dagapp.workers w USING (worker_id)
                 WHERE t.status = 'running' AND t.job_id = ANY (%s) GROUP BY 1 ORDER BY count(*) DESC""",
@@ -233,5 +232,5 @@ def report_text(all_measured: list[Measured]) -> str:
             lines.append(f"{row}{bound:7.0f} s")
         lines.append(f"{measured.profile:14}{'jobs of each orchestrator':24} {', '.join(map(str, measured.shares))}")
     problems = [problem for measured in all_measured for problem in measured.problems()]
-    lines.append(f"\n{'BAD' if problems else 'good'}: {'; '.join(problems) or 'every bound is kept'}")
+    lines.append(f"\n{'BAD' if problems else 'good'}: {'; '.join(problems) or 'all times are within their bounds'}")
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""One run: load and faults for a while, a quiet time, then everything that was written is checked."""
+"""One run: load and faults for a while, then a time without faults, then a check of everything that was written."""
 
 import asyncio
 import shutil
@@ -35,7 +35,7 @@ class Options:
     orchestrators: int = 3
     workers: int = 4
     tasks_per_second: float = 75.0
-    step_seconds: tuple[float, ...] = (0, 0.2, 1, 3)  # of chains: the longer, the more jobs there are to lose
+    step_seconds: tuple[float, ...] = (0, 0.2, 1, 3)  # of chains; longer steps keep more jobs active
     has_rasters: bool = True
     transport: str = "postgres"
     quiet_seconds: float = 120.0  # the bound within which everything must have ended
@@ -54,7 +54,7 @@ class Options:
 
 @dataclass
 class OpenWork:
-    """What can be seen from outside while it runs."""
+    """Numbers of attempts, open tasks and open jobs, sampled during the run."""
 
     attempts: int = 0
     open_tasks: int = 0
@@ -155,7 +155,7 @@ class ChaosRun:
 
     async def _keep_sampling(self) -> None:
         while True:
-            with suppress(psycopg.Error):  # the server is away: what was seen last stands
+            with suppress(psycopg.Error):  # the server is down: keep the last sample
                 await self._sample()
             await asyncio.sleep(SAMPLE_SECONDS)
 
@@ -218,7 +218,7 @@ class ChaosRun:
         )
 
     async def _doubled_tiles(self, known: list[Acknowledged], jobs: dict[Any, Any]) -> list[Any]:
-        """Of a dataset there are as many files and STAC items as it has tiles."""
+        """A dataset must have as many files and STAC items as tiles."""
         wrong = []
         for one in known:
             if one.request.kind != "raster" or jobs[one.job_id]["status"] != "completed":
@@ -237,7 +237,7 @@ class ChaosRun:
 
 
 def _lost(known: list[Acknowledged], jobs: dict[Any, dict[str, Any]]) -> list[Any]:
-    """What was acknowledged and is not there, is there twice, or never ended."""
+    """Acknowledged jobs that do not exist, exist twice, or never ended."""
     keys = Counter(row["idempotency_key"] for row in jobs.values())
     lost = [{"job": str(one.job_id), "is": "gone"} for one in known if one.job_id not in jobs]
     twice = [{"key": key, "jobs": count} for key, count in keys.items() if count > 1]

@@ -1,9 +1,9 @@
-"""Run a role whose wall clock is wrong: an hour off, and every few seconds by another hour.
+"""Run a role whose wall clock is wrong by hours, and jumps every few seconds.
 
     python -m chaos.skewed orchestrator
 
-Only what Python code reads of the wall clock is wrong, as nothing else can be had without privileges; PostgreSQL's own
-clock, and the monotonic one, which no jump moves, are right.
+Only the wall clock that Python code reads is wrong, because more would need privileges. The clock of PostgreSQL and the
+monotonic clock are right.
 """
 
 import time
@@ -15,7 +15,7 @@ OFFSETS = (HOUR, -HOUR, 5 * HOUR, -24 * HOUR)
 
 
 def offset_at(monotonic_seconds: float) -> int:
-    """How wrong the clock is at a moment."""
+    """How many seconds the clock is wrong at a moment."""
     return OFFSETS[int(monotonic_seconds / JUMP_SECONDS) % len(OFFSETS)]
 
 

@@ -1,9 +1,9 @@
-"""`make soak`: steady load with retention running, for an hour or as long as is asked for. Does anything grow?
+"""`make soak`: constant load with retention, for an hour or as long as `--minutes` says, to detect growth.
 
-Every minute: memory and open files of each role (orchestrators, workers and the map server) and the memory of the
-largest child process of each, dead rows and the size of all tables and indexes, how long a task
-waited for a worker (claim), and how long a job waited for its next step after a result (step). What was seen at first,
-once retention keeps pace, is compared with what is seen at last: the medians of the first and the last third.
+Measured every minute: memory and open files of each role (orchestrators, workers and the map server) and the memory of
+the largest child process of each, dead rows and the size of all tables and indexes, how long a task waited for a worker
+(claim), and how long a job waited for its next step after a result (step). Samples begin when retention deletes as many
+jobs as are created; the medians of the first and the last third are compared.
 """
 
 import argparse
@@ -59,7 +59,7 @@ JOBS = "SELECT count(*) FROM dagapp.dag_jobs"
 
 @dataclass(frozen=True)
 class Allowance:
-    """What counts as flat: this much more than at first, or less than so much in itself."""
+    """The growth that is allowed: by the factor `times` or by the amount `plus`, whichever is more."""
 
     times: float
     plus: float
@@ -92,7 +92,7 @@ class Trend:
 
 
 def trends(samples: Sequence[dict[str, float]]) -> list[Trend]:
-    """The median of the first third beside that of the last one, for each figure."""
+    """The medians of the first and of the last third of the samples, for each figure."""
     third = max(1, len(samples) // 3)
     names = list(samples[-1])
 
@@ -141,7 +141,7 @@ class Soak:
 
 
 def resident_megabytes(pid: int) -> float:
-    """Zero for a process that has ended."""
+    """The resident memory of a process; 0 if it has ended."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
@@ -151,7 +151,7 @@ def resident_megabytes(pid: int) -> float:
 
 
 def descendants(pid: int) -> list[int]:
-    """The child processes of a process, and theirs."""
+    """The child processes of a process, and their child processes."""
     children: list[int] = []
     with suppress(OSError):
         for task in Path(f"/proc/{pid}/task").iterdir():
@@ -162,11 +162,11 @@ def descendants(pid: int) -> list[int]:
 def parsed(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make soak", description=__doc__)
     parser.add_argument("--minutes", type=float, default=60)
-    parser.add_argument("--rate", type=float, default=60, help="tasks a second")
+    parser.add_argument("--rate", type=float, default=60, help="tasks per second")
     parser.add_argument("--orchestrators", type=int, default=2)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--map-rate", type=float, default=10, help="requests a second to the map server; 0: none")
-    parser.add_argument("--seed", type=int, help="decides the load")
+    parser.add_argument("--map-rate", type=float, default=10, help="requests per second to the map server; 0: none")
+    parser.add_argument("--seed", type=int, help="seed of the load; by default a random one")
     parser.add_argument("--json", type=Path, help="also write every sample to this file")
     return parser.parse_args(arguments)
 
@@ -198,7 +198,7 @@ async def main(arguments: argparse.Namespace) -> int:
     trend_list = trends(soak.samples)
     print(report_text(trend_list, len(load.acknowledged), len(report.findings)))
     if arguments.map_rate:
-        print(f"{maps.answered:,} requests to the map server; not answered as expected: {dict(maps.unexpected) or 0}")
+        print(f"{maps.answered:,} requests to the map server; unexpected responses: {dict(maps.unexpected) or 0}")
     if arguments.json:
         arguments.json.write_text(json.dumps(soak.samples, indent=2))
     has_bad_answers = bool(arguments.map_rate and maps.unexpected)
@@ -217,7 +217,7 @@ async def _soaked(
     seconds: float,
     warm_up: float,
 ) -> None:
-    """Samples are taken from when retention has begun to keep pace."""
+    """Samples are taken once retention deletes as many jobs as are created."""
     streaming = [asyncio.create_task(stream) for stream in streams]
     began = time.monotonic()
     try:
@@ -234,7 +234,7 @@ async def _soaked(
 
 
 def report_text(trend_list: Sequence[Trend], jobs: int, findings: int) -> str:
-    lines = [f"\n{'figure':34}{'at first':>12}{'at last':>12}"]
+    lines = [f"\n{'figure':34}{'first':>12}{'last':>12}"]
     lines += [
         f"{trend.name:34}{trend.first:12,.1f}{trend.last:12,.1f}{'' if trend.is_flat else '  GROWS'}"
         for trend in trend_list

@@ -1,8 +1,8 @@
-"""Where faults are injected: a PostgreSQL with default durability, a link for each role,
-and orchestrators and workers as they ship.
+"""The system under test: a PostgreSQL with default durability, a link for each role,
+and orchestrators and workers as released.
 
-Nothing of it survives, however it ends: roles and server die with this process, and what a killed run has left on the
-disk is removed by the next one.
+Nothing is left, however a run ends: roles and server die with this process, and the next run removes the files of a
+killed one.
 """
 
 import asyncio
@@ -27,17 +27,17 @@ from dagmaster.local.embedded import DATABASE, Cluster
 from dagmaster.local.platform import fast_profile
 from dagmaster.settings import DEFAULT_QUEUES, Settings
 
-# What `up` sets on one machine; all else is as it ships.
+# A Fleet uses the fast settings of the tests. None unsets them, so that the defaults apply.
 AS_IT_SHIPS: dict[str, Any] = dict.fromkeys(FAST)
 FAST_PROFILE: dict[str, Any] = AS_IT_SHIPS | fast_profile(Settings.model_construct())
 _COMMON = {"log_level": "info", "health_port": 0, "api_enabled": "false"}
 SUBMITTER = "submitter"
-# Shares of the messages that the broker loses, doubles, delays and reorders, and of the batches that it refuses.
+# Shares of the messages that the broker loses, duplicates, delays and reorders, and of the batches that it refuses.
 _BROKER_FAULTS = ("--drop", "0.05", "--duplicate", "0.1", "--delay", "0.1", "--reorder", "0.1", "--busy", "0.05")
 
 
 class ProxiedFleet(Fleet):
-    """The roles, each on a link of its own; questions go to the server itself."""
+    """The roles, each with a link of its own; queries of the test go to the server itself."""
 
     def __init__(self, dsn: str, folder: Path, settings: dict[str, Any], proxy: Proxy) -> None:
         super().__init__(dsn, folder, {**_COMMON, "storage_folder": folder / "storage", **settings})
@@ -61,7 +61,7 @@ class ProxiedFleet(Fleet):
         return [process for process in self.processes if process.role == role]
 
     def count_logged(self, words: str) -> int:
-        """How often the roles have logged something, over all their starts."""
+        """How often the roles have logged these words, over all their starts."""
         return sum(process.log.read_text(errors="replace").count(words) for process in self.processes)
 
 
@@ -84,7 +84,7 @@ class Testbed:
                 "service_bus_connection_string": broker.connection_string,
             }
         self.cluster = Cluster.at(None if os.geteuid() == 0 else folder, name=f"chaos-{os.getpid()}")
-        self.cluster.asks_passwords = False  # processes connect through proxies, which know none
+        self.cluster.asks_passwords = False  # processes connect through proxies, which have no passwords
         self.proxy = Proxy(self.cluster.socket_folder)
         self.fleet = ProxiedFleet(self.cluster.dsn, folder, settings, self.proxy)
         self._has_catalog = has_catalog
@@ -114,12 +114,12 @@ class Testbed:
         return self.proxy.links[SUBMITTER].dsn(DATABASE)
 
     def kill_server(self) -> None:
-        """kill -9 of the server; the others of its processes follow it."""
+        """Kill the server with SIGKILL; its child processes end with it."""
         if pid := self.cluster.server_pid():
             os.kill(pid, signal.SIGKILL)
 
     def remove(self) -> dict[int, str]:
-        """End everything; returns which processes outlived those that they belonged to."""
+        """End everything. Returns processes that were still alive after their parents."""
         left = self.fleet.end()
         if self.broker is not None:
             self.broker.kill()
@@ -154,7 +154,7 @@ async def running_testbed(
 
 
 def remove_leftovers() -> None:
-    """A run ended by SIGKILL takes its processes along but leaves its files."""
+    """A run that was ended by SIGKILL leaves files, but no processes."""
     places = (
         ("/var/lib/dagmaster", "chaos-*"),
         ("/run", "dagmaster-chaos-*"),

@@ -1,12 +1,12 @@
-"""make mutants: sow each of the known bugs into a copy of the tree, and see that the tests which should notice do.
+"""make mutants: insert each of the known bugs into a copy of the tree, and check that the tests detect it.
 
-python -m mutants                 all of them
+python -m mutants                 all bugs
 python -m mutants --only 3 --only 18
-python -m mutants --list          what they are, and where each is to be caught
-python -m mutants --json          what came of it, for a machine
+python -m mutants --list          list them, with the layer of tests that must detect each
+python -m mutants --json          print the results as JSON
 
-The run fails if one survives, if the text that it replaces is no longer there exactly once,
-or if the unharmed copy fails.
+The run fails if a bug is not detected, if the text that it replaces does not exist exactly once,
+or if the tests fail on the unchanged copy.
 """
 
 import argparse
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None, known: Sequence[Mutant] = MUTAN
     try:
         return _run(chosen, as_json=options.json)
     except KeyboardInterrupt:
-        print("mutants: stopped, and the copy is removed", file=sys.stderr)
+        print("mutants: stopped; the copy was removed", file=sys.stderr)
         return INTERRUPTED
 
 
@@ -45,10 +45,10 @@ def _parser(known: Sequence[Mutant]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="mutants", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     numbers = [mutant.number for mutant in known]
     parser.add_argument(
-        "--only", type=int, action="append", choices=numbers, metavar="N", help="just this one; repeatable"
+        "--only", type=int, action="append", choices=numbers, metavar="N", help="only this bug; may be repeated"
     )
-    parser.add_argument("--list", action="store_true", help="run nothing")
-    parser.add_argument("--json", action="store_true", help="the result as JSON on stdout, progress on stderr")
+    parser.add_argument("--list", action="store_true", help="list the bugs and run nothing")
+    parser.add_argument("--json", action="store_true", help="print the results as JSON on stdout, progress on stderr")
     return parser
 
 
@@ -82,7 +82,7 @@ def _trials(scratch: Scratch, chosen: Sequence[Mutant]) -> Iterable[Trial]:
         _print(f"{position}/{len(chosen)}  {mutant.number}. {mutant.bug}: {trial.verdict} ({trial.seconds:.0f} s)")
         if not trial.is_good:
             commands = " && ".join(f"pytest {' '.join(tests)}" for tests in mutant.selections)
-            _print(f"    by: {commands}\n    {trial.details}")
+            _print(f"    tests: {commands}\n    {trial.details}")
         yield trial
 
 
@@ -113,7 +113,7 @@ def _as_json(results: Iterable[Trial], seconds: float) -> str:
 
 
 def _listed(chosen: Iterable[Mutant]) -> str:
-    heads = ("", "bug", "file", "layer", "here")
+    heads = ("", "bug", "file", "layer", "adapted")
     return _columns([heads, *((str(m.number), m.bug, m.files, m.layer.name, m.adapted) for m in chosen)])
 
 

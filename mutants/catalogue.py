@@ -1,7 +1,7 @@
-"""The bugs, in the order of docs/reliability.md, and the layers of tests that must notice them.
+"""The bugs, in the order of docs/reliability.md, and the layers of tests that must detect them.
 
-Where a known bug cannot occur in this design its entry says so (`adapted`), and which bug replaces it. A replacement
-must match exactly once: `tests/mutants` notices when the code has moved on and this list has not.
+Where a known bug cannot occur in this design its entry says so (`adapted`), and which bug replaces it. The text to
+replace must exist exactly once: a test in `tests/mutants` fails if the code has changed and this list has not.
 """
 
 from collections.abc import Sequence
@@ -22,15 +22,15 @@ GUARDS: Final = Layer("guards", "what the database itself refuses")
 CONFORMANCE: Final = Layer("conformance", "the rules of the ledger, on PostgreSQL")
 INTERLEAVINGS: Final = Layer("interleavings", "pairs of transactions, in every order of their statements")
 SIMULATION: Final = Layer("simulation", "the real loops on a virtual clock under seeded faults, with an effect ledger")
-CRASH_POINTS: Final = Layer("crash points", "one death, freeze or lost answer in each run, at each commit in turn")
+CRASH_POINTS: Final = Layer("crash points", "one crash, freeze or lost response in each run, at each commit in turn")
 ENGINE: Final = Layer("engine", "orchestrators, workers and janitors on a real PostgreSQL")
 
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """A text that is in a file exactly once, and what it becomes."""
+    """A text that is in a file exactly once, and its replacement."""
 
-    path: str  # below the root
+    path: str  # relative to the root
     old: str
     new: str
 
@@ -40,14 +40,14 @@ class Mutant:
     number: int
     bug: str  # as docs/reliability.md names it
     layer: Layer
-    tests: tuple[str, ...]  # what pytest is given
+    tests: tuple[str, ...]  # arguments of pytest
     edits: Sequence[Edit]
     adapted: str = ""  # why it differs from the known bug
-    postgres_tests: tuple[str, ...] = ()  # where it is made in both ledgers: what must notice it on PostgreSQL as well
+    postgres_tests: tuple[str, ...] = ()  # if both ledgers are changed: the tests that must detect it on PostgreSQL
 
     @property
     def selections(self) -> tuple[tuple[str, ...], ...]:
-        """What pytest is given, one run after the other; each of them has to notice the bug."""
+        """The arguments of pytest for each run; each run has to detect the bug."""
         return (self.tests, self.postgres_tests) if self.postgres_tests else (self.tests,)
 
     @property
@@ -104,7 +104,7 @@ MUTANTS: Final = (
                 " AND j.claim_token = (SELECT x.claim_token FROM dagapp.dag_jobs x WHERE x.job_id = k.job_id)",
             ),
         ],
-        adapted="a loaded job has no token, so a loop can't read it again: the ledger does it for its callers",
+        adapted="a loaded job has no token, so the loop cannot read it again: the mutant reads it in the ledger",
         postgres_tests=_CONFORMANCE,
     ),
     Mutant(
@@ -113,7 +113,7 @@ MUTANTS: Final = (
         GUARDS,
         _SCHEMA,
         [Edit(f"{SQL}/schema/10_before.sql", "clock_timestamp()) $$", "now()) $$")],
-        adapted="every lease and deadline reads one function: it is wrong there",
+        adapted="every lease and deadline uses one SQL function: the mutant changes it",
     ),
     Mutant(
         4,
@@ -169,7 +169,7 @@ MUTANTS: Final = (
             ),
             Edit(f"{SQL}/advance.sql", "WHERE r.ctid = k.place AND r.processed IS NOT TRUE", "WHERE r.ctid = k.place"),
         ],
-        adapted="the guard is that a result is processed once: here every step processes it",
+        adapted="the guard is that a result is processed once: the mutant processes it in every step",
         postgres_tests=_CONFORMANCE,
     ),
     Mutant(
@@ -185,8 +185,8 @@ MUTANTS: Final = (
                 '[pipeline.Call("open_jobs", values), pipeline.BREAK, pipeline.BEGIN]',
             ),
         ],
-        adapted="a task row is the message, and can't go out alone: "
-        "here the reports that a step took stay processed though its commit fails",
+        adapted="a task row is the message and cannot be sent separately: "
+        "with the mutant, reports that a step took stay processed although its commit fails",
         postgres_tests=_CONFORMANCE,
     ),
     Mutant(
@@ -203,7 +203,7 @@ MUTANTS: Final = (
                 "            cursor = connection.cursor(row_factory=class_row(JobMessage))",
             )
         ],
-        adapted="tasks are claimed by their rows: here a submission's message is gone before its job is there",
+        adapted="tasks are claimed through their rows: the mutant deletes a submission's message before its job exists",
     ),
     Mutant(
         10,
@@ -211,7 +211,7 @@ MUTANTS: Final = (
         ENGINE,
         ("tests/engine/test_janitor.py",),
         [Edit(f"{SQL}/janitor.sql", " AND j.epoch = s.epoch AND j.version = s.version", "")],
-        adapted="the janitor only ends claims: here without asking whether the job has moved since it looked",
+        adapted="the janitor only ends claims: the mutant does not check whether the job has changed since it was read",
     ),
     Mutant(
         11,
@@ -248,8 +248,8 @@ MUTANTS: Final = (
             ),
         ],
         postgres_tests=_CONFORMANCE,
-        adapted="the queue is the tasks that are queued: "
-        "here a worker takes only what is younger than what it took before",
+        adapted="the queue consists of the queued tasks: "
+        "with the mutant, a worker takes only tasks that are newer than those it took before",
     ),
     Mutant(
         13,
@@ -257,7 +257,7 @@ MUTANTS: Final = (
         ENGINE,
         ("tests/engine/test_engine.py", "--requirement=E8"),
         [Edit("src/dagmaster/database/notify/postgres.py", "self._add_received(self._topics.values())", "pass")],
-        adapted="a notifier requests a scan once it listens, and after each reconnect: here it does not",
+        adapted="a notifier requests a scan once it listens, and after each reconnect: the mutant does not",
     ),
     Mutant(
         14,
@@ -292,8 +292,8 @@ MUTANTS: Final = (
                 "        IF false AND EXISTS (SELECT 1 FROM dagapp.dag_jobs j WHERE j.job_id >= month.lower_id",
             ),
         ],
-        adapted="children are rows of their job and go with it: "
-        "here a month of events goes while a job of that month lives",
+        adapted="children are rows of their job and are deleted with it: "
+        "the mutant deletes a month of events while a job of that month exists",
     ),
     Mutant(
         17,
@@ -312,7 +312,7 @@ MUTANTS: Final = (
                 "           %(worker_id)s, false, true\n",
             ),
         ],
-        adapted="a result row publishes what an attempt has made: here that of a report which came too late does too",
+        adapted="a result row publishes the effect of an attempt: with the mutant, that of a late report does too",
         postgres_tests=_CONFORMANCE,
     ),
     Mutant(
@@ -327,6 +327,6 @@ MUTANTS: Final = (
                 '"results",\n    "tasks",',
             )
         ],
-        adapted="here retention locks two tables the other way round",
+        adapted="the mutant makes retention lock two tables in the opposite order",
     ),
 )

@@ -1,4 +1,4 @@
-"""A copy of the tree, in which one bug at a time is put in and taken out again."""
+"""A copy of the tree, in which one bug at a time is inserted and removed again."""
 
 import importlib.util
 import os
@@ -17,7 +17,7 @@ COPIED: Final = ("src", "tests", "pyproject.toml")
 
 
 class Mismatch(Exception):
-    """What is to be replaced is not there, or not once."""
+    """The text to replace does not exist exactly once."""
 
 
 def occurrences(edit: Edit, root: Path = ROOT) -> int:
@@ -44,7 +44,7 @@ class Scratch:
     def environment(self) -> dict[str, str]:
         """The copy's package comes before the one that is installed, in every process that a test starts."""
         paths = f"{self.folder / 'src'}{os.pathsep}{self.folder}"
-        return {**os.environ, "PYTHONPATH": paths, "COLUMNS": "250"}  # wide enough for pytest to say why
+        return {**os.environ, "PYTHONPATH": paths, "COLUMNS": "250"}  # wide enough for pytest to print the reason
 
     def check_imports(self) -> None:
         code = "import dagmaster, tests; print(dagmaster.__file__, tests.__file__)"
@@ -58,7 +58,7 @@ class Scratch:
         )
         outside = [place for place in done.stdout.split() if not Path(place).is_relative_to(self.folder)]
         if outside:
-            raise RuntimeError(f"not the copy would be tested, but {', '.join(outside)}")
+            raise RuntimeError(f"the tests would not use the copy, but {', '.join(outside)}")
 
     @contextmanager
     def mutated(self, edits: Sequence[Edit]) -> Iterator[None]:
@@ -80,5 +80,5 @@ class Scratch:
     def _write(self, path: str, text: str) -> None:
         file = self.folder / path
         file.write_text(text)
-        if file.suffix == ".py":  # the same size in the same second would pass for the same source
+        if file.suffix == ".py":  # bytecode is reused if size and time of the source are the same
             Path(importlib.util.cache_from_source(file)).unlink(missing_ok=True)

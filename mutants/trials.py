@@ -1,4 +1,4 @@
-"""First the unharmed copy passes what is asked of it, then each bug must fail it."""
+"""Run the tests: first they must pass on the unchanged copy, then fail with each bug."""
 
 import os
 import re
@@ -15,7 +15,7 @@ from typing import Final
 from mutants.catalogue import Mutant
 from mutants.scratch import Mismatch, Scratch
 
-PATIENCE_SECONDS: Final = 420.0  # with one command
+PATIENCE_SECONDS: Final = 420.0  # for one command
 _GOODBYE_SECONDS: Final = 30.0  # for tests to stop the servers that they have started
 _PASSED, _FAILED = 0, 1  # pytest's exit codes
 _RED = re.compile(r"^FAILED (?P<test>\S+?::\S.*?)(?: - (?P<why>.*))?$", re.MULTILINE)
@@ -52,15 +52,15 @@ Report = Callable[[str], None]
 
 
 def baseline(scratch: Scratch, mutants: Iterable[Mutant], report: Report) -> str | None:
-    """Why a bug's red would mean nothing: what fails without any, twice. None: all is green."""
+    """The tests that fail twice without any bug, which makes further results meaningless; None if all pass."""
     for tests in dict.fromkeys(tests for mutant in mutants for tests in mutant.selections):
         ran = pytest(scratch, tests)
         if ran.code == _FAILED:
-            report(f"unharmed: {' '.join(tests)}: fails, and runs once more\n{_end_of(ran.output)}")
+            report(f"unchanged: {' '.join(tests)}: fails, and runs once more\n{_end_of(ran.output)}")
             ran = pytest(scratch, tests)
-        report(f"unharmed: {' '.join(tests)}: {'passes' if ran.code == _PASSED else 'FAILS'} ({ran.seconds:.0f} s)")
+        report(f"unchanged: {' '.join(tests)}: {'passes' if ran.code == _PASSED else 'FAILS'} ({ran.seconds:.0f} s)")
         if ran.code != _PASSED:
-            return f"without any bug this fails: pytest {' '.join(tests)}\n{_end_of(ran.output)}"
+            return f"these tests fail without any bug: pytest {' '.join(tests)}\n{_end_of(ran.output)}"
     return None
 
 
@@ -78,7 +78,7 @@ def tried(scratch: Scratch, mutant: Mutant) -> Trial:
 
 
 def judged(mutant: Mutant, ran: Run) -> Trial:
-    """Caught is what a test has failed on: an error on the way there is none."""
+    """A bug is caught if a test failed. An error outside of a test, such as in its setup, does not count."""
     if ran.code == _PASSED:
         return Trial(mutant, Verdict.SURVIVED, ran.seconds)
     red = _RED.search(ran.output)
@@ -88,7 +88,7 @@ def judged(mutant: Mutant, ran: Run) -> Trial:
 
 
 def pytest(scratch: Scratch, arguments: Sequence[str]) -> Run:
-    """In a session of its own: a Ctrl-C reaches it once, through us, and it stops what it has started."""
+    """Run pytest in a session of its own: it gets Ctrl-C only once, from us, and ends its own processes."""
     aside = ["-p", "no:cacheprovider", f"--basetemp={scratch.folder / 'tmp'}"]
     command = [sys.executable, "-m", "pytest", "-q", "--tb=short", *aside, *arguments]
     started = time.monotonic()
@@ -106,13 +106,13 @@ def pytest(scratch: Scratch, arguments: Sequence[str]) -> Run:
         output, _ = process.communicate(timeout=PATIENCE_SECONDS)
         return Run(process.returncode, output, time.monotonic() - started)
     except subprocess.TimeoutExpired:
-        return Run(None, f"no end after {PATIENCE_SECONDS:.0f} s\n{_end(process)}", time.monotonic() - started)
+        return Run(None, f"not finished after {PATIENCE_SECONDS:.0f} s\n{_end(process)}", time.monotonic() - started)
     finally:
         _end(process)
 
 
 def _end(process: "subprocess.Popen[str]") -> str:
-    """Ask once, then insist. Answers what it still had to say."""
+    """Interrupt the process, and kill it if it does not end in time. Returns its last output."""
     output = ""
     if process.poll() is None:
         with suppress(ProcessLookupError):

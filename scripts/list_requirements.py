@@ -1,5 +1,5 @@
 """Write the lines "Proved by" of docs/requirements.md from the tests' markers.
-With --check: only say whether they are up to date.
+With --check, only report whether they are up to date.
 
 The tests are read, not imported: a marker is `pytest.mark.requirement("E18", …)` on a test or its class,
 or in `pytestmark`.
@@ -28,7 +28,7 @@ def render() -> str:
 
 
 def renewed(page: str, proved: Proofs) -> str:
-    """The page with new lines "Proved by"; what was written by hand stays."""
+    """The page with new lines "Proved by"; all other text stays."""
 
     def with_proof(section: re.Match[str]) -> str:
         statement = _PROOF.sub("", section["heading"]).rstrip()

@@ -1,6 +1,7 @@
 """Make the pictures of the web pages in docs/pictures, from a platform with generated data.
 
-The data is that of scripts/sample_platform.py. The colours of a picture are reduced to a palette: it stays small.
+The data is that of scripts/sample_platform.py. The colours of a picture are reduced to a palette, so that
+files stay small.
 """
 
 import argparse
@@ -23,7 +24,7 @@ PATIENCE_MS = 60_000
 
 
 def take(page: Page, platform: Platform, ids: dict[str, str]) -> None:
-    """The order matters: what runs is shown before it has ended."""
+    """The order matters: the running job has to be shown before it has ended."""
     for name, path in (
         ("job", f"/jobs/{ids['running']}"),
         ("failed-job", f"/jobs/{ids['failed']}"),
@@ -41,7 +42,7 @@ def take(page: Page, platform: Platform, ids: dict[str, str]) -> None:
 
 
 def save(path: Path, picture: bytes) -> None:
-    """As a PNG with a palette of the colours that it has most of."""
+    """Save it as a PNG with a palette of its most frequent colours."""
     warnings.simplefilter("ignore", NotGeoreferencedWarning)
     with MemoryFile(picture) as file, file.open() as source:
         pixels = source.read([1, 2, 3])
@@ -61,15 +62,15 @@ def save(path: Path, picture: bytes) -> None:
         target.write_colormap(1, {place: (*map(int, colour), 255) for place, colour in enumerate(colours)})
     path.with_suffix(".png.aux.xml").unlink(missing_ok=True)
     if path.stat().st_size > MAX_BYTES:
-        raise SystemExit(f"{path.name} has {path.stat().st_size} bytes; at most {MAX_BYTES} are wanted")
+        raise SystemExit(f"{path.name} has {path.stat().st_size} bytes; the limit is {MAX_BYTES}")
 
 
 def reduced(pixels: NDArray[np.uint8], count: int = 256) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """The place of each pixel in a palette: frequent colours exactly, the others by the nearest of them."""
+    """The palette index of each pixel, and the palette: frequent colours are exact, others become the nearest one."""
     flat = pixels.reshape(3, -1).T.astype(np.int32)
     keys, inverse, counts = np.unique(flat @ [65536, 256, 1], return_inverse=True, return_counts=True)
     colours = np.stack([keys >> 16, (keys >> 8) & 255, keys & 255], axis=1)
-    # Colours of pictures are many and rare: one of each group of 32 similar ones is enough of a candidate.
+    # Photographs have many rare colours: one candidate of each group of similar ones is enough.
     groups = (colours // 32) @ [64, 8, 1]
     frequent = np.argsort(-counts)[: count // 2]
     best = [np.flatnonzero(groups == group)[np.argmax(counts[groups == group])] for group in np.unique(groups)]

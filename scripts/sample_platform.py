@@ -87,7 +87,7 @@ class Platform:
 
 @contextlib.contextmanager
 def running(folder: Path, **variables: str) -> Iterator[Platform]:
-    """`dagmaster up` on free ports; it is stopped at the end, its data stays."""
+    """`dagmaster up` on free ports; it is stopped at the end, and its data is kept."""
     ports = {"API_PORT": "0", "SERVING_PORT": "0", "GATEWAY_PORT": "0", "SERVING_ENABLED": "true"}
     process = subprocess.Popen(
         [sys.executable, "-m", "dagmaster", "up", "--json", "--data", str(folder)],
@@ -111,7 +111,7 @@ def running(folder: Path, **variables: str) -> Iterator[Platform]:
 
 
 def noise(seed: int, power: float, size: int = SIZE) -> NDArray[np.float64]:
-    """Random ground between 0 and 1 whose large forms are higher than its small ones, as those of mountains."""
+    """Random terrain between 0 and 1, in which large forms are higher than small ones, as in mountains."""
     random = np.random.default_rng(seed)
     frequency = np.hypot(np.fft.fftfreq(size)[:, None], np.fft.rfftfreq(size)[None, :])
     frequency[0, 0] = 1
@@ -222,9 +222,9 @@ def make_rasters(folder: Path) -> None:
 
 
 def fill(platform: Platform, say: Callable[[str], None]) -> dict[str, str]:
-    """Put everything in; the ids of what pages are shown of."""
+    """Create all data; returns the ids of the jobs and assets whose pages are shown."""
     make_rasters(platform.folder / "bronze" / "bronze" / "sample")
-    say("rasters are made")
+    say("rasters are created")
     published = [
         submitted(platform, "terrain", "terrain.tif", "Terrain model of the Upper Valley", "2025"),
         submitted(platform, "orthophoto", "orthophoto.tif", "Orthophoto of the Upper Valley", "2025"),
@@ -288,7 +288,7 @@ def until(check: Callable[[], bool]) -> None:
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not check():
         if time.monotonic() > deadline:
-            raise SystemExit("this takes too long")
+            raise SystemExit("the condition was not met in time")
         time.sleep(0.2)
 
 

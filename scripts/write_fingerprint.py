@@ -1,4 +1,4 @@
-"""Write the fingerprint of the schema beside it, where roles read it. A test compares it with the records."""
+"""Write the fingerprint of the schema to fingerprint.txt, which roles read. A test compares it with the records."""
 
 from importlib import resources
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Write the description of the API to a file; the types of the web pages are made from it."""
+"""Write the description of the API to a file; the types of the web pages are generated from it."""
 
 import sys
 from pathlib import Path

@@ -1,8 +1,8 @@
 """Write the SBOM of an image, a CycloneDX document, from the files that the image installs.
 
-`scripts/images` calls it with the role and the folder of the build context. That has the wheels of the locked
-requirements, the wheel of dagmaster and, if the base is made from Debian's packages, their list. The same files give
-the same document.
+`scripts/images` calls it with the role and the folder of the build context. It contains the wheels of the locked
+requirements, the wheel of dagmaster and, if the base is made from Debian's packages, their list. The same files
+always result in the same document.
 """
 
 import argparse

@@ -1,8 +1,8 @@
 """Absurd: durable workflows. A job is a task with steps; a fan-out spawns children into a queue of their own.
 
 All children are spawned in one transaction and claimed in batches; the fan-in is one step that waits for every child's
-result. The driver runs the jobs that fan out, since such a task waits for its children: it is the third process beside
-two workers.
+result. The driver runs the jobs that fan out, because such a task waits for its children: it is a third process in
+addition to the two workers.
 """
 
 import asyncio

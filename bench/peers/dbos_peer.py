@@ -1,8 +1,8 @@
 """DBOS: durable workflows. A job is a workflow with steps; a fan-out enqueues child workflows on a queue.
 
-All children are enqueued in one transaction, not by a call and a commit for each, and dequeued in bunches; the fan-in
-is one step that reads every child's output. The driver runs the jobs that fan out: it is the third process beside two
-workers. Its calls block, so each request has a thread.
+All children are enqueued in one transaction, instead of one call and commit for each, and dequeued in batches; the
+fan-in is one step that reads every child's output. The driver runs the jobs that fan out: it is a third process in
+addition to the two workers. Its calls block, so each request has a thread.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
-"""What the drivers of all peers share: how they are called, and how the bench talks to one.
+"""What the drivers of all peers share: how they are called, and the protocol between the benchmark and a driver.
 
-    python PEER_peer.py install DSN     make the peer's tables in an empty database
-    python PEER_peer.py work DSN        one worker, until SIGTERM; says "ready"
-    python PEER_peer.py drive DSN       takes requests as lines of JSON and answers each with seconds
+    python PEER_peer.py install DSN     create the peer's tables in an empty database
+    python PEER_peer.py work DSN        run one worker until SIGTERM; prints "ready"
+    python PEER_peer.py drive DSN       read requests as lines of JSON, and print the seconds of each
 
 Requests: {"do": "fan", "count": N}    prepare, N no-op tasks, fan-in; every result stored
           {"do": "chain", "count": 1}  a chain of 20 steps by itself
@@ -22,7 +22,7 @@ END_POLL_SECONDS = 0.01  # between polls for the end, the same for all peers
 
 
 class Driver(Protocol):
-    """One who asks for work. Each call returns once every result is stored."""
+    """Submits work. Each call returns when every result is stored."""
 
     async def fan(self, count: int) -> None: ...
 
@@ -40,7 +40,7 @@ class Peer:
 
 
 def pause(left: int) -> float:
-    """Seconds until the next look where looking costs: seldom while much is left to do."""
+    """Seconds until the next poll, if polling is expensive: longer while much work is left."""
     return min(0.2, max(END_POLL_SECONDS, left / 20_000))
 
 
@@ -49,7 +49,7 @@ def ready() -> None:
 
 
 async def serve(driver: Driver) -> None:
-    """Answer requests until there are no more."""
+    """Respond to requests until there are no more."""
     ready()
     for line in sys.stdin:
         request = json.loads(line)

@@ -1,7 +1,8 @@
-"""pgqueuer: a bare queue. Results and the fan-in are the driver's:
-one insert for each task, a query of how many there are.
+"""pgqueuer: only a queue. Results and the fan-in are implemented here: one insert for each task, and a query that
+counts them.
 
-Batches of 50, a pool, uvloop, LISTEN/NOTIFY: its documented ways to be fast. One `enqueue` for the whole fan-out.
+Uses batches of 50, a pool, uvloop and LISTEN/NOTIFY, which its documentation recommends for speed, and one `enqueue`
+for the whole fan-out.
 """
 
 import asyncio
@@ -33,8 +34,8 @@ async def install(dsn: str) -> None:
 
 
 async def untouched(_connection: object) -> None:
-    """Nothing here changes a session: the four statements with which a pool resets one cost a fifth of the CPU of a
-    task."""
+    """Replaces the reset of a session by the pool, whose four statements use a fifth of the CPU of a task: no session
+    is changed here."""
 
 
 async def work(dsn: str) -> None:

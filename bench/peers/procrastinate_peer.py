@@ -1,7 +1,7 @@
-"""procrastinate: a bare queue. Results and the fan-in are the driver's:
-one insert for each task, a query of how many there are.
+"""procrastinate: only a queue. Results and the fan-in are implemented here: one insert for each task, and a query that
+counts them.
 
-LISTEN/NOTIFY, tasks side by side on a pool, one `batch_defer` for the whole fan-out.
+Uses LISTEN/NOTIFY, concurrent tasks on a pool, and one `batch_defer` for the whole fan-out.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 // The Entra administrator of the database server.
 //
 // UNTESTED: neither compiled nor deployed. It is a module because the name of the resource is the id of an identity, and
-// names must be known before a deployment starts: those of a module may be the results of earlier resources.
+// names must be known before a deployment starts; only parameters of a module may be the results of earlier resources.
 
 param serverName string
 param principalId string

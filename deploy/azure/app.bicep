@@ -17,7 +17,7 @@ param memory string
 param minReplicas int
 param maxReplicas int
 
-@description('Queues of Service Bus whose length adds replicas, and how many tasks one replica takes.')
+@description('Queues of Service Bus whose length is used for scaling, and the number of tasks per replica.')
 param scaledQueues array = []
 param tasksPerReplica int = 1
 param busNamespace string = ''
@@ -65,7 +65,7 @@ resource app 'Microsoft.App/containerApps@2025-01-01' = {
           ])
           resources: { cpu: json(cpu), memory: memory }
           probes: [
-            // Two minutes: more than 10 failures are not allowed.
+            // Two minutes in all: a failureThreshold above 10 is not allowed.
             { type: 'Startup', httpGet: { path: '/livez', port: port }, periodSeconds: 12, failureThreshold: 10, timeoutSeconds: 5 }
             { type: 'Liveness', httpGet: { path: '/livez', port: port }, periodSeconds: 15, failureThreshold: 4, timeoutSeconds: 5 }
             { type: 'Readiness', httpGet: { path: '/readyz', port: port }, periodSeconds: 5, timeoutSeconds: 5 }

@@ -18,7 +18,7 @@ param registryName string
 @description('Tag of the images; never latest.')
 param imageVersion string
 
-@description('https://… under which users reach API, web pages and maps.')
+@description('Public address (https://…) of the API, the web pages and the maps.')
 param publicUrl string
 
 @description('Issuer of OIDC tokens, and the audience that they must name. Empty: API keys only.')
@@ -30,20 +30,20 @@ param appsSubnetId string
 param databaseSubnetId string
 param databaseDnsZoneId string
 
-@description('Size of the database, and whether a standby in another zone takes over.')
+@description('Size of the database, and whether it has a standby in another zone.')
 param databaseSku string = 'Standard_D4ds_v5'
 param isHighlyAvailable bool = true
 
-@description('Carry task ids with Service Bus instead of PostgreSQL.')
+@description('Send task ids through Service Bus instead of PostgreSQL.')
 param usesServiceBus bool = false
 
 var queues = ['functionapp-tasks', 'container-tasks', 'dag-worker-tasks']
 var jobQueue = 'dag-jobs'
 var databaseName = 'dagmaster'
 var containers = ['bronze', 'silver', 'external']
-var servedContainers = [1, 2] // map servers read silver and external, and nothing that was not processed
+var servedContainers = [1, 2] // map servers read silver and external, not the raw data in bronze
 
-// Identities. The names are those of roles in PostgreSQL; that of the gateway is the one that `dagmaster db deploy` expects.
+// Identities. Their names are also roles in PostgreSQL; `dagmaster db deploy` expects that of the gateway.
 
 resource platformIdentity 'Microsoft.ManagedIdentity/userAssignedIdentities@2023-01-31' = {
   name: '${databaseName}_platform'
@@ -65,13 +65,13 @@ resource adminIdentity 'Microsoft.ManagedIdentity/userAssignedIdentities@2023-01
   location: location
 }
 
-// It reads the length of queues for Container Apps, which is an operation of management. Containers cannot use it.
+// Reads the length of queues for Container Apps, which needs a management role. Containers cannot use this identity.
 resource scalerIdentity 'Microsoft.ManagedIdentity/userAssignedIdentities@2023-01-31' = if (usesServiceBus) {
   name: '${databaseName}_scaler'
   location: location
 }
 
-// Built-in roles, and nothing else: docs/guides/azure.md says who needs which, and why.
+// Only built-in roles are used: docs/guides/azure.md says which identity needs which role, and why.
 
 var roles = {
   acrPull: '7f951dda-4ed3-4680-a7ca-43fe172d538d'
@@ -303,7 +303,7 @@ resource environment 'Microsoft.App/managedEnvironments@2025-01-01' = {
 }
 
 var host = postgres.properties.fullyQualifiedDomainName
-// Apps reach each other with TLS: requests have the credentials of callers, and plain ones are redirected.
+// Apps reach each other with TLS, because requests contain the credentials of callers; HTTP is redirected.
 var domain = environment.properties.defaultDomain
 var server = 'postgresql://${platformIdentity.name}@${host}:5432/${databaseName}?sslmode=verify-full&sslrootcert=/etc/ssl/certs/ca-certificates.crt'
 var servingServer = 'postgresql://${servingIdentity.name}@${host}:5432/${databaseName}?sslmode=verify-full&sslrootcert=/etc/ssl/certs/ca-certificates.crt'
@@ -334,7 +334,7 @@ var platform = concat(common, oidc, zonesInAzure, transport, [
 ])
 
 // Changes of the schema: a job that scripts/deploy.sh starts with the new image before it sets the images of the roles. It
-// has one container, because `az containerapp job update --image` sets the image of one, and of no init container.
+// has one container, because `az containerapp job update --image` sets only the image of one container, not of init containers.
 resource schema 'Microsoft.App/jobs@2025-01-01' = {
   name: '${prefix}-schema'
   location: location

@@ -8,7 +8,7 @@ import os
 import sys
 from http.client import HTTPConnection, HTTPException
 
-# The role, and the setting with its port and the default of that.
+# By role: the setting of its port, and the default.
 PORTS = {
     "orchestrator": ("API_PORT", 8000),
     "worker": ("HEALTH_PORT", 8002),
@@ -20,7 +20,7 @@ PORTS = {
 def main() -> int:
     role = os.environ.get("RUN_MODE", "").lower()
     if role == "orchestrator" and os.environ.get("API_ENABLED", "").lower() in ("false", "0", "no", "off"):
-        role = "worker"  # without the API, health is served where workers serve it
+        role = "worker"  # without the API, it serves health on the port of workers
     setting, default = PORTS[role]
     port = int(os.environ.get(setting) or default)
     connection = HTTPConnection("127.0.0.1", port, timeout=4)

@@ -21,14 +21,14 @@ SERVED_ZONES = (Zone.SILVER, Zone.EXTERNAL)
 _SERVED = re.compile(
     r"(?:https?://(?P<host>\[[0-9a-f:]+\]|[^/:@?#]+)(?::\d+)?)?/(?=files/(?:silver|external)/|tiles/|stac(?:/|$))"
 )
-# Backslashes count as slashes, and tabs and line breaks as nothing, in some readers of URLs.
+# Some parsers of URLs read backslashes as slashes, and ignore tabs and line breaks.
 _NOT_PLAIN = re.compile(r"[\s\\\x00-\x1f\x7f]")
 _NOT_PLAIN_DECODED = re.compile(r"[\\\x00-\x1f\x7f]|/vsi\w+[/?]", re.IGNORECASE)
 _LOOPBACK = re.compile(r"localhost|127(?:\.\d{1,3}){3}|\[::1\]")
 
 
 class Addresses(DatasetUrls):
-    """Builds URLs below one base. `href_prefixes` are those of other servers whose files may be published."""
+    """Builds URLs below one base. `href_prefixes` are URLs of other servers whose files may be published."""
 
     def __init__(
         self,
@@ -38,8 +38,8 @@ class Addresses(DatasetUrls):
         public_base: str | None = None,
         external_base: str | None = None,
     ) -> None:
-        """`public_base` is the base if others can reach it. `external_base` is where the external zone is reached, if
-        that is not the map server."""
+        """`public_base` is the base if other machines can reach it. `external_base` is the URL of the external zone,
+        if the map server does not serve it."""
         super().__init__(base)
         self._href_prefixes = tuple(href_prefixes)
         self.public_base = public_base
@@ -75,7 +75,7 @@ class Addresses(DatasetUrls):
         return url.startswith(f"{self.base}{FILES}/")
 
     def serves(self, href: str) -> bool:
-        """Whether it is a URL of this server, or a path of it: a file of a served zone, tiles or the catalogue.
+        """Whether this is a URL or a path of this server: a file of a served zone, tiles or the catalogue.
 
         The port of a loopback host does not matter: responses replace the base of such a URL by that of the request.
         """
@@ -94,7 +94,7 @@ class Addresses(DatasetUrls):
 
 
 def is_plain(href: str) -> bool:
-    """Whether a URL has only one reading: no `..`, no encoded separators, no backslashes, no characters to ignore."""
+    """Whether all parsers read a URL in the same way: no `..`, encoded separators, backslashes or white space."""
     if _NOT_PLAIN.search(href):
         return False
     path = re.split(r"[?#]", href, maxsplit=1)[0]
@@ -128,7 +128,8 @@ def location_of(url: str) -> Location | None:
 def rebased(url: str, base: str, own_host: str | None = None) -> str:
     """A stored URL below the base where the server is reached now, which may have another port than when it was stored.
 
-    Only paths, and URLs of a loopback host or of `own_host`, change: any other host is a public URL, or not ours.
+    Only paths, and URLs of a loopback host or of `own_host`, change: a URL of any other host is public, or
+    belongs to another server.
     """
     served = _SERVED.match(url)
     if served is None or not _is_own_host(served["host"], own_host):
@@ -137,5 +138,5 @@ def rebased(url: str, base: str, own_host: str | None = None) -> str:
 
 
 def _is_own_host(host: str | None, own_host: str | None = None) -> bool:
-    """A path has no host: it is of this server."""
+    """Whether a URL with this host belongs to this server. A path, which has no host, does."""
     return host is None or bool(_LOOPBACK.fullmatch(host)) or host.strip("[]") == own_host

@@ -7,7 +7,7 @@ from typing import Any
 
 
 class DaemonThreads(Executor):
-    """A new thread for each call. The threads of other executors are waited for when the process ends."""
+    """A new thread for each call. Other executors join their threads when the process ends."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         future: Future[Any] = Future()

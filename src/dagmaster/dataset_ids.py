@@ -8,7 +8,7 @@ from dagmaster.errors import InvalidRequest
 
 LONGEST = 100
 RULE = f"lower-case letters and digits, with . _ - between them, at most {LONGEST} characters"
-JOB_PREFIX = "job-"  # with the id of a job, the dataset of what it made without a submission
+JOB_PREFIX = "job-"  # followed by the id of a job: the dataset of a job that was not submitted as an asset
 _OF_JOB = re.compile(rf"{JOB_PREFIX}[0-9a-f]{{8}}(?:-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}}")
 _RESERVED = re.compile(rf"[0-9a-f]{{32}}|{_OF_JOB.pattern}")
 _ID = re.compile(rf"[a-z0-9](?:[a-z0-9._-]{{0,{LONGEST - 2}}}[a-z0-9])?")
@@ -34,7 +34,7 @@ def own_dataset_id(job_id: UUID) -> str:
 
 
 def is_of_job(dataset_id: str) -> bool:
-    """Whether an id is that of the own dataset of some job."""
+    """Whether an id is one that `own_dataset_id` returns."""
     return bool(_OF_JOB.fullmatch(dataset_id))
 
 

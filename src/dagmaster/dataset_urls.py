@@ -1,5 +1,5 @@
-"""The URLs of datasets and searches on a map server. They need neither settings nor files, so that clients build them
-too; `addresses.py` adds the URLs of files, and parses.
+"""The URLs of datasets and searches on a map server. They are built without settings, so that clients can use this
+module too; `addresses.py` adds the URLs of files, and parses URLs.
 
     {base}/stac/collections/{dataset_id}/items/{item_id}
     {base}/tiles/{dataset_id}/map, /preview.png, /WebMercatorQuad/tilejson.json, /tiles/WebMercatorQuad/{z}/{x}/{y}.png
@@ -11,7 +11,7 @@ from urllib.parse import quote, urlencode
 SEARCHES, STAC, TILES = "/searches", "/stac", "/tiles"
 FILES, MAPS = "/files", "/maps"
 _MORE = ("/tileMatrixSets", "/colorMaps", "/colormaps", "/conformance", "/pages")
-# What clients may ask the map server for: these paths and everything below them. Another server may forward them.
+# The paths that the map server serves, with everything below them. Another server may forward requests for them.
 MAP_PATHS = (MAPS, STAC, TILES, SEARCHES, FILES, *_MORE)
 GRID = "WebMercatorQuad"
 

@@ -5,7 +5,7 @@
     │   ├── InvalidWorkflow   … every mistake in a workflow file, with line and column
     │   └── NotAllowed        … the caller lacks the permission
     │       └── NotAuthenticated  … the caller has no credentials, or credentials that are not valid
-    ├── NotFound          the caller: there is no such thing
+    ├── NotFound          the caller: what the request names does not exist
     ├── Conflict          the caller: the present state does not allow it
     ├── UnfitData         the owner of the data: never retried
     ├── Unavailable       the environment: retried, and counted separately from failures of the handler
@@ -137,9 +137,9 @@ def _is_of_library(file: str) -> bool:
 
 
 def unexpected(error: Exception) -> InvalidRequest:
-    """A mistake in this software, to be recorded. Its text is left out: it may contain values."""
+    """The error to record for an exception that is a bug. The exception's text is left out: it may contain values."""
     return InvalidRequest(
         f"unexpected {type(error).__qualname__} in {place_of(error)}",
         code="engine.unexpected",
-        hint="this is a mistake in dagmaster; please report it",
+        hint="this is a bug in dagmaster; please report it",
     )

@@ -13,7 +13,7 @@ _DISTRIBUTIONS = {"jwt": "pyjwt"}
 def missing_extra(error: ImportError, preferred: str | None = None) -> InvalidRequest | None:
     """The error to report instead, if an extra would have installed the module that could not be imported.
 
-    If several extras would have, it names the preferred one, or else the one that has everything.
+    If several extras contain the module, the error names the preferred one, or else `all`.
     """
     module = (error.name or "").partition(".")[0]
     extras = _extras_of(module) if module and isinstance(error, ModuleNotFoundError) else set()

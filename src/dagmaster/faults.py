@@ -1,4 +1,4 @@
-"""Named crash points: places where a test may let the process die.
+"""Named crash points: places where a test can make the process crash.
 
 `reach("name")` does nothing unless that point was armed (settings: CRASH_POINT=name or name:3 for the third time). An
 armed point ends the process at once, as kill -9 would: no clean-up, no flush, no rollback message.
@@ -7,7 +7,7 @@ armed point ends the process at once, as kill -9 would: no clean-up, no flush, n
 import os
 from typing import Final
 
-# Transactions of several statements: before the commit all of them have run. Several transactions may share a name.
+# Transactions of several statements, all of which run before `before-commit`. Several transactions may share a name.
 TRANSACTIONS: Final = (
     "submit",
     "submit_once",
@@ -39,7 +39,7 @@ TRANSACTIONS: Final = (
     "external_claim",
     "fail_tasks",
 )
-# Single statements, which commit themselves: before the commit means before the statement is sent.
+# Single statements, which commit themselves: `before-commit` is before the statement is sent.
 STATEMENTS: Final = (
     "replay_dead_letter",
     "drop_dead_letter",
@@ -64,8 +64,8 @@ STATEMENTS: Final = (
     "outbox_delete",
     "outbox_postpone",
 )
-# Along the path of a job: claimed, decided, committed, published, received, settled, stored, run and reported; and once
-# its submitter was called back. With a message broker: ids of tasks were sent, submissions were stored.
+# Steps of orchestrators, workers and handlers, from the claim of a job to the reports of its tasks; then the callback
+# to the submitter. The steps of the relay exist only with a message broker.
 STEPS: Final = (
     "orchestrator.claimed",
     "orchestrator.fenced",

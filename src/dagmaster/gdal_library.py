@@ -17,7 +17,7 @@ _END: Final = 2  # SEEK_END
 class OpenedFile:
     """A file that is open for reading, as a context manager. Raises OSError with GDAL's reason.
 
-    The reason may contain a URL with a signature: show it shortened only.
+    The reason may contain a URL with a signature, which must be removed before it is shown.
     """
 
     def __init__(self, path: str) -> None:
@@ -31,7 +31,7 @@ class OpenedFile:
             self.size_bytes = int(self._library.VSIFTellL(self._handle))
 
     def read(self, length: int, start: int) -> bytes:
-        """Fewer bytes only if the file ends before: if a request fails, that is an error."""
+        """The bytes from `start` on; fewer than `length` only at the file's end. A failed request is an OSError."""
         expected = max(0, min(length, self.size_bytes - start))
         if not expected:
             return b""
@@ -40,7 +40,7 @@ class OpenedFile:
             self._library.VSIFSeekL(self._handle, start, 0)
             count = self._library.VSIFReadL(buffer, 1, expected, self._handle)
         if count != expected:
-            raise OSError(f"{count:,} of {expected:,} bytes could be read")
+            raise OSError(f"only {count:,} of {expected:,} bytes could be read")
         return buffer.raw
 
     def close(self) -> None:
@@ -57,7 +57,7 @@ class OpenedFile:
 
 @cache
 def gdal_library() -> Any:
-    """GDAL's library. Its functions release the lock of the interpreter."""
+    """GDAL's library. Calls of its functions release the global interpreter lock."""
     try:
         import rasterio  # noqa: F401  (it loads the library)
     except ImportError:
@@ -93,7 +93,7 @@ _SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
 
 
 class _QuietErrors:
-    """GDAL would write errors of these calls to the standard error, with their URLs."""
+    """Silences the errors of these calls, which GDAL would write to standard error with their URLs."""
 
     def __init__(self, library: Any) -> None:
         self._library = library

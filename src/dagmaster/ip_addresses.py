@@ -1,10 +1,10 @@
-"""IP addresses as clients read them, and whether one belongs to the internet."""
+"""IP addresses as clients parse them, and whether an address is public."""
 
 import socket
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 
 _NAT64 = IPv6Network("64:ff9b::/96")
-# All that is assigned. Elsewhere are translations of IPv4 addresses, such as ::ffff:0:127.0.0.1.
+# All public IPv6 addresses are in this network. Others may be translated IPv4 addresses, such as ::ffff:0:127.0.0.1.
 _GLOBAL_UNICAST = IPv6Network("2000::/3")
 # Services of a cloud for its own machines, in addition to those at link-local addresses: AWS, Alibaba, Oracle, Azure.
 _METADATA = frozenset(map(ip_address, ("fd00:ec2::254", "100.100.100.200", "192.0.0.192", "168.63.129.16")))
@@ -27,7 +27,7 @@ def address_in(host: str) -> IpAddress | None:
 
 
 def is_public(address: IpAddress | str) -> bool:
-    """Whether an address, or the IPv4 address that it stands for, is one of the internet."""
+    """Whether an address, or the IPv4 address that it stands for, is reachable from the internet."""
     address = _ipv4_if_embedded(address)
     if isinstance(address, IPv6Address) and address not in _GLOBAL_UNICAST:
         return False

@@ -18,7 +18,7 @@ class Endpoint:
     hint_to_protect: str = "set AUTH_ENABLED=true, "
 
 
-API = Endpoint("api", "the API", "another orchestrator? choose a port with --port (0 takes a free one), or --no-api")
+API = Endpoint("api", "the API", "choose another port with --port (0 takes a free one), or use --no-api")
 GATEWAY = Endpoint("gateway", "the gateway", "choose another port with --port (0 takes a free one)")
 SERVING = Endpoint("serving", "the map server", "choose another port with --port (0 takes a free one)")
 HEALTH = Endpoint("health", "the health endpoint", "choose another HEALTH_PORT (0 takes a free one)", "")

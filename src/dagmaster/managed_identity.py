@@ -15,10 +15,10 @@ from dagmaster.errors import Unavailable
 from dagmaster.settings import Settings
 
 if TYPE_CHECKING:
-    import httpx2  # where it is used, because most workers need no token
+    import httpx2  # imported where it is used, because most workers need no token
 
 METADATA_SERVICE: Final = "http://169.254.169.254/metadata/identity/oauth2/token"
-EARLY_SECONDS: Final = 300.0  # a token is renewed so long before it expires
+EARLY_SECONDS: Final = 300.0  # a token is renewed this long before it expires
 _MIN_SECONDS: Final = 30.0
 _RETRY_SECONDS: Final = 15.0  # after a renewal that failed while the token is still valid
 _HINT: Final = (
@@ -28,7 +28,7 @@ _HINT: Final = (
 
 @dataclass(frozen=True, slots=True)
 class IdentityEndpoint:
-    """Where tokens are obtained. `header` is a secret."""
+    """Where tokens are obtained. `headers` may contain a secret."""
 
     url: str
     params: dict[str, str]
@@ -74,9 +74,9 @@ class ManagedIdentity:
         return self._token, self._expires_at
 
     def token_blocking(self, http: "httpx2.Client") -> tuple[str, datetime]:
-        """A token that is valid for a while, and when it expires. Threads wait for the one that asks for it. If no new
-        one can be obtained, the previous one is used until it expires: then few callers wait for the service, which may
-        respond to nothing."""
+        """A token that is valid for a while, and when it expires. One thread requests it, and the others wait. If no
+        new token can be obtained, the previous one is used until it expires, and few callers wait for a service that
+        does not respond."""
         with self._lock:
             is_usable = self._token is not None and self._clock() < self._expires_at
             if not self._is_valid() and not (is_usable and self._clock() < self._retry_at):
@@ -111,17 +111,17 @@ class ManagedIdentity:
         import httpx2
 
         if response.status_code != httpx2.codes.OK:
-            raise _no_token(f"it answered {response.status_code}")
+            raise _no_token(f"its endpoint responded with status {response.status_code}")
         try:
             answer: Any = response.json()
             token, expires_on = answer["access_token"], float(answer["expires_on"])
         except (ValueError, TypeError, KeyError):  # the text is left out: it may contain a token
-            raise _no_token("its answer has no token") from None
+            raise _no_token("the response of its endpoint has no token") from None
         if not isinstance(token, str) or not token:
-            raise _no_token("its answer has no token")
-        # A token that expires within the reserve would otherwise be requested for each call.
+            raise _no_token("the response of its endpoint has no token")
+        # Otherwise a token that expires within EARLY_SECONDS would be requested again for each call.
         self._token, self._expires_at = token, max(expires_on, self._clock() + EARLY_SECONDS + _MIN_SECONDS)
 
 
 def _no_token(problem: str) -> Unavailable:
-    return Unavailable(f"the managed identity gives no token: {problem}", code="azure.no-token", hint=_HINT)
+    return Unavailable(f"cannot get a token of the managed identity: {problem}", code="azure.no-token", hint=_HINT)

@@ -15,7 +15,7 @@ def size_text(size_bytes: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time in the largest unit of which it has at least one: `45 s`, `3 min`."""
+    """A duration in the largest unit that it contains at least once: `45 s`, `3 min`."""
     for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
         if seconds >= size:
             return f"{seconds / size:.0f} {unit}"

@@ -14,7 +14,7 @@ SCHEMA = "dagapp"
 @dataclass(frozen=True, slots=True)
 class Index:
     """An index over `columns` (each may end in ' DESC'); partial with `where`. `method` is gin for containment and
-    words; `storage` are the parameters of the index."""
+    text search; `storage` are the storage parameters of the index."""
 
     name: str
     columns: tuple[str, ...]

@@ -8,8 +8,8 @@ METRES_PER_DEGREE: Final = EQUATOR_METRES / 360
 
 
 def position(longitude: float, latitude: float, *, limit: float) -> tuple[float, float]:
-    """The position on the map from its north-western corner, in parts of its width. Latitudes beyond `limit` count as
-    `limit`: the poles are infinitely far away."""
+    """The position on the map from its north-western corner, as fractions of its width. Latitudes beyond `limit` count
+    as `limit`, because the poles are infinitely far away."""
     latitude = min(max(latitude, -limit), limit)
     north = math.asinh(math.tan(math.radians(latitude))) / math.pi
     return (longitude + 180) / 360, (1 - north) / 2

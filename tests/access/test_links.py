@@ -61,7 +61,7 @@ def test_a_link_expires_at_its_time():
 
 
 def test_a_link_to_a_preview_names_the_revision():
-    with pytest.raises(ValueError, match="names the revision"):
+    with pytest.raises(ValueError, match="must name the revision"):
         VersionLink(ASSET_ID, 0, 100, is_preview=True)
     forged = sign(VersionLink(ASSET_ID, 0, 100), "k1", "secret").replace(".d.", ".p.")
     assert verified(forged, "secret") is None

@@ -136,11 +136,11 @@ async def test_settings_hold_for_one_transaction_on_a_pooler(shared_database):
     ("name", "settings", "problem"),
     [
         ("strict", {}, "unsupported startup parameter"),
-        ("lenient", {"ignore_startup_parameters": "options"}, "is not the one that was announced"),
+        ("lenient", {"ignore_startup_parameters": "options"}, "is not the one announced at login"),
         (
             "session",
             {"ignore_startup_parameters": "options", "pool_mode": "session"},
-            "is not the one that was announced",
+            "is not the one announced at login",
         ),
     ],
 )

@@ -98,7 +98,7 @@ async def test_invalid_requests_list_every_mistake_and_repeat_nothing(shared_dat
         ("/jobs", {"priority": 1}, "body.workflow_id: is required"),
         ("/jobs", {"workflow_id": "x", "priority": 11}, "body.priority: must be less than or equal to 10"),
         ("/jobs", [], "body: must be an object"),
-        (f"/jobs/{JOB}/cancel", {"zzz": 1}, "body.zzz: unknown field 'zzz'; known are by, reason"),
+        (f"/jobs/{JOB}/cancel", {"zzz": 1}, "body.zzz: unknown field 'zzz'; known names are by, reason"),
         (
             f"/jobs/{JOB}/retry",
             {"node": "a", "stage": "b"},

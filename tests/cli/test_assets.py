@@ -164,13 +164,13 @@ def test_every_answer_to_a_submission_is_named(cli, running, submitted):
     would = cli("assets", "submit", *DDH[:-1], "version_id=2025", "--blob", "floods.tif", "--dry-run")
 
     assert first["outcome"] == "new_asset"
-    assert same.out.startswith("the same was processed already; --force processes it again: floods-r1, version 0")
+    assert same.out.startswith("data that was processed already; --force processes it again: floods-r1, version 0")
     assert revised.out.startswith("a new revision: floods-r1, version 0 (2024), revision 2\n")
-    assert during.out.startswith("the same is being processed already: ")
+    assert during.out.startswith("data that is being processed already: ")
     assert (blocked.code, blocked.err.splitlines()[0]) == (4, "error: version 0 is unresolved (pending_review)")
     assert "dagmaster assets ls --to-review" in blocked.err
     assert would.code == 4
-    assert would.out == "it would be refused: version 0 is unresolved (pending_review) [version.unresolved]\n"
+    assert would.out == "would be refused: version 0 is unresolved (pending_review) [version.unresolved]\n"
 
 
 @pytest.mark.requirement("M3")
@@ -196,7 +196,7 @@ def test_a_stale_change_shows_what_changed(cli, submitted):
     assert result.code == 4
     assert result.err.splitlines() == [
         "since then: exposed, by local: cited",
-        "error: the asset has changed since the state that If-Match names",
+        "error: the asset has changed since the ETag in If-Match was read",
         "hint: read it again with `dagmaster assets show floods-r1`, then repeat the command",
     ]
     assert json.loads(as_json.err)["error"]["facts"]["events"][0]["action"] == "exposed"
@@ -260,7 +260,7 @@ def test_the_version_that_waits_is_meant_unless_several_can_be(cli, running, sub
     ambiguous = cli("assets", "approve", "floods-r1")
 
     assert (none.code, none.err.splitlines()[0]) == (4, "error: no version of floods-r1 waits for review")
-    assert (ambiguous.code, ambiguous.err.splitlines()[0]) == (2, "error: approve which of the versions 0, 1, 2?")
+    assert (ambiguous.code, ambiguous.err.splitlines()[0]) == (2, "error: more than one version to approve: 0, 1, 2")
 
 
 @pytest.mark.requirement("A1")

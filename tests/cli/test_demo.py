@@ -82,7 +82,7 @@ def test_ctrl_c_while_a_demonstration_starts_removes_what_it_made(output):
     out, err = process.communicate(timeout=30)
 
     assert process.returncode == 130, err
-    assert out.index("stopping …") < out.index("stopped; its data was deleted")
+    assert out.index("stopping …") < out.index("stopped; the data of the demo was deleted")
     assert not alive(everything)
     assert not output.exists()
 

@@ -177,4 +177,4 @@ def test_a_failed_submission_repeated_offers_both_ways_on(on_platform, failing):
 
     for result in (on_platform(*submit), on_platform(*submit, "--wait")):
         assert result.code == 1
-        assert "submit it with --resume to run what is missing, or with --force to start a new job" in result.err
+        assert "submit it with --resume to run the missing nodes, or with --force to start a new job" in result.err

@@ -94,7 +94,7 @@ def test_a_resume_counts_the_children_and_reports_the_outcome(on_platform, faili
     resumed = on_platform("jobs", "resume", job_id, "--wait", "--json")
     senseless = on_platform("jobs", "resume", job_id, "--dry-run", "--wait")
 
-    assert f"hint: run what is missing with: dagmaster jobs resume {job_id}" in failed.out
+    assert f"hint: run the missing nodes with: dagmaster jobs resume {job_id}" in failed.out
     assert "  3 children of spread\n" in would.out
     assert resumed.code == 1
     assert (resumed.json["job_id"], resumed.json["status"]) == (job_id, "failed")
@@ -130,7 +130,7 @@ def test_the_same_submission_resumes_its_failed_job(on_platform, failing):
     both = on_platform(*submit, "--resume", "--force")
 
     assert result.code == 1
-    assert "with --resume to run what is missing" in result.err
+    assert "with --resume to run the missing nodes" in result.err
     assert (resumed.code, resumed.out.strip()) == (0, first["job_id"])
     assert "its job runs again (resumed 1 time)" in resumed.err
     assert waited.code == 1

@@ -88,7 +88,7 @@ def test_what_was_lost_is_no_retry():
 
     text = drawn(a_job(lost, both))
 
-    assert "again in 0.4 s (lost 1 time)" in text
+    assert "next attempt in 0.4 s (lost 1 time)" in text
     assert "1 of 3 retries, lost 2 times" in text
 
 

@@ -162,7 +162,10 @@ def test_a_result_to_review_is_not_on_the_map_until_it_is_approved(on_maps, scen
 
     assert (done.code, done.json["is_approved"], done.json["is_served"], collection) == (0, False, False, None)
     assert done.json["approve"] == "dagmaster assets approve reviewed --version 0 --clearance ouo"
-    assert "it waits for review, and is not on the map yet; decide with:\n  dagmaster assets approve rev" in again.err
+    assert (
+        "the result waits for review, and is not on the map yet; decide with:\n  dagmaster assets approve rev"
+        in again.err
+    )
     assert Path(done.json["preview"]).read_bytes().startswith(PNG)
     assert (hidden.status_code, preview.status_code) == (404, 200)
     assert (approved.code, shown.status_code) == (0, 200)
@@ -355,7 +358,7 @@ def test_detaching_prints_the_job_id(on_maps, scene):
     assert done.code == 0
     assert done.err == (
         f"watch it with: dagmaster jobs watch {done.out.splitlines()[-1]}\n"
-        "it is not approved when it completes: run the same command again, or review it with:\n"
+        "the result is not approved automatically: run the same command again later, or review it with:\n"
         "  dagmaster assets show left\n"
     )
 
@@ -370,7 +373,7 @@ def test_ctrl_c_leaves_the_job_to_the_platform(maps, scene):
 
     assert process.returncode == 130
     assert "detached: the job continues; watch it with:\n  dagmaster jobs watch " in err
-    assert "it is not approved when it completes: run the same command again, or review it with:\n" in err
+    assert "the result is not approved automatically: run the same command again later, or review it with:\n" in err
     assert alive({maps.pid})
 
 
@@ -492,7 +495,7 @@ def at_files(scene, tmp_path, monkeypatch):
         (
             ("dem.tif", "--tier", "visualization"),
             2,
-            "--tier visualization is not possible: the visualization tier is JPEG",
+            "--tier visualization is not possible: the visualization tier uses JPEG",
         ),
         (("scene.tif", "--target-crs", "EPSG:2193"), 2, "--target-crs EPSG:2193 is not possible"),
         (

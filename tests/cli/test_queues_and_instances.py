@@ -100,7 +100,7 @@ def test_the_same_key_answers_with_the_same_job(over_http):
 
     assert (again["status"], again["job_id"]) == ("already_completed", first["job_id"])
     assert result.out.strip() == first["job_id"]
-    assert "the same was submitted before; its job is completed" in result.err
+    assert "an identical submission was sent before; its job is completed" in result.err
     assert other.code == 4
     assert forced["status"] == "accepted"
     assert forced["job_id"] != first["job_id"]
@@ -142,7 +142,7 @@ def test_a_paused_queue_is_shown_to_a_waiting_client_and_keeps_its_limit(over_ht
     assert over_http("queues", "pause", "nothing").code == 4
     closed = over_http("queues", "limit", "container-tasks", "0")
     assert closed.code == 2
-    assert "at least 1; to stop it: dagmaster queues pause container-tasks" in closed.err
+    assert "at least 1; to stop it, run: dagmaster queues pause container-tasks" in closed.err
 
 
 @pytest.mark.requirement("M3")
@@ -188,7 +188,7 @@ def test_dead_letters_are_listed_shown_and_replayed(over_http, server):
     assert letter["dead_letter_id"] in listed.out
     assert "Malformed" in listed.out
     assert '"workflow_id": 7' in shown.out
-    assert (replayed.code, replayed.out) == (0, "back in queue dag-jobs\n")
+    assert (replayed.code, replayed.out) == (0, "the message is back in queue dag-jobs\n")
     assert over_http("dead-letters", "show", "00000000-0000-0000-0000-000000000000").code == 4
     assert over_http("dead-letters", "show", "what").code == 2
     assert over_http("dead-letters", "show", "00000000").code == 4
@@ -260,8 +260,8 @@ def test_a_follower_outlives_the_api_and_misses_nothing(over_http, platform, sle
     events = [json.loads(line) for line in [*lines, *output.splitlines()]]
     assert [event["sequence"] for event in events] == list(range(1, len(events) + 1))
     assert events[-1]["event_type"] == "job_completed"
-    assert "was lost; waiting up to 60 s for it" in err
-    assert "the platform answers again" in err
+    assert "was lost; retrying for up to 60 s" in err
+    assert "the platform is available again" in err
     assert follower.returncode == 0
 
 

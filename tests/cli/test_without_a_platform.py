@@ -44,7 +44,7 @@ def test_without_a_platform_commands_say_how_to_start_or_name_one(dagmaster, tmp
     assert result.err == (
         f"error: no platform is running on {tmp_path / 'data'}\n"
         "hint: start one with `dagmaster up`, use --data if yours is in another folder, "
-        "or give the API of another one with --server URL (or DAGMASTER_URL)\n"
+        "or give the URL of another platform with --server URL (or DAGMASTER_URL)\n"
     )
     assert json.loads(as_json.err)["error"]["code"] == "platform.none"
     assert as_json.out == ""

@@ -1532,7 +1532,7 @@ async def test_a_job_past_its_deadline_is_pending_work_and_reported_as_overdue(b
     assert driver.claim.job_id not in before.overdue
     assert driver.claim.job_id in after.overdue
     job = await only(bench, "dag_jobs")
-    assert (job["status"], job["error_message"]) == ("failed", "the job did not end within its 50 s")
+    assert (job["status"], job["error_message"]) == ("failed", "the job did not end within its timeout of 50 s")
 
 
 # --- running again ---------------------------------------------------------------------------------------------------

@@ -310,6 +310,6 @@ def test_a_column_computed_row_by_row_needs_a_manual_step_where_there_are_rows(d
 
     assert refused == [
         "change by hand: column dag_job_messages.seen_at is missing, "
-        "and each row would be rewritten, with the table locked"
+        "and adding it would rewrite each row with the table locked"
     ]
     assert done == ["add column dag_job_messages.seen_at"]

@@ -528,7 +528,7 @@ def test_a_column_without_a_value_for_old_rows_needs_a_manual_step(database):
 
     done = deploy.migrate(database, tuple(Strict if record is WorkerRecord else record for record in RECORDS))
 
-    assert done == ["change by hand: column workers.must is missing, and rows that exist would have no value for it"]
+    assert done == ["change by hand: column workers.must is missing, and existing rows would have no value for it"]
 
 
 @pytest.mark.requirement("D4")

@@ -197,7 +197,7 @@ async def test_a_job_past_its_deadline_fails_and_its_tasks_are_stopped(database)
         job = await running.run(workflow(two("listening", timeout=0.5)))
 
         assert job["status"] == "failed"
-        assert job["error_message"] == "the job did not end within its 0.5 s"
+        assert job["error_message"] == "the job did not end within its timeout of 0.5 s"
         assert _ran == ["cancelled"]
 
 

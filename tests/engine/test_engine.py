@@ -561,7 +561,7 @@ async def test_a_task_that_its_worker_does_not_end_is_failed_by_the_orchestrator
     assert job["status"] == "completed"
     assert [task["status"] for task in tasks] == ["failed", "succeeded"]
     (error,) = [e["event_data"]["error"] for e in events if e["event_type"] == "node_failed"]
-    assert (error["code"], error["message"]) == ("task.overran", "took longer than its 0.1 s")
+    assert (error["code"], error["message"]) == ("task.overran", "took longer than its timeout of 0.1 s")
 
 
 @pytest.mark.requirement("E10")

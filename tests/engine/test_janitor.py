@@ -505,7 +505,7 @@ async def test_the_webhook_receives_actions_and_its_failure_does_no_harm(databas
 
         assert requests[0].startswith(b"POST /hook?a=1 HTTP/1.1\r\nHost: 127.0.0.1:")
         assert b'"action_type":"job_stalled"' in requests[0]
-        with pytest.raises(Unavailable, match="answered 302"):
+        with pytest.raises(Unavailable, match="responded with status 302"):
             await webhook.post(url, {"actions": []}, allow_private=True)
         with pytest.raises(InvalidRequest, match="not public"):
             await webhook.post(url, {"actions": []}, allow_private=False)

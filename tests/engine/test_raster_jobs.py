@@ -422,7 +422,8 @@ async def test_files_that_cover_the_same_pixels_are_reported(hub: Hub) -> None:
     assert job["status"] == "completed"
     (finding,) = [each for each in job["result_data"]["findings"] if each["code"].startswith("collection.")]
     assert finding["code"] == "collection.same-area"
-    assert finding["message"] == "2 other files and 'B02.tif' overlap by at least 90 %; there the map shows one of them"
+    overlap = "2 other files and 'B02.tif' overlap by at least 90 %; the map shows only one of them there"
+    assert finding["message"] == overlap
     assert "bands of one scene" in finding["advice"]
 
 
@@ -554,7 +555,7 @@ async def test_older_tiled_versions_stay_servable(hub: Hub) -> None:
 IMPOSSIBLE: dict[str, tuple[dict[str, Any], str]] = {
     "tier": (
         {"output_tier": "visualization"},
-        "output_tier=visualization is not possible: the visualization tier is JPEG",
+        "output_tier=visualization is not possible: the visualization tier uses JPEG",
     ),
     "no tier": ({"output_tier": "best"}, "output_tier=best is not possible: there is no tier 'best'"),
     "crs": ({"target_crs": "EPSG:99999"}, "target_crs=EPSG:99999 is not possible: 'EPSG:99999' is not a known CRS"),

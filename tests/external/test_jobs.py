@@ -209,7 +209,7 @@ async def test_a_job_that_is_posted_exports_only_what_is_approved_and_public(hub
     assert (await external.state("dem")).state == "none", "the failed jobs are not those of the revision"
 
     await clear(store, "dem", Clearance.PUBLIC, caller=ADMIN)
-    assert "blob_path is not that of" in await fails("external_export", blob_path="cogs/another.tif")
+    assert "blob_path does not match" in await fails("external_export", blob_path="cogs/another.tif")
     assert "is published: its external copies stay" in await fails("unpublish")
     job = await hub.run("adf_export", asset_id="dem", version_ordinal=0)
     assert job["status"] == "completed", job["error_message"]

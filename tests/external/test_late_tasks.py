@@ -102,7 +102,7 @@ async def test_copies_that_a_late_withdrawal_has_removed_are_made_again(
         return count
 
     monkeypatch.setattr(kit.storage, "clear_external", clear)
-    with pytest.raises(UnfitData, match="not the current one"):
+    with pytest.raises(UnfitData, match="no longer current"):
         withdrawal.remove(ctx, withdrawal.TargetParams(target=target))
 
     assert (await copies(kit)).state == "due"

@@ -92,7 +92,7 @@ def test_rasters_in_subfolders_are_hinted_at(at_tiles):
     with pytest.raises(NotFound) as refused:
         find_sources(["outer"], Settings())
 
-    assert refused.value.hint == "its subfolders have: use 'outer/**/*.tif'"
+    assert refused.value.hint == "its subfolders have rasters: use 'outer/**/*.tif'"
 
 
 def test_a_link_to_a_file_that_is_given_too_is_a_duplicate(at_tiles):

@@ -383,7 +383,7 @@ def test_invalid_requests_are_refused(tmp_path: Path) -> None:
     ):
         pass
     with (
-        pytest.raises(UnfitData, match="258 bands are more than 256"),
+        pytest.raises(UnfitData, match="258 bands are more than the limit of 256"),
         stacked([write_raster(tmp_path / "many.tif", noise(129, 8, 8))] * 2, raster_type=DEM),
     ):
         pass

@@ -98,7 +98,7 @@ def test_an_object_whose_header_cannot_be_read_is_not_opened(stored, object_stor
     missing = object_storage.gdal_path(place("none.tif", Zone.BRONZE))
 
     def broken(_file: OpenedFile, length: int, _start: int) -> bytes:
-        raise OSError(f"0 of {length} bytes could be read")
+        raise OSError(f"only 0 of {length} bytes could be read")
 
     with pytest.raises(Unavailable) as not_found, opened(missing, remote=True):
         pass

@@ -86,8 +86,8 @@ async def test_every_outcome_of_a_handler_is_a_report(handler: str, blame: str, 
         (SystemExit("no input"), "the handler called sys.exit('no input')"),
         (SystemExit(), "the handler called sys.exit()"),
         (KeyboardInterrupt(), "KeyboardInterrupt"),
-        (Unspeakable(), "Unspeakable (its text can't be had: RuntimeError)"),
-        (HandlerFailed(Unspeakable()), "Unspeakable (its text can't be had: RuntimeError)"),  # type: ignore[arg-type]
+        (Unspeakable(), "Unspeakable (cannot be converted to text: RuntimeError)"),
+        (HandlerFailed(Unspeakable()), "Unspeakable (cannot be converted to text: RuntimeError)"),  # type: ignore[arg-type]
         (HandlerFailed(404), "404"),  # type: ignore[arg-type]
     ],
 )

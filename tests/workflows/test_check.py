@@ -152,7 +152,7 @@ def test_a_pointer_that_the_target_overrides_leads_nowhere():
 @pytest.mark.requirement("W2")
 def test_exactly_one_start_is_needed():
     assert (
-        only(START + "  more: {type: start, next: a}\n  a: {handler: echo, next: end}\n" + END, "a second start")[0]
+        only(START + "  more: {type: start, next: a}\n  a: {handler: echo, next: end}\n" + END, "several start")[0]
         == "more"
     )
     the_problem(problems_in("  a: {handler: echo, next: end}\n" + END), "no node of type start")
@@ -166,12 +166,12 @@ def test_at_least_one_end_is_needed():
 @pytest.mark.requirement("W3")
 def test_a_start_depends_on_nothing_and_an_end_leads_nowhere():
     nodes = "  start: {type: start, next: a, depends_on: {all_of: []}}\n  a: {handler: echo, next: end}\n" + END
-    the_problem(problems_in(nodes), "a start node has no dependencies; remove depends_on")
+    the_problem(problems_in(nodes), "a start node cannot have dependencies; remove depends_on")
 
     nodes = START + "  a: {handler: echo, next: end}\n  end: {type: end, next: start}\n"
     problems = problems_in(nodes)
     assert the_problem(problems, "an end node cannot have a `next`").line == 5
-    assert the_problem(problems, "a start node has no dependencies, but 'end' leads to it").node == "start"
+    assert the_problem(problems, "a start node cannot have dependencies: 'end' leads to it").node == "start"
 
 
 @pytest.mark.requirement("W3")
@@ -365,15 +365,15 @@ def test_where_no_name_is_close_those_that_exist_are_listed():
 
     (of_handler,) = [problem.message for problem in problems if "no handler" in problem.message]
     (of_queue,) = [problem.message for problem in problems if "no queue" in problem.message]
-    assert of_handler == f"no handler 'zzz' is registered; known are {', '.join(sorted(HANDLERS))}"
-    assert of_queue == f"there is no queue 'yyy'; known are {', '.join(sorted(QUEUES))}"
+    assert of_handler == f"no handler 'zzz' is registered; known names are {', '.join(sorted(HANDLERS))}"
+    assert of_queue == f"there is no queue 'yyy'; known names are {', '.join(sorted(QUEUES))}"
 
 
 @pytest.mark.requirement("W3")
 def test_of_many_names_only_some_are_listed():
     hint = or_known("zzz", [f"handler_{n:02}" for n in range(50)])
 
-    assert hint.startswith("; known are handler_00, handler_01")
+    assert hint.startswith("; known names are handler_00, handler_01")
     assert hint.endswith(", handler_29 and 20 more")
 
 
@@ -420,7 +420,7 @@ def templated(template: str) -> str:
 @pytest.mark.parametrize(
     ("template", "words"),
     [
-        ("{{ 1 + }}", "cannot be understood"),
+        ("{{ 1 + }}", "is not valid: "),
         ("{{ inputs.cuont }}", "`inputs.cuont` is not an input of this workflow; did you mean 'count'?"),
         ("{{ inputs.other | default(1) }}", "`inputs.other` is not an input"),
         ("{{ nodes.strat.output }}", "`nodes.strat` does not exist; did you mean 'start'?"),

@@ -208,8 +208,8 @@ function ConnectionBanner() {
     <div class="banner amber connection" role="status">
       <Icon name="warning" />
       <span class="grow">
-        The connection to the platform is lost, for {duration(Math.round(seconds))} so far. What you see may be out of
-        date. The page reconnects automatically.
+        The connection to the platform was lost {duration(Math.round(seconds))} ago. This page may be out of date. It
+        reconnects automatically.
       </span>
       <button type="button" class="button small" onClick={retryNow}>
         Try now
@@ -225,7 +225,7 @@ function PageOf({ path: actual }: { path: string }) {
   useEffect(() => {
     match?.route.load().then(
       (module) => setPage(() => module.default),
-      () => setProblem(new Error("This page could not be loaded. The platform may have been updated: load it again.")),
+      () => setProblem(new Error("This page could not be loaded. The platform may have been updated. Try again.")),
     );
   }, []);
   if (problem) return <ProblemView problem={problem} onRetry={() => globalThis.location.reload()} />;
@@ -248,10 +248,10 @@ function NotFound() {
 function NotAllowed({ permission }: { permission: string }) {
   useTitle("Not allowed");
   return (
-    <Message title="You may not see this page">
+    <Message title="You do not have access to this page">
       <p>
-        Your key or your role does not have the permission <code>{permission}</code>. An administrator can give you one
-        that has it. <a href={href(home())}>Go to the start</a>
+        Your key or role does not have the permission <code>{permission}</code>. An administrator can grant it.{" "}
+        <a href={href(home())}>Go to the start</a>
       </p>
     </Message>
   );

@@ -27,7 +27,7 @@ export function navigate(to: string, options: { replace?: boolean } = {}): void 
   address.value = current();
   if (!samePage) {
     globalThis.scrollTo(0, 0);
-    // Readers of screen readers and the keyboard start at the new page.
+    // Users of screen readers and keyboards start at the new page.
     queueMicrotask(() => document.getElementById("main")?.focus({ preventScroll: true }));
   }
 }

@@ -2,7 +2,7 @@
  * Resumable uploads to bronze: slices of a file, each at the offset that the server has.
  *
  * After a lost connection the server is asked for its offset, and the upload continues there. An upload that was
- * broken off by closing the page continues too: the server knows it by name, size and checksum of the file.
+ * interrupted by closing the page continues too: the server recognises it by name, size and checksum of the file.
  */
 import { ApiProblem, csrfHeaders, fetched, problemOf } from "./api/client";
 

@@ -23,13 +23,13 @@ test("entries become values of their types, and empty ones are left out", () => 
 });
 
 test.each([
-  ["name", "", "This is required."],
-  ["count", "1.5", "A whole number is needed."],
-  ["count", "1e999", "A whole number is needed."],
-  ["share", "much", "A number is needed."],
-  ["list", '{"a": 1}', "A list is needed, such as [1, 2]."],
-  ["map", "[1]", 'An object is needed, such as {"a": 1}.'],
-  ["map", "null", 'An object is needed, such as {"a": 1}.'],
+  ["name", "", "This field is required."],
+  ["count", "1.5", "Enter a whole number."],
+  ["count", "1e999", "Enter a whole number."],
+  ["share", "much", "Enter a number."],
+  ["list", '{"a": 1}', "Enter a list, such as [1, 2]."],
+  ["map", "[1]", 'Enter an object, such as {"a": 1}.'],
+  ["map", "null", 'Enter an object, such as {"a": 1}.'],
   ["list", "[", "This is not JSON. A list looks like [1, 2]."],
 ])("%s = %s is refused", (field, text, message) => {
   expect(parse(SCHEMA, { name: "x", [field]: text }).errors).toEqual({ [field]: message });

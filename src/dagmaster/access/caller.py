@@ -1,4 +1,4 @@
-"""The caller of a request. Authentication makes one at the edge; further in only this object is passed on."""
+"""The caller of a request. Authentication creates it for each request; all other code receives only this object."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -20,8 +20,8 @@ class Scope(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """`name` is recorded as the actor of what the caller changes; two callers never have the same one, and it has at
-    most 64 characters. `platform_id` is set for the scope b2b only. `queues` limits the tasks that a worker may claim;
+    """`name` is recorded as the actor of what the caller changes; it is unique, and has at most 64
+    characters. `platform_id` is set for the scope b2b only. `queues` limits the tasks that a worker may claim;
     None is no limit."""
 
     name: str

@@ -29,7 +29,7 @@ STAFF = (Scope.REVIEWER, Scope.OPERATOR, Scope.ADMIN)
 
 class ReadAccess(StrEnum):
     NONE = "none"
-    STATUS = "status"  # its own platform sees how far a submission is
+    STATUS = "status"  # the platform that submitted it sees the status of the submission
     HISTORY = "history"  # what happened to it, without its data
     PREVIEW = "preview"  # data that is not published
     DATA = "data"
@@ -41,7 +41,7 @@ class ReadAccess(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """What decides who may read a version. `latest` is the version that `latest` names, None if there is none."""
+    """What decides who may read a version. `latest` is the ordinal of the latest approved version."""
 
     platform_id: str
     clearance: Clearance
@@ -66,7 +66,7 @@ class Publication:
         )
 
     def is_published(self, revision: int | None = None) -> bool:
-        """Whether this revision, or without one any, is approved and cleared. Who may read it is another question."""
+        """Whether this revision, or without `revision` any, is approved and cleared, no matter who may read it."""
         if self.is_withdrawn or self.approved_revision is None or self.clearance == Clearance.UNCLEARED:
             return False
         return revision in (None, self.approved_revision)
@@ -93,10 +93,10 @@ def read_access(caller: Caller, publication: Publication, revision: int | None =
 
 
 def link_access(link: VersionLink, asset_id: str, publication: Publication, revision: int | None = None) -> ReadAccess:
-    """What a signed link reads: while it is published, the version that it names; by a link to a preview, its revision.
+    """What a signed link gives access to: the version that it names, while that is published, or one preview.
 
-    Unpublishing and deleting end both, and so does `uncleared` for published data. The signature and the time are
-    checked before.
+    Both end when the version is unpublished or deleted; published data also when the asset becomes `uncleared`. The
+    signature and the expiry are checked before.
     """
     if publication.is_withdrawn or (link.asset_id, link.ordinal) != (asset_id, publication.ordinal):
         return ReadAccess.NONE

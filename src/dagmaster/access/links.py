@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass
 
 PARAMETER = "token"
-# Of a token in a URL: longer texts are not links.
+# Longer texts in a URL are not tokens.
 MAX_TOKEN_LENGTH = 200
 _FORMAT = "dgl1"
 _TOKEN = re.compile(
@@ -35,7 +35,7 @@ class VersionLink:
 
     def __post_init__(self) -> None:
         if self.is_preview and self.revision is None:
-            raise ValueError("a link to a preview names the revision")
+            raise ValueError("a link to a preview must name the revision")
 
     def is_expired(self, now: float) -> bool:
         return now >= self.expires_at

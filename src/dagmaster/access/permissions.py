@@ -1,6 +1,6 @@
 """What each scope allows. Every route of every app declares the permission that it needs.
 
-Reading data has no permission: `decision.read_access` decides it for each version. A permission says which requests a
+Reading data needs no permission: `decision.read_access` decides it for each version. A permission says which requests a
 caller may send at all; which assets a b2b key may see is decided for each asset.
 """
 
@@ -19,7 +19,7 @@ class Permission(StrEnum):
     WORKFLOWS_WRITE = "workflows:write"  # run a definition of one's own
     QUEUES_OPERATE = "queues:operate"  # limits, dead letters
     PLATFORM_READ = "platform:read"  # instances, statistics, dead letters, the state of the database
-    METRICS_READ = "metrics:read"  # metrics, the details of health checks, how full queues are
+    METRICS_READ = "metrics:read"  # metrics, the details of health checks, the lengths of queues
     TASKS_REPORT = "tasks:report"  # results of workers without a database
     TASKS_EXECUTE = "tasks:execute"  # claim tasks, renew their leases, read and report what belongs to them
     ASSETS_READ = "assets:read"  # which versions exist, and their history
@@ -31,8 +31,8 @@ class Permission(StrEnum):
     COMMANDS_RUN = "commands:run"  # direct commands; each also needs a permission of its own
     PLATFORMS_WRITE = "platforms:write"
     KEYS_WRITE = "keys:write"
-    KEYS_REPORT = "keys:report"  # that keys were used
-    PLATFORM_OPERATE = "platform:operate"  # rebuild the catalogue, let caches be read again
+    KEYS_REPORT = "keys:report"  # report that keys were used
+    PLATFORM_OPERATE = "platform:operate"  # rebuild the catalogue, make processes reload their caches
     SCHEMA_WRITE = "schema:write"
 
 

@@ -16,7 +16,7 @@ _SECRET_BYTES = 32
 
 
 class SecretText:
-    """What keys and sessions have in common as their owner has them."""
+    """The text of a key or session, as its owner has it."""
 
     __slots__ = ()
     text: str
@@ -27,7 +27,7 @@ class SecretText:
         return hashlib.sha256(self.text.encode()).hexdigest()
 
     def has_hash(self, stored: str) -> bool:
-        """In a time that does not depend on where they differ."""
+        """Whether the text has this hash; compared in constant time."""
         return hmac.compare_digest(self.hash, stored)
 
 

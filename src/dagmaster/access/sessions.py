@@ -34,7 +34,7 @@ class SessionText(SecretText):
 
 @dataclass(frozen=True, slots=True)
 class StoredSession:
-    """A session as the database has it. Scopes and name of a session by key are those that the key has now."""
+    """A session as the database has it. A session that began with a key has the current name and scopes of the key."""
 
     session_id: str
     secret_hash: str

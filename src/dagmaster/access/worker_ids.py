@@ -2,7 +2,7 @@
 
     random bits (8 bytes) │ hash of these bits and of the caller's name (8 bytes)
 
-The id of a worker is in rows, logs and answers, so it is no secret; leases and reports are fenced by it. An id belongs
+The id of a worker is in rows, logs and responses, so it is no secret; leases and reports are fenced by it. It belongs
 to the caller that it was issued to, and every process can check that without a table: a caller with another name cannot
 act as this worker, even if it knows the id.
 """
@@ -24,7 +24,7 @@ def is_worker_of(worker_id: UUID, caller: str) -> bool:
 
 
 def _id_of(random_bits: bytes, caller: str) -> UUID:
-    """A UUID of version 8, whose content is free."""
+    """A UUID of version 8, whose content each application defines."""
     head = bytearray(random_bits)
     head[6] = head[6] & 0x0F | 0x80
     tail = bytearray(hashlib.sha256(b"dagmaster worker " + head + caller.encode()).digest()[:_RANDOM_BYTES])

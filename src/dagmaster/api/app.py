@@ -81,7 +81,7 @@ _TAGS = [
     {"name": "assets", "description": "Submit data of platforms; list, review and publish it"},
     {"name": "layers", "description": "Edit the metadata of layers, and list those that are published"},
     {"name": "commands", "description": "Direct commands: publish metadata, rebuild the catalogue, migrate, reload"},
-    {"name": "uploads", "description": "Send files to the bronze zone, in parts; list what is there"},
+    {"name": "uploads", "description": "Upload files to the bronze zone in parts; list the objects of the zone"},
     {"name": "platforms", "description": "The external systems that submit data"},
     {
         "name": "callbacks",
@@ -94,15 +94,15 @@ _TAGS = [
     {"name": "callers", "description": "Who sends requests: API keys and their scopes"},
     {"name": "bootstrap", "description": "The database schema"},
     {"name": "old API", "description": "The API of the old system, for clients that still use it"},
-    {"name": "health", "description": "For probes and operators"},
+    {"name": "health", "description": "Health checks, for probes and operators"},
 ]
 _DESCRIPTION = """Jobs, workflows, assets and operations of a dagmaster platform.
 
 Each request needs a permission, which the scopes of an API key or of an OIDC token give; without authentication, the
-platform accepts requests of its own machine only.
+platform accepts requests from its own machine only.
 
 Errors are RFC 9457 problem details with a stable `code`. Lists are paginated: pass `next` of a page as `after` to get
-the following one. Every response has an `X-Request-ID` header; it is that of the request, if the request has one."""
+the following one. Every response has an `X-Request-ID` header, with the id that the request has sent or a new one."""
 
 
 def create_app(
@@ -114,7 +114,7 @@ def create_app(
     orchestrator: Orchestrator | None = None,
     heartbeat_seconds: float = 15.0,
 ) -> FastAPI:
-    """The API of a database. Health depends on the loop of `orchestrator`, if one runs in the same process."""
+    """The API on a database. If an `orchestrator` runs in this process, health checks include its loop."""
     services = ApiServices(settings, dsn, library, handlers, orchestrator, heartbeat_seconds)
 
     @asynccontextmanager
@@ -128,7 +128,7 @@ def create_app(
         description=_DESCRIPTION,
         openapi_tags=_TAGS,
         lifespan=lifespan,
-        openapi_url=None,  # `index` serves it, and the pages
+        openapi_url=None,  # `index` serves the description and its pages
         docs_url=None,
         redoc_url=None,
     )
@@ -156,8 +156,8 @@ def create_app(
 
 @cache
 def _routes() -> tuple[list[BaseRoute], list[BaseRoute]]:
-    """The routes before and after those of the map server. Settings do not change them, and to build them takes a
-    while, so the apps of a process share them."""
+    """The routes before and after those of the map server. They do not depend on settings and take a while to build, so
+    the apps of a process share them."""
     before, after = APIRouter(), APIRouter()
     for router in (_versioned(), legacy.router, health.probes, index.router, metrics.router):
         before.include_router(router)

@@ -32,7 +32,7 @@ router = APIRouter(tags=["assets"])
 
 MAX_COUNTED = 1000
 RevisionNumber = Annotated[
-    int | None, Query(ge=1, le=2**31 - 1, description="By default the newest one that the caller may see")
+    int | None, Query(ge=1, le=2**31 - 1, description="The revision; by default the newest one that was processed")
 ]
 _MOST = 2**31 - 1
 _SEPARATOR = "~"
@@ -75,14 +75,26 @@ async def compare_versions(
     before: Annotated[int, Query(alias="from", ge=0, le=_MOST, description="The number of a version, from 0")],
     after: Annotated[int, Query(alias="to", ge=0, le=_MOST, description="The number of another version")],
     before_revision: Annotated[
-        int | None, Query(alias="from_revision", ge=1, le=_MOST, description="By default the newest one")
+        int | None,
+        Query(
+            alias="from_revision",
+            ge=1,
+            le=_MOST,
+            description="The revision of version `from`; by default the newest one that was processed",
+        ),
     ] = None,
     after_revision: Annotated[
-        int | None, Query(alias="to_revision", ge=1, le=_MOST, description="By default the newest one")
+        int | None,
+        Query(
+            alias="to_revision",
+            ge=1,
+            le=_MOST,
+            description="The revision of version `to`; by default the newest one that was processed",
+        ),
     ] = None,
 ) -> VersionComparison:
-    """Extent, CRS, size, bands and statistics, as the STAC documents of both have them. Two revisions of one version
-    can be compared too."""
+    """Compares extent, CRS, size, bands and statistics, as the STAC documents of both versions state them. Two
+    revisions of one version can be compared too."""
     asset = await read_asset(services, caller, asset_id)
     first = await _facts(services, asset, version_of(asset, before), before_revision)
     second = await _facts(services, asset, version_of(asset, after), after_revision)
@@ -127,8 +139,8 @@ async def get_provenance(
     version_ordinal: Ordinal,
     revision: RevisionNumber = None,
 ) -> Provenance:
-    """Its source, the workflow and the job that processed it, and their parameters: for reviewers, operators and
-    administrators."""
+    """The source of the version, the workflow and the job that processed it, and their parameters. Only for reviewers,
+    operators and administrators."""
     asset = await _previewed(services, caller, asset_id)
     number = _revision_of(version_of(asset, version_ordinal), revision)
     origin = await services.assets.origin(asset.asset_id, version_ordinal, number)
@@ -158,7 +170,7 @@ async def list_asset_requests(
     after: Cursor = None,
     limit: Limit = 50,
 ) -> Page[AssetRequestInfo]:
-    """For reviewers, operators and administrators. Operators also see the callbacks."""
+    """Only for reviewers, operators and administrators. Operators also see the callbacks."""
     asset = await _previewed(services, caller, asset_id)
     rows = await services.assets.requests(
         asset.asset_id, limit=limit + 1, after=_moment_and_name(after), version_ordinal=version
@@ -176,7 +188,7 @@ async def list_asset_requests(
 async def _previewed(services: ApiServices, caller: Caller, asset_id: str) -> AssetInfo:
     asset = await read_asset(services, caller, asset_id)
     if not may_preview(caller):
-        raise NotAllowed("this is for reviewers and operators", code="history.not-allowed")
+        raise NotAllowed("only reviewers and operators may read this", code="history.not-allowed")
     return asset
 
 

@@ -131,10 +131,10 @@ async def get_asset_history(
     after: Annotated[int | None, Query(ge=1, le=2**63 - 1, description="`next` of the previous page")] = None,
     limit: Limit = 50,
 ) -> Page[AssetHistoryEntry]:
-    """Who did what, when and why: for reviewers, operators and administrators."""
+    """Who did what, when and why. Only for reviewers, operators and administrators."""
     asset = await read_asset(services, caller, asset_id)
     if not may_preview(caller):
-        raise NotAllowed("the history of an asset is for reviewers and operators", code="history.not-allowed")
+        raise NotAllowed("only reviewers and operators may read the history of an asset", code="history.not-allowed")
     rows = await services.assets.history(asset.asset_id, limit=limit + 1, after=after, version_ordinal=version)
     return page_of(rows, limit, lambda event: event.event_id)
 
@@ -159,7 +159,7 @@ async def read_asset(services: ApiServices, caller: Caller, name: str) -> AssetI
 
 
 def with_urls(asset: AssetInfo, addresses: Addresses) -> AssetInfo:
-    """With the URLs of external copies, which are made of their paths."""
+    """The asset with the URLs of its external copies, which are built from their paths."""
     versions = []
     for version in asset.versions:
         revisions = [

@@ -76,7 +76,7 @@ async def deploy_schema(services: Services) -> SchemaStatus:
 @router.post(
     "/migrate",
     operation_id="migrate_schema",
-    summary="Add what the software has and the database lacks, while the platform runs",
+    summary="Migrate the schema of the database, while the platform runs",
     responses=responses(409),
     dependencies=_WRITES,
 )

@@ -21,8 +21,8 @@ from dagmaster.web.authentication import needs
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 
 AUDIT_ACTIONS: dict[BulkAction, str] = {"cancel": "jobs_cancelled", "resume": "jobs_resumed", "retry": "jobs_retried"}
-_AT_ONCE = 2  # of the few connections that write
-_NAMED = 100  # ids in the audit log
+_AT_ONCE = 2  # connections that one request uses; the API has only a few that write
+_NAMED = 100  # job ids in an entry of the audit log
 
 
 @router.post("/bulk", operation_id="change_jobs", summary="Cancel, resume or retry many jobs", responses=responses())
@@ -32,8 +32,8 @@ async def change_jobs(
     request: BulkRequest,
 ) -> BulkReport:
     """Each job has its own result; one that is refused does not affect the others. With `preview` nothing is changed:
-    send the `job_ids` of the accepted ones to change exactly these. A request changes up to 1,000 jobs. It has an entry
-    in the audit log, and each job has its event."""
+    send the `job_ids` of the accepted ones to change exactly these. A request changes up to 1,000 jobs. It is recorded
+    in the audit log, and each change is an event of its job."""
     jobs, is_complete = await _jobs_of(services, request)
     if not request.preview and jobs:
         await services.assets.record(_decision(request, list(jobs), caller))

@@ -36,9 +36,9 @@ async def list_callbacks(
     services: Services,
     _caller: Operator,
     *,
-    request_id: Annotated[str | None, Query(max_length=64, description="Only those of this request")] = None,
-    platform_id: Annotated[str | None, Query(max_length=64, description="Only those of this platform")] = None,
-    state: Annotated[CallbackState | None, Query(description="Only those in this state")] = None,
+    request_id: Annotated[str | None, Query(max_length=64, description="Only callbacks of this request")] = None,
+    platform_id: Annotated[str | None, Query(max_length=64, description="Only callbacks of this platform")] = None,
+    state: Annotated[CallbackState | None, Query(description="Only callbacks in this state")] = None,
     after: Annotated[int | None, Query(ge=1, le=2**63 - 1, description="`next` of the previous page")] = None,
     limit: Limit = 50,
 ) -> Page[CallbackInfo]:
@@ -54,7 +54,7 @@ async def list_callbacks(
 
 @router.get("/callbacks/{callback_id}", operation_id="get_callback", summary="Get a callback", responses=responses(404))
 async def get_callback(services: Services, _caller: Operator, callback_id: CallbackId) -> CallbackDetail:
-    """With its payload and all attempts to deliver it."""
+    """The response includes the payload and all attempts to deliver it."""
     return await _detail(services, callback_id)
 
 

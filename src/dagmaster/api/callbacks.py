@@ -50,7 +50,7 @@ async def report_task_result(
 
 
 async def _with_payload(ledger: PayloadLedger, report: Report) -> Report:
-    """An output that is too large for a row is stored first, as workers do it."""
+    """The report. An output that is too large for its row is stored as a payload first, as workers do."""
     encoded = encode(report.output, "the output")
     if len(encoded) <= INLINE_BYTES:
         return report

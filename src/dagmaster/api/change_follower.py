@@ -8,8 +8,8 @@ A cursor is a time by the database's clock. Rows become visible when their trans
 time in them: each poll therefore reads a few seconds twice, a longer period from time to time, and drops what it has
 sent already. Every instance of the API understands the cursor of another.
 
-Memory and traffic are limited: a fixed number of batches is kept, and a batch has a largest size. A watcher that has
-missed a batch, or that was away for too long, gets a `resync` instead: it must read again what it shows.
+Memory and traffic are limited: a fixed number of batches is kept, and the size of a batch is limited. A watcher that
+has missed a batch, or that was away for too long, gets a `resync` instead: it must load its whole state again.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ RESUME_OVERLAP_SECONDS = 10.0
 LONG_OVERLAP_SECONDS = 60.0
 _LONG_OVERLAP_EVERY = 30  # polls
 _HINT_EVERY = 4  # polls
-_RESYNC_SECONDS = 5.0  # between two batches that only say that there are too many changes
+_RESYNC_SECONDS = 5.0  # between two batches that only report too many changes
 _log = log.get("api")
 
 
@@ -62,7 +62,7 @@ class Batch:
 
     @cached_property
     def jobs_json(self) -> bytes:
-        """The same for every watcher, so it is written once."""
+        """The jobs as JSON. It is the same for every watcher, so it is encoded once."""
         return orjson.dumps({"jobs": [job.model_dump() for job in self.jobs]}, option=orjson.OPT_UTC_Z)
 
 
@@ -82,7 +82,7 @@ def moment_of(cursor: str) -> datetime:
 
 
 class _Sent:
-    """What was sent lately: a poll reads some rows that an earlier one has sent."""
+    """What was sent recently. Polls overlap, so a poll also reads rows that an earlier one has sent."""
 
     def __init__(self) -> None:
         self._jobs: dict[UUID, tuple[int, datetime]] = {}
@@ -129,9 +129,9 @@ class ChangeFollower(Follower):
         return (await self._complete(self._reads.platform_state(self._alive_within))).now
 
     async def watch(self, after: datetime | None, heartbeat_seconds: float) -> AsyncIterator[Batch]:
-        """Changes in batches, until the follower is closed; an empty batch after a heartbeat without any. With the
-        time of the last batch of an earlier watch, first what has happened since. The event loop runs between two
-        batches, so that it notices when the watcher has left."""
+        """Changes in batches, until the follower is closed; an empty batch after each heartbeat interval without any.
+        `after` is the time of the last batch of an earlier watch: the changes since then come first. The event loop
+        runs between two batches, so that it notices when the watcher has left."""
         with self._watching():
             position = self._count
             until = after
@@ -223,7 +223,7 @@ class ChangeFollower(Follower):
             self._wake_all()
 
     async def _new_since(self, since: datetime) -> tuple[list[ChangedJob], list[ChangedAsset], bool]:
-        """Changes that were not sent yet; none if there are too many, which is the third value."""
+        """Changed jobs and assets that were not sent yet, and whether there are too many; both are empty then."""
         overlaps = [OVERLAP_SECONDS] if self._polls % _LONG_OVERLAP_EVERY else [LONG_OVERLAP_SECONDS, OVERLAP_SECONDS]
         for overlap in overlaps:
             begin = since - timedelta(seconds=overlap)

@@ -3,7 +3,7 @@
 The id of a frame is a cursor. An EventSource, or another client that sends `Last-Event-ID`, gets what has happened
 since: a change may be repeated, none is missed. If that is too much, or too long ago, it gets a `resync`.
 
-A stream ends after some minutes, and the client connects again: credentials that were revoked end with it.
+A stream ends after some minutes and the client reconnects, so that revoked credentials are not used for longer.
 """
 
 import time
@@ -70,7 +70,7 @@ async def stream_changes(
     caller: Annotated[Caller, Depends(needs(Permission.ASSETS_READ))],
     kind: Annotated[
         CommaSeparated[ChangeKind] | None,
-        Query(description="Only these; by default all that the caller may see"),
+        Query(description="Only changes of these kinds; by default all that the caller may see"),
     ] = None,
     last_event_id: Annotated[
         str | None, Header(max_length=32, description="The id of the last frame that the client received")
@@ -79,9 +79,10 @@ async def stream_changes(
         str | None, Query(max_length=32, description="Like Last-Event-ID, for clients that cannot set headers")
     ] = None,
 ) -> Response:
-    """Frames of the types `jobs` (`{jobs: [JobChange]}`) and `assets` (`{assets: [AssetChange]}`) have the present
+    """Frames of the types `jobs` (`{jobs: [JobChange]}`) and `assets` (`{assets: [AssetChange]}`) have the current
     state of what has changed, twice a second at most. `queues` and `instances` are hints that these may have changed.
-    `hello` is the first frame: read what you show after it. `resync` says that changes were left out: read it again."""
+    `hello` is the first frame: load the state that you show after it. `resync` means that changes were left out: load
+    the state again."""
     kinds = kinds_of(caller, kind)
     cursor = last_event_id or after or None
     since = moment_of(cursor) if cursor else None
@@ -113,8 +114,8 @@ async def _frames(
 
 
 def frame_of(batch: Batch, caller: Caller, kinds: Collection[ChangeKind]) -> bytes:
-    """What a caller sees of a batch; nothing if all of it is hidden. The last event has the id: a client that is cut
-    off in between gets the whole batch again."""
+    """What a caller sees of a batch; empty if all of it is hidden. Only the last event has the id: a client that is
+    disconnected before it gets the whole batch again."""
     events: list[tuple[str, bytes]] = []
     if batch.jobs and "jobs" in kinds:
         events.append(("jobs", batch.jobs_json))
@@ -140,7 +141,8 @@ def _event(name: str, data: bytes, cursor: str | None = None) -> bytes:
 
 
 def _visible(assets: Collection[ChangedAsset], caller: Caller) -> list[AssetChange]:
-    """The changes of assets that a caller may see. Of the assets of others it only learns that they have changed."""
+    """The changes of assets that a caller may see. Of published assets that do not belong to its own platform, it only
+    learns that they have changed."""
     if may_preview(caller):
         return [asset.change for asset in assets]
     visible = visible_assets(caller)

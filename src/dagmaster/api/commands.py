@@ -46,8 +46,8 @@ async def run(
     name: Annotated[str, Path(max_length=64, examples=["cache.invalidate"])],
     inputs: Annotated[dict[str, Any] | None, Body(examples=[{"wait_seconds": 2}])] = None,
 ) -> dict[str, Any]:
-    """Synchronous: done within ten seconds, or refused. Commands are idempotent, and each is recorded in the audit
-    log."""
+    """Waits until the command has ended; after ten seconds it fails. Commands are idempotent, and each is recorded in
+    the audit log."""
     command = find_command(name)
     require(caller, command.permission)
     context = CommandContext(
@@ -77,6 +77,6 @@ def _parsed(command: DirectCommand, inputs: dict[str, Any]) -> pydantic.BaseMode
         raise InvalidRequest(
             f"the inputs of {command.name} are not valid: {named}",
             code="command.invalid-inputs",
-            hint=f"`dagmaster commands show {command.name}` lists them",
+            hint=f"`dagmaster commands show {command.name}` lists the inputs",
             problems=[{"field": ".".join(map(str, each["loc"])), "problem": each["msg"]} for each in problems[:50]],
         ) from None

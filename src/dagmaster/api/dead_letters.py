@@ -64,8 +64,8 @@ async def replay_dead_letter(
     caller: Annotated[Caller, Depends(needs(Permission.QUEUES_OPERATE))],
     dead_letter_id: LetterId,
 ) -> Replayed:
-    """A submission is put back into its queue. A task belongs to a job:
-    the job is resumed, with everything that is missing."""
+    """A submission is put back into its queue. For a task, its job is resumed, which runs everything that is
+    missing."""
     letter = await services.reads.dead_letter(services.settings.job_queue_name, dead_letter_id)
     if not letter.is_replayable:
         raise Conflict(

@@ -53,7 +53,7 @@ class Past:
         return past
 
     async def usual_seconds(self, workflow_ids: Iterable[str]) -> dict[str, float]:
-        """The usual duration of jobs of these workflows, without those that have none."""
+        """The usual duration of jobs of these workflows, by workflow; unknown ones are left out."""
         wanted = set(workflow_ids)
         missing = sorted(name for name in wanted if self._seconds.get(name) is None)
         if missing:
@@ -89,7 +89,7 @@ def with_estimates(
 
 
 def child_estimate(node: PublicNode) -> float | None:
-    """Of a running child of a fan_out: only its own progress is known."""
+    """The estimate of a running child of a fan_out, from its own progress alone."""
     if node.status in _ENDED:
         return None
     return _rounded(estimates.from_rate(node.seconds, _reported(node)))

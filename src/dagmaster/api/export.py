@@ -75,7 +75,7 @@ async def _content(services: ApiServices, job: PublicJob) -> AsyncIterator[bytes
 
 
 def _without_twins(job: dict[str, Any]) -> dict[str, Any]:
-    """Without fields that have a second name."""
+    """The job without the fields that repeat another field under a second name."""
     return {name: value for name, value in job.items() if name not in {"inputs", "result"}}
 
 

@@ -39,7 +39,8 @@ async def first_failure(
 
 
 def _ended_at(node: NodeSummary) -> float:
-    """A fan_out is the cause of what follows it, whenever its children failed."""
+    """When a node failed. A fan_out with failed children counts from its start, because it is the cause of failures
+    after it."""
     begun_at = node.dispatched_at or node.started_at or node.completed_at
     moment = begun_at if node.failed_count else node.completed_at
     return moment.timestamp() if moment else float("inf")

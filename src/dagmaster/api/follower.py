@@ -21,13 +21,14 @@ _log = log.get("api")
 
 
 class Follower(ABC):
-    """Call `start` inside a running event loop. Without watchers it runs no queries. `subject` is what it reads."""
+    """Call `start` inside a running event loop. Without watchers it runs no queries. `subject` names what it reads, for
+    messages."""
 
     subject: ClassVar[str]
 
     def __init__(self, reads: ApiReads) -> None:
         self._reads = reads
-        self._wanted = asyncio.Event()  # there is a watcher
+        self._wanted = asyncio.Event()  # set when a watcher arrives
         self._is_closing = False
         self._task: asyncio.Task[None] | None = None
         self._reading: set[asyncio.Task[Any]] = set()

@@ -116,8 +116,8 @@ def _schema(liveness: Liveness, expected: str) -> HealthCheck:
 
 
 def _loop(liveness: Liveness, loop: Orchestrator, within_seconds: float) -> HealthCheck:
-    """An orchestrator sends heartbeats only while its loop runs.
-    The loop in this process is asked as well: it knows sooner."""
+    """An orchestrator sends heartbeats only while its loop runs. The loop in this process is also checked directly,
+    which shows sooner that it is stuck."""
     age, silent = liveness.beat_age_seconds, loop.silent_seconds
     if age is None:
         return _check("loop", False, "the orchestrator has not started yet")

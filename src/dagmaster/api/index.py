@@ -40,7 +40,7 @@ _POLICY = (
 _TRY_PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Try the dagmaster API</title>
 <meta name="viewport" content="width=device-width"><link rel="stylesheet" href="assets/swagger-ui.css"></head>
 <body><div id="swagger-ui"></div>
-<noscript>This page needs JavaScript; <a href="../docs">a list without it</a>.</noscript>
+<noscript>This page needs JavaScript; <a href="../docs">the list of routes</a> does not.</noscript>
 <script src="assets/swagger-ui-bundle.js"></script><script src="try.js"></script></body></html>
 """
 _TRY_SCRIPT = """SwaggerUIBundle({

@@ -39,8 +39,8 @@ async def cancel_job(
     wait: Annotated[float, Query(ge=0, le=60, description="Seconds to wait for the end of the job")] = 2,
 ) -> CancelProgress:
     """Waiting tasks do not start. Running handlers are informed within a second, and ended if they do not stop within
-    their grace period. A repeated request changes nothing and returns the progress, also after the job is cancelled. A
-    job that has ended otherwise is a conflict."""
+    their grace period. A repeated request changes nothing and returns the progress, also after the job is cancelled.
+    For a job that has ended in another way, the response is a conflict."""
     intervention = intervention or Intervention()
     async with services.ledgers.one() as ledger:
         await cancel(ledger, job_id, by=caller.name, reason=intervention.reason)
@@ -60,8 +60,8 @@ async def cancel_job(
     responses=responses(404),
 )
 async def get_cancellation(services: Services, job_id: JobId) -> CancelProgress:
-    """The tasks that were running when it was requested, and when their workers informed the handlers. `requested_at`
-    is null if none was requested."""
+    """The tasks that were running when the cancellation was requested, and when their workers informed the handlers.
+    `requested_at` is null if no cancellation was requested."""
     return await _progress(services, job_id)
 
 

@@ -61,7 +61,7 @@ async def run_janitor(
     caller: Annotated[Caller, Depends(needs(Permission.QUEUES_OPERATE))],
     dry_run: Annotated[bool, Query(description="Change nothing, only return the actions")] = False,
 ) -> JanitorRun:
-    """The orchestrators run it every `JANITOR_INTERVAL_SEC`. Old jobs are deleted by their runs only."""
+    """Orchestrators also run the janitor every `JANITOR_INTERVAL_SEC`. Only their runs delete old jobs."""
     store = PostgresJanitor(services.dsn, "api-janitor", services.notifier)
     retention = PostgresRetention(services.dsn, "api-retention")
     tidy = tidy_of(services.settings, services.dsn, "api-tidy")

@@ -1,4 +1,4 @@
-"""Lists of jobs: which ones a request asks for, how far they are, and how many there are."""
+"""Lists of jobs: their filters, the progress of the listed jobs, and counts."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -40,10 +40,11 @@ async def filters_of(
     created_after: Annotated[AwareDatetime | None, Query(description="Only jobs created at this time or later")] = None,
     created_before: Annotated[AwareDatetime | None, Query(description="Only jobs created before this time")] = None,
     since: Annotated[
-        str | None, Query(max_length=64, description="As `created_after`: a time with a zone, or an age such as `2h`")
+        str | None, Query(max_length=64, description="Like `created_after`: a time with a zone, or an age such as `2h`")
     ] = None,
     until: Annotated[
-        str | None, Query(max_length=64, description="As `created_before`: a time with a zone, or an age such as `2h`")
+        str | None,
+        Query(max_length=64, description="Like `created_before`: a time with a zone, or an age such as `2h`"),
     ] = None,
 ) -> JobFilters:
     return JobFilters(
@@ -61,7 +62,7 @@ Filters = Annotated[JobFilters, Depends(filters_of)]
 
 
 def words_in(text: str | None) -> str | None:
-    """A text with at least one letter or digit, which PostgreSQL can store."""
+    """The text without characters that PostgreSQL cannot store; None if it has no letter or digit."""
     text = (text or "").replace("\x00", " ").strip()
     return text if any(character.isalnum() for character in text) else None
 

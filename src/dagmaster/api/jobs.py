@@ -72,7 +72,10 @@ AfterSequence = Annotated[int, Query(ge=0, le=2**53, description="Only events wi
     status_code=202,
     response_model=SubmissionResult,
     responses={
-        200: {"model": SubmissionResult, "description": "The same was submitted before: the status of that job"},
+        200: {
+            "model": SubmissionResult,
+            "description": "An identical submission was sent before: the status of its job",
+        },
         202: {
             "description": "A new job was created, or the existing one was resumed (`resume`)",
             "headers": {"Location": {"description": "The URL of the job", "schema": {"type": "string"}}},
@@ -87,7 +90,9 @@ async def submit_job(
     response: Response,
     submission: JobRequest,
     resume: Annotated[bool, Query(description="Resume the job of an earlier identical submission")] = False,
-    force: Annotated[bool, Query(description="Start a new job even if the same was submitted before")] = False,
+    force: Annotated[
+        bool, Query(description="Start a new job even if an identical submission was sent before")
+    ] = False,
 ) -> SubmissionResult:
     """The job exists when the response is sent. With an `idempotency_key`, or if the workflow is idempotent, a repeated
     submission of the same caller returns the job of the first one; the same key with other inputs is a conflict. A
@@ -120,8 +125,8 @@ async def check_submission(
     caller: Annotated[Caller, Depends(needs(Permission.JOBS_SUBMIT))],
     submission: JobRequest,
 ) -> SubmissionCheck:
-    """The same checks as those of a submission, and the same problems: `facts.faults` has the reason for each input
-    that does not fit. No job is created."""
+    """Runs the same checks as a submission, with the same problems: `facts.faults` has the reason for each input that
+    does not fit. No job is created."""
     if submission.definition is not None:
         require(caller, Permission.WORKFLOWS_WRITE)
     job = prepare(await _library_for(services, submission), submission)
@@ -270,7 +275,9 @@ async def list_nodes(
     *,
     services: Services,
     job_id: JobId,
-    parent: Annotated[str | None, Query(max_length=MAX_NAME_LENGTH, description="The children of this fan_out")] = None,
+    parent: Annotated[
+        str | None, Query(max_length=MAX_NAME_LENGTH, description="List the children of this fan_out")
+    ] = None,
     status: Annotated[
         CommaSeparated[NodeStatus] | None, Query(description="Only nodes with one of these statuses")
     ] = None,
@@ -353,16 +360,17 @@ async def get_timeline(
         CommaSeparated[TaskStatus] | None, Query(description="Only attempts with one of these statuses")
     ] = None,
     parent: Annotated[
-        str | None, Query(max_length=MAX_NAME_LENGTH, description="Only the children of this fan_out, by their index")
+        str | None, Query(max_length=MAX_NAME_LENGTH, description="Only the children of this fan_out, ordered by index")
     ] = None,
     top_level: Annotated[bool, Query(description="Without the children of fan_outs")] = False,
     after: Cursor = None,
     limit: Limit = 100,
 ) -> Page[TimelineEntry]:
-    """One bar for each attempt, by node and number: it waits from `queued_at` to `started_at`, then it runs."""
+    """One entry for each attempt, ordered by node and number. It waits from `queued_at` to `started_at`, then it
+    runs."""
     cursor = name_and_number(after)
     if parent is not None and top_level:
-        raise InvalidRequest("`parent` and `top_level` exclude each other", code="request.contradiction")
+        raise InvalidRequest("`parent` and `top_level` cannot be combined", code="request.contradiction")
     if parent is not None:
         graph, _ = await graph_of(services, job_id)
         require_fan_out(graph, parent)
@@ -378,7 +386,7 @@ async def get_timeline(
 
 
 def _index_of(parent: str, child: str, after: str | None) -> int:
-    """The index in the name of a child, which is a cursor."""
+    """The index of the child that a cursor names."""
     index = child.removeprefix(f"{parent}__")
     if child and (index == child or not index.isascii() or not index.isdigit() or len(index) > 9):
         raise bad_cursor(after)
@@ -426,5 +434,5 @@ async def graph_of(services: ApiServices, job_id: UUID) -> tuple[Graph, datetime
 def require_fan_out(graph: Graph, name: str) -> None:
     fan_outs = [node_id for node_id, node in graph.workflow.nodes.items() if isinstance(node, FanOutNode)]
     if name not in fan_outs:
-        hint = f"fan_outs are: {', '.join(fan_outs)}" if fan_outs else "this workflow has none"
+        hint = f"fan_outs are: {', '.join(fan_outs)}" if fan_outs else "this workflow has no fan_outs"
         raise NotFound(f"no fan_out is named '{name}'", code="node.not-found", hint=hint)

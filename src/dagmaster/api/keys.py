@@ -55,7 +55,7 @@ def _moment_and_id(after: str | None) -> tuple[datetime, str] | None:
 async def create(
     services: Services, caller: Administrator, request: Request, response: Response, wanted: KeyRequest
 ) -> CreatedKey:
-    """`key` of the response is shown once: it is not stored."""
+    """Only this response has the text of the key (`key`): it is not stored."""
     response.headers.update(_NOT_STORED)
     return await create_key(services.keys, wanted, KeyChange(caller.name, request_id=request_id_of(request)))
 
@@ -90,8 +90,8 @@ async def rotate(
     key_id: KeyId,
     rotation: KeyRotation | None = None,
 ) -> CreatedKey:
-    """`key` of the response is shown once. The previous secret is accepted for `overlap_hours` more; the one before it
-    no longer."""
+    """Only this response has the new text of the key (`key`). The previous secret is accepted for another
+    `overlap_hours`; older ones are refused."""
     rotation = rotation or KeyRotation()
     response.headers.update(_NOT_STORED)
     return await rotate_key(

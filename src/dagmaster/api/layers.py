@@ -26,9 +26,7 @@ router = APIRouter(tags=["layers"])
 
 Reader = Annotated[Caller, Depends(needs(Permission.ASSETS_READ))]
 Editor = Annotated[Caller, Depends(needs(Permission.METADATA_WRITE))]
-LayerName = Annotated[
-    str, Path(max_length=128, description="The layer; of a raster it is `raster`", examples=["raster"])
-]
+LayerName = Annotated[str, Path(max_length=128, description="The layer; `raster` for a raster", examples=["raster"])]
 IfMatch = Annotated[
     str | None,
     Header(alias="If-Match", max_length=200, description="The ETag of the metadata that the caller has seen"),
@@ -64,7 +62,8 @@ async def list_layers(
     responses=responses(404),
 )
 async def list_asset_layers(services: Services, caller: Reader, asset_id: AssetName) -> Page[LayerMetadataInfo]:
-    """As it was edited, published or not: for reviewers, operators and the platform of the asset."""
+    """The metadata as it was edited, whether published or not. Only for reviewers, operators and the platform of the
+    asset."""
     asset = await _asset_with_edits(services, caller, asset_id)
     layers = await services.assets.layer_metadata(asset.asset_id)
     return Page[LayerMetadataInfo](items=[_visible(caller, info) for info in layers], next=None)
@@ -120,7 +119,7 @@ async def change_layer_metadata(
     change: LayerMetadataChange,
     if_match: IfMatch = None,
 ) -> LayerMetadataInfo:
-    """What is left out stays as it is; null removes it."""
+    """A field that is left out is not changed; null removes it."""
     edited = await edit_metadata(services.assets, asset_id, layer, request=change, caller=caller, if_match=if_match)
     return _tagged(response, edited)
 

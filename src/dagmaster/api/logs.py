@@ -32,7 +32,7 @@ async def list_log_lines(
     after: Cursor = None,
     limit: Limit = 100,
 ) -> Page[JobLogLine]:
-    """Ordered by node, attempt and number. The last 100 lines of an attempt are stored. Of a running attempt, or one
+    """Ordered by node, attempt and number. The last 100 lines of an attempt are stored. For a running attempt, or one
     whose worker was lost, the last 20 lines are stored; they are about a second old."""
     if node_id is None:
         await services.reads.brief(job_id)

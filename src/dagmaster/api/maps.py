@@ -33,10 +33,10 @@ from dagmaster.web.problems import request_id_of
 METHODS: Final = ("GET", "HEAD", "POST", "OPTIONS")
 # Until the response begins, and between its pieces. A map server that has just been started needs some seconds.
 RESPONSE_SECONDS: Final = 60.0
-# That of searches; the map server accepts no larger body.
+# Searches have bodies. The map server does not accept larger ones.
 MAX_BODY_BYTES: Final = 1_048_576
-_KEPT_OPEN_SECONDS: Final = 20.0  # shorter than the map server keeps a connection, which it could close under a request
-# Of one connection, not of the request (RFC 9110). The server adds a date of its own.
+_KEPT_OPEN_SECONDS: Final = 20.0  # less than the map server's keep-alive: it must not close a connection in use
+# Hop-by-hop headers (RFC 9110): they belong to one connection and are not forwarded.
 _OF_CONNECTION: Final = frozenset(
     (
         b"connection",
@@ -116,9 +116,7 @@ class MapForwarder:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if not self._backends:
-            raise NotFound(
-                "this server has no maps", code="maps.not-configured", hint="SERVING_URLS names the map servers"
-            )
+            raise NotFound("no map server is configured", code="maps.not-configured", hint="set SERVING_URLS")
         name_route(scope, next((path for path in MAP_PATHS if scope["path"].startswith(path)), "maps"))
         body = await _body(receive)
         slots = self._file_slots if scope["path"].startswith(f"{FILES}/") else self._slots
@@ -141,7 +139,7 @@ class MapForwarder:
                 await response.aclose()
 
     async def _response(self, scope: Scope, body: bytes) -> httpx2.Response:
-        """The response of a map server, which has begun."""
+        """The response of a map server, as soon as its headers have arrived."""
         for backend in self._backends.candidates():
             try:
                 response = await self._transport.handle_async_request(_request(backend, scope, body))
@@ -180,7 +178,7 @@ def _request(backend: Backend, scope: Scope, body: bytes) -> httpx2.Request:
     if traced := traces.headers():
         headers = [(name, value) for name, value in headers if name != traces.HEADER.encode()]
         headers += [(name.encode(), value.encode()) for name, value in traced.items()]
-    # Byte for byte: a parser of URLs would resolve `..`, and with it reach other paths.
+    # The path is forwarded byte for byte: a URL parser would resolve `..`, which could lead to other paths.
     query = b"?" + scope["query_string"] if scope["query_string"] else b""
     target: bytes = httpx2.URL(backend.url).raw_path.rstrip(b"/") + scope["raw_path"] + query
     return httpx2.Request(
@@ -193,7 +191,7 @@ def _request(backend: Backend, scope: Scope, body: bytes) -> httpx2.Request:
 
 
 async def _pass_on(response: httpx2.Response, send: Send) -> None:
-    headers = [pair for pair in _passed_on(response.headers.raw) if pair[0] != b"date"]
+    headers = [pair for pair in _passed_on(response.headers.raw) if pair[0] != b"date"]  # uvicorn adds its own
     await send({"type": "http.response.start", "status": response.status_code, "headers": headers})
     assert isinstance(response.stream, httpx2.AsyncByteStream)
     try:
@@ -207,7 +205,7 @@ async def _pass_on(response: httpx2.Response, send: Send) -> None:
 
 
 def _passed_on(headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """Without headers of the connection, and without those that the connection names as its own."""
+    """The headers without hop-by-hop headers, which are the listed ones and those that `Connection` names."""
     lower = [(name.lower(), value) for name, value in headers]
     named = {part.strip().lower() for name, value in lower if name == b"connection" for part in value.split(b",")}
     return [(name, value) for name, value in lower if name not in _OF_CONNECTION and name not in named]
@@ -220,7 +218,7 @@ async def _body(receive: Receive) -> bytes:
         body += message.get("body", b"")
         if len(body) > MAX_BODY_BYTES:
             raise InvalidRequest(
-                f"a request for maps may have at most {MAX_BODY_BYTES} bytes", code="request.too-large"
+                f"the body of a request for maps may have at most {MAX_BODY_BYTES} bytes", code="request.too-large"
             )
         if not message.get("more_body"):
             return bytes(body)

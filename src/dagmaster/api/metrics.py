@@ -31,7 +31,8 @@ router = APIRouter(include_in_schema=False, dependencies=[requires(Permission.ME
 
 @router.get("/metrics")
 async def get_metrics(request: Request, services: Services) -> Response:
-    """Values from the memory of this process; queues and database as they were a few seconds ago, if it responds."""
+    """Values from the memory of this process. If the database responds, also its own values and those of the queues,
+    which may be a few seconds old."""
     platform: PlatformMetrics = request.app.state.platform_metrics
     await platform.refresh(services)
     metrics: RequestMetrics = request.app.state.request_metrics
@@ -46,7 +47,7 @@ class ScrapedState:
 
 
 class PlatformMetrics:
-    """What the database says about the platform, for all scrapes of some seconds."""
+    """Values read from the database, which all scrapes within a few seconds share."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -55,7 +56,8 @@ class PlatformMetrics:
         self._reading = asyncio.Lock()
 
     async def refresh(self, services: ApiServices) -> None:
-        """Read again what is older than a few seconds. Requests that arrive meanwhile wait for the same answer."""
+        """Read the values again if they are older than a few seconds. Requests that arrive meanwhile wait for the same
+        result."""
         async with self._reading:
             if self._read_at is not None and self._clock() - self._read_at < CACHED_SECONDS:
                 return
@@ -90,10 +92,14 @@ def orchestrator_metrics(services: ApiServices) -> Iterable[Metric]:
 
 _VALUES: tuple[tuple[str, str, Callable[[QueueSummary], float | None]], ...] = (
     ("depth", "Messages or tasks that wait", lambda queue: queue.depth),
-    ("oldest_seconds", "Age of the one that waits longest", lambda queue: queue.oldest_age_seconds or 0.0),
+    (
+        "oldest_seconds",
+        "Age of the message or task that has waited longest",
+        lambda queue: queue.oldest_age_seconds or 0.0,
+    ),
     ("running", "Tasks that run", lambda queue: queue.running_count),
     ("workers", "Live workers", lambda queue: queue.live_workers),
-    ("paused", "1 if no task of it is started", lambda queue: queue.is_paused),
+    ("paused", "1 if the queue is paused, so that none of its tasks is started", lambda queue: queue.is_paused),
     ("enqueued_per_minute", "Tasks written in the last minute", lambda queue: queue.enqueued_per_minute),
     ("started_per_minute", "Tasks started in the last minute", lambda queue: queue.started_per_minute),
     ("finished_per_minute", "Tasks finished in the last minute", lambda queue: queue.finished_per_minute),
@@ -114,10 +120,10 @@ _OUTBOX_VALUES: tuple[tuple[str, str, Callable[[OutboxFacts], float]], ...] = (
     ),
     (
         "postponed",
-        "Ids of tasks that the message broker has not taken and that are sent again",
+        "Ids of tasks that the message broker has not accepted and that will be sent again",
         lambda facts: facts.postponed,
     ),
-    ("oldest_seconds", "Age of the id that waits longest", lambda facts: facts.oldest_seconds),
+    ("oldest_seconds", "Age of the id that has waited longest", lambda facts: facts.oldest_seconds),
 )
 
 
@@ -146,7 +152,7 @@ def _database_metrics(facts: DatabaseFacts) -> Iterable[Metric]:
     yield gauge("dagmaster_callbacks_pending", "Callbacks that are not delivered yet", facts.pending_callbacks)
     yield gauge(
         "dagmaster_callbacks_overdue_seconds",
-        "How long the callback that should have been sent first has been due",
+        "Seconds since the oldest callback that is due should have been sent",
         facts.callback_overdue_seconds,
     )
     yield gauge("dagmaster_jobs_active", "Jobs that have not ended", facts.active_jobs)

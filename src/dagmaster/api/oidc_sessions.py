@@ -1,7 +1,7 @@
-"""Sign in at an OIDC issuer: the browser goes there and comes back, and gets the same cookie as with a key.
+"""Sign in at an OIDC issuer: the browser is redirected there and back, and gets the same cookie as with a key.
 
 Both routes are opened by the browser itself, not by a script of a page. After a failure, it is redirected to the web UI
-with the code of the error; the text of an error never comes from the address.
+with the code of the error; the web UI shows its own text for the code, so that no text comes from the URL.
 """
 
 import re
@@ -49,7 +49,7 @@ async def start(
         str, Query(alias="next", max_length=MAX_NEXT_LENGTH, description="Path of this server to go to afterwards")
     ] = f"{UI}/",
 ) -> Response:
-    """Open it in the browser."""
+    """Open this URL in the browser."""
     try:
         oidc, flow = _oidc(services), new_flow(next_path)
         url = await oidc.url(flow, _redirect_uri(request))
@@ -77,7 +77,7 @@ async def callback(services: Services, request: Request) -> Response:
     except DagmasterError as error:
         _log.warning("an OIDC sign-in was refused", code=error.code, request_id=request_id_of(request))
         response = _failed(request, error)
-    # Whatever happened: a callback can be used once.
+    # After a failure too: a callback can be used once.
     response.headers.append("Set-Cookie", cookies.no_cookie(cookies.SIGN_IN, request.scope))
     return response
 

@@ -74,7 +74,7 @@ async def change_platform(
 ) -> PlatformInfo:
     """Change its name, allow or forbid submissions, or let its b2b keys approve, reject and unpublish versions of its
     own assets. What was submitted stays as it is. With `If-Match`, the change is refused if the platform has changed
-    since; the problem has its present state."""
+    since; the problem has its current state."""
     changed = await operations.set_platform(
         services.assets,
         platform_id,

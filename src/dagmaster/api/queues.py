@@ -73,11 +73,13 @@ async def _set_queue(services: ApiServices, queue: str, changes: QueueChange) ->
         raise Conflict(
             f"queue '{queue}' cannot be paused or limited: orchestrators take new jobs from it",
             code="queue.of-submissions",
-            hint=f"these queues can be: {known}",
+            hint=f"queues that can be paused and limited: {known}",
             queue=queue,
         )
     if not await _queues(services, only=queue):
-        raise NotFound(f"no queue is named '{queue}'", code="queue.not-found", hint=f"known: {known}", queue=queue)
+        raise NotFound(
+            f"no queue is named '{queue}'", code="queue.not-found", hint=f"known queues: {known}", queue=queue
+        )
     async with services.ledgers.one() as ledger:
         await ledger.set_queue(queue, **changes)
     (line,) = await _queues(services, only=queue)

@@ -1,5 +1,5 @@
-"""What reviewers do: approve, reject, clear, expose, unpublish and delete; and links for those without a key. Operators
-repeat exports.
+"""The actions of reviewers: approve, reject, clear, expose, unpublish and delete; and signed links for people without a
+key. Operators can repeat exports.
 
 Every change may have an `If-Match` header with the ETag of the asset that the caller has seen. If the asset has changed
 since, the change is refused, and the problem has the events since then. The response is the asset after the change.
@@ -139,7 +139,7 @@ async def unpublish_version(
     request: ReasonRequest | None = None,
     if_match: IfMatch = None,
 ) -> AssetInfo:
-    """It is no longer served. Its data stays, and approving it publishes it again."""
+    """The version is no longer served. Its data stays, and approving it publishes it again."""
     reason = request.reason if request else None
     with without_events(caller):
         asset = await unpublish(
@@ -165,7 +165,7 @@ async def export_version(
     if_match: IfMatch = None,
 ) -> AssetInfo:
     """Copy an approved, public version to the external zone again: after a failure, or to repair its copies. Copies
-    that are right are not written again. `revisions[].external` of the response has the state."""
+    that are correct are not written again. `revisions[].external` of the response has the state."""
     reason = request.reason if request else None
     asset = await export_again(
         services.assets, asset_id, version_ordinal, caller=caller, reason=reason, if_match=if_match
@@ -189,7 +189,7 @@ async def delete_version(
     reason: Why = None,
     if_match: IfMatch = None,
 ) -> AssetInfo:
-    """It is no longer served, and does not block later versions. Its data is removed after the retention time."""
+    """The version is no longer served, and does not block later ones. Its data is removed after the retention time."""
     asset = await delete(services.assets, asset_id, version_ordinal, caller=caller, reason=reason, if_match=if_match)
     return _changed(services, response, asset)
 
@@ -240,7 +240,7 @@ async def unpublish_asset(
     request: ReasonRequest | None = None,
     if_match: IfMatch = None,
 ) -> AssetInfo:
-    """None of its versions is served any longer. Approving one publishes it again."""
+    """The versions of the asset are no longer served. Approving a version publishes it again."""
     reason = request.reason if request else None
     asset = await unpublish(services.assets, asset_id, caller=caller, reason=reason, if_match=if_match)
     return _changed(services, response, asset)
@@ -256,8 +256,8 @@ async def delete_asset(
     reason: Why = None,
     if_match: IfMatch = None,
 ) -> AssetInfo:
-    """None of its versions is served any longer. Their data is removed after the retention time. If it is submitted
-    again, it must be cleared again."""
+    """The versions of the asset are no longer served. Their data is removed after the retention time. If the asset is
+    submitted again, it must be cleared again."""
     asset = await delete(services.assets, asset_id, caller=caller, reason=reason, if_match=if_match)
     return _changed(services, response, asset)
 

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from dagmaster.web.oidc import OidcSignIn
 
 LEDGERS = 3
-WORKER_LEDGERS = 4  # for exchanges of workers without database access, and as many for what belongs to their tasks
+WORKER_LEDGERS = 4  # for exchanges of workers without database access; as many again for payloads and checkpoints
 LEASE_LEDGERS = 2  # for their leases and heartbeats, which must not wait for an exchange
 # Failed attempts to sign in, for each address. A key cannot be guessed; this keeps the load small.
 SIGN_INS_PER_SECOND, SIGN_INS_AT_ONCE = 0.2, 10
@@ -185,7 +185,7 @@ class ApiServices:
 
     @cached_property
     def storage(self) -> Storage:
-        """Where the sources of submissions are."""
+        """The storage with the sources of submissions."""
         return open_storage(self.settings)
 
     @cached_property

@@ -41,14 +41,15 @@ _NOT_STORED = "no-store"
 _log = log.get("auth")
 
 
-@router.get("", operation_id="get_session", summary="Get who has signed in", responses=responses())
+@router.get("", operation_id="get_session", summary="Get the current session", responses=responses())
 async def get_session(
     services: Services,
     request: Request,
     response: Response,
     caller: Annotated[Caller, Depends(needs(Permission.ANYONE))],
 ) -> SessionInfo:
-    """Never refused for lack of a session. The cookie of a session that has ended is removed."""
+    """Without a session the response is not an error: `is_signed_in` is false. The cookie of a session that has ended
+    is removed."""
     identity = identity_of(request)
     if identity.has_ended_session:
         response.headers["Set-Cookie"] = cookies.no_cookie(cookies.SESSION, request.scope)

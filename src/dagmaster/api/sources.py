@@ -22,10 +22,13 @@ async def list_sources(
     services: Services,
     caller: Annotated[Caller, Depends(needs(Permission.ASSETS_SUBMIT))],
     prefix: Annotated[
-        str, Query(max_length=MAX_NAME_LENGTH, description="Only objects whose names begin so", examples=["ddh/2024"])
+        str,
+        Query(
+            max_length=MAX_NAME_LENGTH, description="Only objects whose names begin with this", examples=["ddh/2024"]
+        ),
     ] = "",
     container: Annotated[
-        str | None, Query(max_length=63, description="Another container than that of the setting BRONZE_CONTAINER")
+        str | None, Query(max_length=63, description="The container; by default that of the setting BRONZE_CONTAINER")
     ] = None,
     after: Annotated[str, Query(max_length=MAX_NAME_LENGTH, description="`next` of the previous page")] = "",
     limit: Limit = 50,

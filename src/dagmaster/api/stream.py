@@ -34,7 +34,7 @@ _FRAME = {
     "properties": {
         "id": {
             "type": "string",
-            "description": "The sequence number of the event, for Last-Event-ID. JobProgress has none",
+            "description": "The sequence number of the event, for Last-Event-ID. `progress` frames have none",
         },
         "event": {"type": "string", "description": "The type of the event, or `progress`"},
         "data": {

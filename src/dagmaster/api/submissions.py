@@ -1,4 +1,4 @@
-"""Submissions: a platform submits data, and reads their status."""
+"""Submissions: a platform submits data, and reads the status of its submissions."""
 
 from typing import Annotated
 
@@ -32,7 +32,7 @@ _CREATED = ("new_asset", "new_version", "new_revision")
     responses={
         200: {
             "model": AssetSubmissionResult,
-            "description": "The same exists already (`already_processing`, `already_completed`), or a dry run",
+            "description": "The data was submitted before (`already_processing`, `already_completed`), or a dry run",
         },
         202: {
             "description": "An asset, a version or a revision was created, and is processed",
@@ -47,10 +47,10 @@ async def submit(
     """Asset, version, revision and job exist when the response is sent. The references say which asset it is, the label
     says which version; without a label it is the newest one. An unknown asset is a `new_asset`; a new label is a
     `new_version`, unless an earlier version waits for a decision; a known label is a `new_revision`. The same source
-    with the same parameters is `already_processing` or `already_completed`, unless it failed, or with `force`.
+    with the same parameters is `already_processing` or `already_completed`, unless it failed or `force` is set.
 
-    The same request id again gets the same answer; with another content it is a conflict. With `dry_run` nothing is
-    created: the answer is what would happen, with `refusal` if the state of the asset does not allow it."""
+    A repeated request id gets the same response; with other content it is a conflict. With `dry_run` nothing is
+    created: the response says what would happen, with `refusal` if the state of the asset does not allow it."""
     require_visible_platform(caller, request.platform_id)
     result = await submit_asset(services.assets, services.library, services.storage, request=request, caller=caller)
     if result.outcome not in _CREATED or result.is_dry_run:
@@ -68,6 +68,6 @@ async def submit(
 )
 async def get_submission_status(services: Services, caller: Reader, request_id: RequestName) -> SubmissionStatus:
     """Uses the status words for partners; jobs and nodes are not mentioned. A platform sees its own submissions. For
-    others it is a conflict if several platforms have used the id."""
+    other callers it is a conflict if several platforms have used the id."""
     submission = await services.assets.submission(request_id, own_platform_of(caller))
     return visible_submission(caller, submission)

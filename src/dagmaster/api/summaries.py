@@ -77,8 +77,8 @@ def _own_span(node: NodeSummary) -> Span:
 def _spans(graph: Graph, snapshot: Snapshot) -> dict[str, Span]:
     """From when to when each node ran.
 
-    A fan_out has no times of its own children, which are not read for this: it begins when what it waits for has ended,
-    and ends when the first node after it begins.
+    The children of a fan_out are not read for this. It counts as running from the end of the nodes that it waits for to
+    the start of the first node after it.
     """
     spans = {node.node_id: _own_span(node) for node in snapshot.nodes}
     for node in sorted(snapshot.nodes, key=lambda each: graph.place.get(each.node_id, 0)):
@@ -170,7 +170,7 @@ def _elapsed(first: datetime | None, last: datetime | None) -> float | None:
 
 
 def _combined(states: Counter[str]) -> str:
-    """The status of a stage: failures first, then what is under way."""
+    """The status of a stage. Failures take precedence, then nodes that run or are about to."""
     for state in ("failed", "cancelled", "running", "dispatched", "ready"):
         if states[state]:
             return "running" if state in {"dispatched", "ready"} else state

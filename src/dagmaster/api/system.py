@@ -28,7 +28,7 @@ async def list_leases(
     ] = None,
     limit: Limit = 100,
 ) -> Page[TaskLease]:
-    """The lease that expires first at the beginning. A worker renews its leases long before they expire; a task whose
+    """The lease that expires first is listed first. A worker renews its leases long before they expire; a task whose
     lease has expired is given to another worker. The list is not paginated: it changes all the time."""
     leases = await services.reads.leases(
         limit=limit, alive_within_seconds=services.alive_within, within_seconds=within_seconds

@@ -8,7 +8,7 @@ The query returns the handlers that have queued tasks on queues which are neithe
 waiting worker can run wakes no worker. Only a few workers are woken at once; the others follow while tasks are left. An
 idle platform runs one query in each poll interval, however many workers wait.
 
-The answer is a hint, as a notification is: the worker claims in the ledger, and may find nothing.
+The result is a hint, like a notification: the worker claims in the ledger, and may find no task.
 """
 
 import asyncio
@@ -84,7 +84,7 @@ class TaskWatch:
         waiting = _Waiting(frozenset(queues), frozenset(handlers), asyncio.get_running_loop().create_future())
         self._waiting[waiting] = None
         if len(self._waiting) == 1 or waiting.served(self._claimable):
-            self._query_is_due.set()  # what was seen last may be outdated
+            self._query_is_due.set()  # the result of the last query may be outdated
         try:
             async with asyncio.timeout(seconds):
                 return await waiting.woken
@@ -94,7 +94,7 @@ class TaskWatch:
             self._waiting.pop(waiting, None)
 
     async def close(self) -> None:
-        """Answer all workers. They continue at another instance."""
+        """Let all calls of `wait` return. The workers continue at another instance."""
         self._is_closing = True
         for waiting in tuple(self._waiting):
             self._wake(waiting, frozenset())

@@ -3,7 +3,7 @@
     POST /uploads ──▶ Location          HEAD ──▶ Upload-Offset
     PATCH, Upload-Offset: N ──▶ 204, Upload-Offset: M ── … ──▶ M is the size: the object is in the bronze zone
 
-The protocol is tus 1.0.0, so that its clients can be used. In addition, POST accepts JSON, and GET answers with it.
+The protocol is tus 1.0.0, so that its clients can be used. In addition, POST accepts JSON, and GET returns JSON.
 """
 
 from email.utils import format_datetime
@@ -36,9 +36,9 @@ Submitter = Annotated[Caller, Depends(needs(Permission.ASSETS_SUBMIT))]
 UploadId = Annotated[UUID, Path(description="The id of an upload, the end of its `Location`")]
 
 _OFFSET: dict[str, Any] = {
-    "Upload-Offset": {"description": "How many bytes have arrived", "schema": {"type": "integer"}}
+    "Upload-Offset": {"description": "The number of bytes that have arrived", "schema": {"type": "integer"}}
 }
-_LOCATION: dict[str, Any] = {"Location": {"description": "Where the bytes are sent", "schema": {"type": "string"}}}
+_LOCATION: dict[str, Any] = {"Location": {"description": "The URL to send the bytes to", "schema": {"type": "string"}}}
 _CHUNK: dict[str, Any] = {
     "requestBody": {"required": True, "content": {CHUNK_TYPE: {"schema": {"type": "string", "format": "binary"}}}}
 }
@@ -50,7 +50,10 @@ _METADATA: Final = {"filename": "name", "sha256": "sha256", "platform_id": "plat
     operation_id="describe_uploads",
     summary="Get the limits and the version of the protocol",
     status_code=204,
-    responses={204: {"description": "In the headers `Tus-Version`, `Tus-Extension` and `Tus-Max-Size`"}, **responses()},
+    responses={
+        204: {"description": "See the headers `Tus-Version`, `Tus-Extension` and `Tus-Max-Size`"},
+        **responses(),
+    },
     dependencies=[requires(Permission.ASSETS_SUBMIT)],
 )
 async def describe_uploads(services: Services) -> Response:
@@ -77,7 +80,7 @@ async def begin_upload(
     request: Request,
     response: Response,
     upload: Annotated[UploadRequest | None, Body()] = None,
-    upload_length: Annotated[str | None, Header(description="tus: the size of the file; without a body")] = None,
+    upload_length: Annotated[str | None, Header(description="tus: the size of the file, if there is no body")] = None,
     upload_metadata: Annotated[
         str | None,
         Header(max_length=8192, description="tus: `filename`, and `platform_id`, `sha256`, `if_exists`, in Base64"),
@@ -101,11 +104,11 @@ async def list_uploads(
     *,
     services: Services,
     caller: Submitter,
-    state: Annotated[Literal["open", "finished"] | None, Query(description="Only those in this state")] = None,
+    state: Annotated[Literal["open", "finished"] | None, Query(description="Only uploads in this state")] = None,
     after: Cursor = None,
     limit: Limit = 50,
 ) -> Page[UploadInfo]:
-    """A platform sees its own."""
+    """A platform sees its own uploads."""
     rows = await services.uploads.store.uploads(
         limit=limit + 1,
         after=moment_and_id(after),
@@ -118,7 +121,7 @@ async def list_uploads(
 
 @router.get("/{upload_id}", operation_id="get_upload", summary="Get an upload", responses=responses(404, 409))
 async def get_upload(services: Services, caller: Submitter, response: Response, upload_id: UploadId) -> UploadInfo:
-    """Once it is finished, `source` is what a submission names."""
+    """Once the upload is finished, `source` is the value for the `source` of a submission."""
     info = await services.uploads.get(upload_id, caller)
     response.headers.update(_headers(info))
     return info
@@ -127,9 +130,9 @@ async def get_upload(services: Services, caller: Submitter, response: Response, 
 @router.head(
     "/{upload_id}",
     operation_id="get_upload_offset",
-    summary="Ask how many bytes have arrived",
+    summary="Get the number of bytes that have arrived",
     response_class=Response,
-    responses={200: {"description": "In the header `Upload-Offset`", "headers": _OFFSET}, **responses(404, 409, 412)},
+    responses={200: {"description": "See the header `Upload-Offset`", "headers": _OFFSET}, **responses(404, 409, 412)},
 )
 async def get_upload_offset(services: Services, caller: Submitter, request: Request, upload_id: UploadId) -> Response:
     check_version(request)
@@ -156,11 +159,11 @@ async def append_to_upload(
     caller: Submitter,
     request: Request,
     upload_id: UploadId,
-    upload_offset: Annotated[str, Header(description="How many bytes have arrived before")],
+    upload_offset: Annotated[str, Header(description="The number of bytes that have arrived before")],
 ) -> Response:
     """The body has the bytes from `Upload-Offset` on, at most `UPLOAD_CHUNK_MB`. If the connection is lost, what has
-    arrived is kept: ask for the offset with HEAD, and continue there. 409 has the true offset in `Upload-Offset`. Only
-    one request may write at a time; another one gets 423."""
+    arrived is kept: ask for the offset with HEAD, and continue there. A 409 response has the actual offset in
+    `Upload-Offset`. Only one request may write at a time; another one gets 423."""
     check_version(request)
     _check_type(request)
     try:
@@ -189,7 +192,7 @@ async def append_to_upload(
     responses={204: {"description": "The bytes are removed"}, **responses(404, 409, 412, 423)},
 )
 async def cancel_upload(services: Services, caller: Submitter, request: Request, upload_id: UploadId) -> Response:
-    """A finished one is not removed: submissions may name its object."""
+    """A finished upload is not removed: submissions may name its object."""
     check_version(request)
     await services.uploads.cancel(upload_id, caller)
     return Response(status_code=204)

@@ -3,11 +3,11 @@
 | caller                    | assets                    | of a version                          |
 |---------------------------|---------------------------|---------------------------------------|
 | reviewer, operator, admin | all                       | everything                            |
-| b2b                       | those of its own platform | how far it is, without jobs and people |
+| b2b                       | those of its own platform | its progress, without jobs and people |
 | viewer                    | those that are published  | what is served                        |
 | others                    | those that are public     | what is served                        |
 
-What a caller may not see does not exist for it.
+If a caller asks for something that it may not see, the error says that it does not exist.
 """
 
 from collections.abc import Iterator
@@ -42,7 +42,7 @@ def own_platform_of(caller: Caller) -> str | None:
 
 
 def require_visible_platform(caller: Caller, platform_id: str) -> None:
-    """For a b2b key there is only its own platform."""
+    """A b2b key sees only its own platform: for others the error is that they do not exist."""
     if own_platform_of(caller) not in (None, platform_id):
         raise no_such_platform(platform_id)
 
@@ -61,8 +61,8 @@ def visible_result(caller: Caller, result: AssetSubmissionResult) -> AssetSubmis
 
 
 def visible_part(caller: Caller, asset: AssetInfo, name: str) -> AssetInfo:
-    """The asset as a caller may see it; if it may not, as if nothing had the name that it has asked for: the other
-    names of the asset would reveal that it exists."""
+    """The asset as a caller may see it. If it may not see any of it, the error says that `name` does not exist, where
+    `name` is the one in the request: another name of the asset would reveal that it exists."""
     if may_preview(caller):
         return asset
     if asset.platform_id == own_platform_of(caller):
@@ -77,7 +77,8 @@ def visible_part(caller: Caller, asset: AssetInfo, name: str) -> AssetInfo:
 
 @contextmanager
 def without_events(caller: Caller) -> Iterator[None]:
-    """A refusal because the asset has changed lists its events, except for partners: they have jobs and people."""
+    """A refusal because the asset has changed lists its events, except for partners, because events name jobs and
+    people."""
     try:
         yield
     except Conflict as error:

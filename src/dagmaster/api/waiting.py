@@ -42,8 +42,8 @@ class Conditions:
     is_orphaned: bool = False  # the owner sends no heartbeats
     queued_children: Mapping[str, str] = field(default_factory=dict)  # one queued child for each fan_out
     next_retries: Mapping[str, datetime] = field(default_factory=dict)
-    deferred: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # nodes whose handler the owner lacks
-    patience_seconds: float = 600.0  # of those nodes
+    deferred: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # nodes with a handler unknown to the owner
+    patience_seconds: float = 600.0  # how long those nodes may wait
 
 
 @router.get(
@@ -53,7 +53,7 @@ async def get_waiting(
     services: Services,
     job_id: JobId,
     parent: Annotated[
-        str | None, Query(max_length=MAX_NAME_LENGTH, description="The children of this fan_out, one by one")
+        str | None, Query(max_length=MAX_NAME_LENGTH, description="List the children of this fan_out")
     ] = None,
     after: Cursor = None,
     limit: Limit = 50,

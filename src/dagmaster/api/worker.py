@@ -54,7 +54,7 @@ from dagmaster.errors import Conflict, Unavailable
 from dagmaster.jobs.payload import LOADABLE_BYTES
 from dagmaster.web.authentication import needs
 
-MAX_OUTPUTS = 4  # that one caller sends at the same time
+MAX_OUTPUTS = 4  # that one caller may send at the same time
 
 PREFIX = "/worker"
 router = APIRouter(prefix=PREFIX, tags=["workers"])
@@ -115,7 +115,7 @@ async def beat_worker(
 
 @router.delete("/{worker_id}", operation_id="retire_worker", summary="Stop a worker", responses=responses())
 async def retire_worker(services: Services, worker_id: OwnWorker) -> WorkerReceipt:
-    """It is no longer listed. Tasks that it still holds are lost when their leases expire."""
+    """The worker is no longer listed. Tasks that it still holds are lost when their leases expire."""
     async with services.leases.one() as ledger:
         await ledger.retire_worker(worker_id)
     return WorkerReceipt(worker_id=worker_id)
@@ -143,8 +143,8 @@ async def wait_for_tasks(
 async def exchange_tasks(
     services: Services, caller: Executor, worker_id: OwnWorker, exchange: ExchangeRequest
 ) -> Response:
-    """One transaction. A report counts if the worker still holds the task, and if it is sent again, the answer is the
-    same."""
+    """Both happen in one transaction. A report counts if the worker still holds the task; a repeated report gets the
+    same response."""
     return await _exchange(services, caller, worker_id, exchange, is_claiming=True)
 
 
@@ -158,7 +158,7 @@ async def exchange_tasks(
 async def report_tasks(
     services: Services, caller: Executor, worker_id: OwnWorker, exchange: ExchangeRequest
 ) -> Response:
-    """As `exchange`, but new tasks are claimed only from queues with a limit, where the reports have made room."""
+    """Like `exchange`, but new tasks are claimed only from queues with a limit, where the reports have made room."""
     return await _exchange(services, caller, worker_id, exchange, is_claiming=False)
 
 
@@ -189,7 +189,7 @@ async def renew_leases(services: Services, worker_id: OwnWorker, renewal: RenewR
     "/{worker_id}/stops", operation_id="take_stops", summary="Take the requests to stop tasks", responses=responses()
 )
 async def take_stops(services: Services, worker_id: OwnWorker) -> TaskIds:
-    """The tasks that shall stop. Each is returned until it has ended."""
+    """The tasks that must stop. Each is returned until it has ended."""
     async with services.leases.one() as ledger:
         return TaskIds(task_ids=sorted(await ledger.take_stops(worker_id)))
 
@@ -201,12 +201,12 @@ async def take_stops(services: Services, worker_id: OwnWorker) -> TaskIds:
     responses=responses(),
 )
 async def show_running(services: Services, worker_id: OwnWorker) -> WorkerReceipt:
-    """Orchestrators look at running tasks now, and not at the next poll."""
+    """Notifies orchestrators, so that they process running tasks now and not at the next poll."""
     services.notifier.notify(RESULTS)
     return WorkerReceipt(worker_id=worker_id)
 
 
-# What belongs to a task
+# The params, results, output and checkpoints of a task
 
 _CONTENT: dict[int | str, dict[str, Any]] = {
     200: {"description": "The JSON as it was stored", "content": {"application/json": {"schema": {}}}},
@@ -226,7 +226,7 @@ async def load_params(services: Services, worker_id: OwnWorker, task_id: TaskId)
     job_id, _, _ = attempt = requests.attempt_of(task_id)
     held = await _held(services, worker_id, attempt)
     if held.params_ref is None:
-        raise Conflict("the task has its params in its message", code="task.no-params-ref")
+        raise Conflict("the params of this task are in its message", code="task.no-params-ref")
     return await stored_response(services.reads, job_id, held.params_ref)
 
 
@@ -244,8 +244,8 @@ async def read_results(
     offset: Annotated[int, Query(ge=0, le=2**31 - 1, description="Index of the first child")],
     limit: Annotated[int, Query(ge=1, le=MAX_RESULTS)],
 ) -> Response:
-    """Those of the fan_out that `results_of` in the params of the task names: up to `limit`, and fewer if they are
-    large."""
+    """The results of the fan_out that `results_of` in the params of the task names: up to `limit`, and fewer if they
+    are large."""
     job_id, _, _ = attempt = requests.attempt_of(task_id)
     held = await _held(services, worker_id, attempt)
     node_id, window = requests.window_of(await _results_of(services, job_id, held), offset, limit)
@@ -258,7 +258,7 @@ async def read_results(
 
 
 async def _results_of(services: ApiServices, job_id: UUID, held: TaskReferences) -> Any:
-    """What the params refer to; they may be a payload themselves."""
+    """The field `results_of` of the params, which may be stored as a payload."""
     if held.params_ref is None:
         return held.results_of
     async with services.payloads.one() as ledger:
@@ -282,7 +282,7 @@ async def _results_of(services: ApiServices, job_id: UUID, held: TaskReferences)
 async def store_output(
     services: Services, caller: Executor, worker_id: OwnWorker, task_id: TaskId, request: Request
 ) -> StoredOutput:
-    """The answer is the reference that the report names. An output that is never reported is deleted."""
+    """The response is the reference for the report. An output that is never reported is deleted."""
     job_id, _, _ = attempt = requests.attempt_of(task_id)
     with _one_of_few(services.sending_outputs, caller):
         content = await _body_of(request)
@@ -295,10 +295,12 @@ async def store_output(
 
 @contextmanager
 def _one_of_few(sending: "Counter[str]", caller: Caller) -> Iterator[None]:
-    """Each is in memory until it is stored."""
+    """Limit the outputs that a caller sends at once: each is in memory until it is stored."""
     if sending[caller.name] >= MAX_OUTPUTS:
         raise Unavailable(
-            f"this key sends {MAX_OUTPUTS} outputs already", code="worker.too-many-outputs", hint="try again later"
+            f"this caller is already sending {MAX_OUTPUTS} outputs",
+            code="worker.too-many-outputs",
+            hint="try again later",
         )
     sending[caller.name] += 1
     try:
@@ -341,7 +343,7 @@ async def load_checkpoints(services: Services, worker_id: OwnWorker, task_id: Ta
 async def save_checkpoint(
     services: Services, worker_id: OwnWorker, task_id: TaskId, checkpoint: CheckpointRequest
 ) -> CheckpointReceipt:
-    """It replaces the node's checkpoint of the same name."""
+    """Replaces the node's checkpoint of the same name."""
     attempt = requests.attempt_of(task_id)
     name = requests.checked_checkpoint(checkpoint)
     if await services.reads.held_task(worker_id, *attempt) is None:

@@ -1,8 +1,8 @@
-"""Requests of workers in the terms of the ledger, and answers in those of the API. No I/O.
+"""Translates requests of workers into arguments of the ledger, and its results into responses. No I/O.
 
-What a worker sends is checked again: it may not be dagmaster's own worker. Texts lose secrets and are shortened as by
-the worker itself, and values that PostgreSQL cannot store are refused here, because one of them would fail the whole
-statement.
+What a worker sends is checked again, because the client need not be dagmaster's own worker. Secrets are removed from
+texts, and long texts are shortened, as the worker itself does. Values that PostgreSQL cannot store are refused here,
+because one of them would fail the whole statement.
 """
 
 import math
@@ -31,7 +31,7 @@ from dagmaster.worker import reported
 from dagmaster.worker.outcome import MAX_MESSAGE, MAX_NAME, MAX_TRACEBACK
 from dagmaster.workflows.storable import encode
 
-MAX_FACTS_BYTES = 65_536  # of an error, or of metrics
+MAX_FACTS_BYTES = 65_536  # the size of an error, or of metrics, as JSON
 MAX_LINE = 500
 _RATES = frozenset({"started_per_minute", "finished_per_minute"})
 _TASK_ID = re.compile(r"([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})_(.{1,200})_([1-9][0-9]{0,8})", re.DOTALL)
@@ -69,7 +69,7 @@ def attempt_of(task_id: str) -> tuple[UUID, str, int]:
 
 
 def not_held(worker_id: UUID) -> NotFound:
-    """Also for a task that does not exist: a worker learns nothing about tasks of others."""
+    """The error is the same for a task that does not exist: a worker learns nothing about tasks of other workers."""
     return NotFound(
         "this worker does not hold this task",
         code="worker.not-held",
@@ -104,7 +104,7 @@ def _report(sent: AttemptReport) -> Report:
     _require_finite(sent.output, "the output")
     if len(encode(sent.output, "the output")) > INLINE_BYTES:
         raise InvalidRequest(
-            f"an output of more than {INLINE_BYTES} bytes is sent before the report",
+            f"an output of more than {INLINE_BYTES} bytes must be sent before the report",
             code="output.too-large",
             hint="send it to …/output, and name it with `output_ref`",
             limit_bytes=INLINE_BYTES,
@@ -122,7 +122,7 @@ def _report(sent: AttemptReport) -> Report:
 
 
 def _error(sent: Mapping[str, Any]) -> dict[str, Any]:
-    """As `worker.outcome.describe` returns it: texts are limited and have no secrets."""
+    """The error as `worker.outcome.describe` returns it: texts are limited and have no secrets."""
     limits = {"message": MAX_MESSAGE, "hint": MAX_MESSAGE, "traceback": MAX_TRACEBACK}
     facts = {
         _text(name, "an error"): reported.text(value, limits.get(name, MAX_NAME), keep_end=name == "traceback")
@@ -194,7 +194,7 @@ def checked_checkpoint(sent: CheckpointRequest) -> str:
 
 
 def window_of(results_of: Any, offset: int, limit: int) -> tuple[str, range]:
-    """The fan_out that a task refers to, and which of its children it may read now: no others than those."""
+    """The fan_out that a task refers to, and the range of children whose results this request returns."""
     if not isinstance(results_of, dict) or not isinstance(results_of.get("node_id"), str):
         raise InvalidRequest("the task has no `results_of` to read results from", code="params.no-results-of")
     first, count = results_of.get("offset") or 0, results_of.get("limit")
@@ -223,7 +223,7 @@ def too_large_payload() -> InvalidRequest:
 
 
 def answer_of(exchange: Exchange) -> bytes:
-    """The ExchangeAnswer as JSON: these answers are frequent and large."""
+    """An ExchangeAnswer as JSON, written without the model, because these responses are frequent and large."""
     return orjson.dumps(
         {
             "claimed": [task._asdict() for task in exchange.claimed],
@@ -241,12 +241,12 @@ def _limited(facts: dict[str, Any], what: str) -> dict[str, Any]:
 
 
 def _require_finite(value: Any, what: str) -> None:
-    """NaN and infinity are not JSON; the parser of the web framework accepts them all the same."""
+    """Refuse NaN and infinity: JSON does not have them, but the parser of the web framework accepts them."""
     stack = [value]
     while stack:
         part = stack.pop()
         if isinstance(part, float) and not math.isfinite(part):
-            raise InvalidRequest(f"{what} contain a number that is not finite", code="value.not-json")
+            raise InvalidRequest(f"a number in {what} is not finite", code="value.not-json")
         if isinstance(part, dict):
             stack.extend(part.values())
         elif isinstance(part, list):

@@ -36,14 +36,14 @@ _SEPARATOR = "~"
 @router.get(
     "/{workflow_id}/definitions",
     operation_id="list_definitions",
-    summary="List the definitions that jobs of a workflow had, newest first",
+    summary="List the definitions that jobs of a workflow have used, newest first",
     responses=responses(404),
     dependencies=_READS,
 )
 async def list_definitions(
     services: Services, workflow_id: WorkflowId, after: Cursor = None, limit: Limit = 20
 ) -> Page[StoredDefinition]:
-    """Each content is one definition. The current one is in the list only if a job has used it."""
+    """Definitions with the same content are listed once. The current one is in the list only if a job has used it."""
     rows = await services.reads.definitions(
         workflow_id, _current_hash(services, workflow_id), limit=limit + 1, after=_moment_and_hash(after)
     )
@@ -62,7 +62,7 @@ async def list_definitions(
 async def get_definition(
     services: Services, workflow_id: WorkflowId, definition_hash: DefinitionHash
 ) -> DefinitionText:
-    """`current` instead of a hash means the definition that new jobs have."""
+    """`current` instead of a hash means the definition that new jobs use."""
     current = _current_hash(services, workflow_id)
     if definition_hash in {"current", current}:
         return await _current_definition(services, workflow_id)
@@ -72,7 +72,7 @@ async def get_definition(
 
 
 async def _current_definition(services: ApiServices, workflow_id: str) -> DefinitionText:
-    """Perhaps no job has had it yet."""
+    """The definition that new jobs use. It may be one that no job has used yet."""
     workflow = services.library.get(workflow_id)
     current, body = workflow.content_hash(), workflow.body()
     try:
@@ -98,7 +98,8 @@ def _current_hash(services: ApiServices, workflow_id: str) -> str | None:
 
 def text_of(body: dict[str, Any]) -> str:
     """A definition as YAML. Stored definitions have lost the order of their fields, so nodes are written in the order
-    of the graph and fields in the order of the language. One of an older language is written as it is."""
+    of the graph and fields in the order of the language. A definition in an older version of the language is written as
+    it is."""
     try:
         workflow = Workflow.model_validate(body)
         ordered = workflow.body()
@@ -124,14 +125,14 @@ def _moment_and_hash(after: str | None) -> tuple[datetime, str] | None:
 @router.get(
     "/{workflow_id}/statistics",
     operation_id="get_workflow_statistics",
-    summary="Get how the recent jobs of a workflow went",
+    summary="Get statistics of the recent jobs of a workflow",
     responses=responses(404),
     dependencies=[requires(Permission.JOBS_READ)],
 )
 async def get_workflow_statistics(
     services: Services,
     workflow_id: WorkflowId,
-    days: Annotated[int, Query(ge=1, le=365, description="Jobs of this number of days")] = 30,
+    days: Annotated[int, Query(ge=1, le=365, description="Only jobs of the last `days` days")] = 30,
 ) -> WorkflowHistory:
     results = await services.reads.workflow_results(workflow_id, days)
     if not results and workflow_id not in services.library.workflows:
@@ -182,7 +183,7 @@ def _seconds_of(node: PastNode) -> float | None:
 
 
 def _percentile(values: list[float], share: float) -> float | None:
-    """As PostgreSQL's percentile_cont."""
+    """The same as percentile_cont of PostgreSQL."""
     if not values:
         return None
     ordered = sorted(values)

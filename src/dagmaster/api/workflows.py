@@ -68,7 +68,7 @@ def _mistakes(error: InvalidWorkflow) -> list[Mistake]:
     },
 )
 async def validate_workflow(services: Services, request: Request) -> WorkflowCheck:
-    """The body is the YAML text. The response has every error in it."""
+    """The body is the YAML text. The response lists every error in it."""
     try:
         workflow = await read_definition(services, await request.body())
     except InvalidWorkflow as error:

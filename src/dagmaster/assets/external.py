@@ -1,7 +1,7 @@
-"""External copies of a revision: what is wanted, what is there, and what has to be done about the difference.
+"""External copies of a revision: whether they are wanted, which of them exist, and what to do about the difference.
 
 Decisions on an asset mark its revisions: `export_due_at` when the copies must exist, `withdrawal_due_at` when they must
-not. A job makes or removes them; of each revision at most one such job runs.
+not. A job makes or removes them; at most one such job runs for each revision.
 
     wanted   copies       job runs       what to do
     yes      none, some   –              export, unless the last export for this decision has failed
@@ -39,7 +39,7 @@ class ExternalJob(StrEnum):
 
 
 class ExternalState(StrEnum):
-    """In one word for people."""
+    """The state of the copies in one word, for people."""
 
     NONE = "none"
     DUE = "due"
@@ -55,13 +55,13 @@ class ExternalStep(StrEnum):
     EXPORT = "export"
     WITHDRAW = "withdraw"
     CANCEL = "cancel"  # the export that runs
-    SETTLE = "settle"  # clear the mark: what is wanted is there
+    SETTLE = "settle"  # clear the mark: the copies are as wanted
 
 
 @dataclass(frozen=True, slots=True)
 class ExternalSituation:
     """A revision as far as its external copies are concerned. At most one of the two marks is set. `has_failed`: the
-    last job for this decision has. `may_retry`: the pause after a failed withdrawal is over."""
+    last job for this decision has failed. `may_retry`: the pause after a failed withdrawal is over."""
 
     copies: ExternalCopies = ExternalCopies.NONE
     is_export_due: bool = False

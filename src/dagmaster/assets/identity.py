@@ -16,7 +16,7 @@ MAX_REF_LENGTH = 200
 
 @dataclass(frozen=True, slots=True)
 class RegisteredPlatform:
-    """`version_ref` is the reference that names the version. It may be optional for the platform, never identity."""
+    """`version_ref` is the reference that names the version. It may be optional, and is never part of the identity."""
 
     platform_id: str
     display_name: str

@@ -25,7 +25,7 @@ _NOW = {"created_at": "dagapp.clock()", "updated_at": "dagapp.clock()"}
 
 
 class Platform(Record):
-    """An external system that submits data. A new one is a row. See `identity.RegisteredPlatform` for its rules.
+    """An external system that submits data. Each is a row. See `identity.RegisteredPlatform` for its rules.
 
     `b2b_may_approve`: its b2b keys may approve, reject and unpublish versions of its own assets."""
 
@@ -144,12 +144,12 @@ class AssetRevision(Record):
 
     `outputs` has blob_path, table_name, stac_item_id, stac_collection_id, external_blob_path, adf_run_id as far as they
     exist. `findings` are those of the validation and the processing; NULL until the job has ended, and in rows of
-    earlier releases whose job is gone. `reviewed_as` is the decision on this revision; it stays when a newer revision
-    is submitted. `export_due_at` is set when the revision must be copied to the external zone, `withdrawal_due_at` when
-    its copy must be removed. `is_unfit`: it failed because of its source. From `purge_started_at` on it can be neither
-    approved nor run again; at `purged_at` its objects and documents are gone. `review_notified_at`: reviewers know that
-    it waits.
-    `same_content_as` is another version that was made of the same bytes, known once the source was read.
+    earlier releases whose job was deleted. `reviewed_as` is the decision on this revision; it stays when a newer
+    revision is submitted. `export_due_at` is set when the revision must be copied to the external zone,
+    `withdrawal_due_at` when its copy must be removed. `is_unfit`: it failed because of its source. From
+    `purge_started_at` on it can be neither approved nor run again; at `purged_at` its objects and documents were
+    removed. `review_notified_at` is when reviewers were notified of it. `same_content_as` is another version that was
+    made of the same bytes, known once the source was read.
 
     The columns `external_…` follow the copies in the external zone (assets/external). `external_job_id` is the last job
     that made or removed them, `external_due_at` the mark that it carries out, and `external_retry_at` when a failed
@@ -223,8 +223,8 @@ class AssetRevision(Record):
 
 
 class AssetSubmission(Record):
-    """A request of a platform and what it led to. It exists before the response is sent; the same request id again is
-    answered from it. `notified_status` is the status of the last callback, or one that causes none, if it has a
+    """A request of a platform and its outcome. It exists before the response is sent; a repeated request id gets its
+    response from it. `notified_status` is the status of the last callback, or one that causes none, if it has a
     `callback_url`."""
 
     table: ClassVar[Table] = Table(

@@ -25,7 +25,7 @@ Edition = tuple[int, int]  # ordinal and revision
 
 
 class SubmissionOutcome(StrEnum):
-    """Every answer to a submission that is not refused."""
+    """The outcomes of a submission that is not refused."""
 
     NEW_ASSET = "new_asset"
     NEW_VERSION = "new_version"

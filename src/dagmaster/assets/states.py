@@ -80,8 +80,8 @@ class AssetVersionState:
 
     @property
     def is_unresolved(self) -> bool:
-        """It needs a decision before a later version may be submitted. A newer revision of an unpublished version does
-        too."""
+        """Whether it needs a decision before a later version may be submitted. A newer revision of an unpublished
+        version needs one too."""
         return not self.is_deleted and self.approval != ApprovalState.APPROVED
 
 

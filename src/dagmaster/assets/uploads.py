@@ -1,6 +1,6 @@
 """Rules of uploads: which object a file becomes, and the headers of the tus protocol (https://tus.io, version 1.0.0).
 
-Every object is below the name of its platform, `{platform_id}/{name}`: a platform reads only what is there.
+Every object is named `{platform_id}/{name}`: a platform reads only objects whose names begin with its id.
 """
 
 import base64
@@ -11,7 +11,7 @@ from pathlib import PurePosixPath
 from dagmaster.errors import InvalidRequest
 
 SUFFIX_CHARACTERS = 8
-_DIGITS_OF_SIZE = 19  # of a number of 63 bits
+_DIGITS_OF_SIZE = 19  # a number of 63 bits has at most this many
 
 
 def prefix_of(platform_id: str) -> str:
@@ -41,7 +41,7 @@ def parse_metadata(text: str) -> dict[str, str]:
         except (binascii.Error, ValueError):
             raise _bad_metadata("a value is not UTF-8 in Base64") from None
         if not key or key in values:
-            raise _bad_metadata("a key is missing, or is there twice")
+            raise _bad_metadata("a key is missing or repeated")
         values[key] = value
     return values
 

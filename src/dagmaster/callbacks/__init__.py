@@ -2,7 +2,7 @@
 
     model       the records: callbacks, attempts to deliver them, secrets of platforms
     payload     the content of a callback
-    signing     signatures after the Standard Webhooks specification
+    signing     signatures as in the Standard Webhooks specification
     url         which URLs callbacks may be sent to
     schedule    what follows an attempt: delivered, retried after a delay, or given up
 

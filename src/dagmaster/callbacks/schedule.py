@@ -1,12 +1,12 @@
 """What follows an attempt to deliver a callback.
 
-    pending ──▶ delivered                     the receiver answered with a success (2xx)
+    pending ──▶ delivered                     the receiver responded with success (2xx)
        │  ▲
-       │  └──── tried again after a delay     any other answer, or none
+       │  └──── tried again after a delay     any other response, or none
        ▼
     failed                                    too many attempts, a refused URL, or the receiver wants no more (410)
 
-An operator's request makes a callback pending again, with a new number of attempts.
+An operator can make a callback pending again; its attempts are then counted from 0.
 """
 
 from dataclasses import dataclass

@@ -1,11 +1,11 @@
-"""Signatures of callbacks, after the Standard Webhooks specification (https://www.standardwebhooks.com), version 1.
+"""Signatures of callbacks, as in the Standard Webhooks specification (https://www.standardwebhooks.com), version 1.
 
     webhook-id          the id of the callback, the same in each attempt
     webhook-timestamp   when this attempt was made, in seconds since 1970
     webhook-signature   "v1,<base64>" for each secret, separated by spaces
 
 The signature is an HMAC-SHA-256 over "id.timestamp.body". A secret is "whsec_" and the key in base64. While a secret is
-replaced, a callback has a signature of each valid one, so that the receiver may change over at any time.
+replaced, a callback has a signature of each valid one, so that the receiver may switch at any time.
 """
 
 import base64
@@ -58,7 +58,7 @@ def verify(secrets: Iterable[str], headers: Mapping[str, str], body: bytes, *, n
     expected = [_signature(secret, given[ID_HEADER], timestamp, body).encode() for secret in secrets]
     # All pairs are compared, so that the time taken says nothing about which of them is nearly right.
     if sum(hmac.compare_digest(ours, theirs) for ours in expected for theirs in signatures) == 0:
-        raise _forged("no signature fits")
+        raise _forged("no signature matches")
 
 
 def _signature(secret: str, callback_id: str, timestamp: str, body: bytes) -> str:

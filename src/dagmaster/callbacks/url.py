@@ -20,7 +20,7 @@ _HINT = "set ALLOW_PRIVATE_WEBHOOKS=true to allow addresses of your network"
 def check_callback_url(url: str, *, allow_private: bool, field: str = "callback_url") -> None:
     """Refuse a URL that is not an absolute https URL, or that names an address which callbacks must not reach.
 
-    With `allow_private`, http, any port and addresses of the own network are allowed too. `field` is the name of the
+    With `allow_private`, http, any port and private addresses are allowed too. `field` is the name of the
     URL in the request.
     """
     try:
@@ -54,7 +54,7 @@ def _check(url: str, *, allow_private: bool) -> None:
     if parts.scheme != "https" and not allow_private:
         raise _refusal("it is not an https URL", _HINT)
     if port not in (None, *PORTS) and not allow_private:
-        raise _refusal(f"its port is none of {', '.join(map(str, PORTS))}", _HINT)
+        raise _refusal(f"its port is not one of {', '.join(map(str, PORTS))}", _HINT)
     _check_host(host, is_bracketed=parts.netloc.startswith("["), allow_private=allow_private)
 
 

@@ -1,4 +1,4 @@
-"""The command line: thin commands that call the client, the local platform or a role, and print the answer.
+"""The command line: thin commands that call the client, the local platform or a role, and print the result.
 
-Modules import little at the top, because every command pays for it: heavy modules are imported where they are used.
+Modules import little at the top, because imports delay every command: heavy modules are imported where they are used.
 """

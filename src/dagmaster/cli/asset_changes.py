@@ -1,4 +1,4 @@
-"""Changes of an asset from the command line: which version is meant, and what to do when a change is refused."""
+"""Changes of an asset from the command line: selecting a version, and hints if a change is refused."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,7 +26,7 @@ _NEXT_STEPS = {
 
 
 class SeenAsset:
-    """An asset as it is now. Changes are refused if it has changed since, or since it had the ETag that is given."""
+    """An asset as it is now. Changes are refused if it has changed since then, or since the given ETag."""
 
     def __init__(self, state: State, name: str, etag: str | None = None) -> None:
         self._state = state
@@ -66,7 +66,7 @@ class SeenAsset:
             return waiting[0].version_ordinal
         if waiting:
             numbers = ", ".join(str(version.version_ordinal) for version in waiting)
-            raise InvalidRequest(f"{verb} which of the versions {numbers}?", code="usage", hint="add --version N")
+            raise InvalidRequest(f"more than one version to {verb}: {numbers}", code="usage", hint="add --version N")
         raise Conflict(
             f"no version of {self.name} waits for review",
             code="version.none-to-review",
@@ -92,7 +92,7 @@ class SeenAsset:
 
     @contextmanager
     def _advise_on_conflict(self) -> Iterator[None]:
-        """A refusal says which command comes next, and what has changed meanwhile."""
+        """If a change is refused, add a hint with the next command, and print what has changed meanwhile."""
         try:
             yield
         except DagmasterError as error:

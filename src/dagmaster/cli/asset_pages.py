@@ -47,7 +47,7 @@ def print_asset(state: "State", asset: AssetInfo) -> None:
 
 
 def _facts(asset: AssetInfo) -> dict[str, str]:
-    """Who and when follow what they decided."""
+    """The facts of an asset. A decision is followed by who made it and when."""
     clearance = _decided(asset.clearance_state, asset.cleared_by, asset.cleared_at)
     if asset.made_public_at:
         clearance = _decided(asset.clearance_state, asset.made_public_by, asset.made_public_at)
@@ -110,7 +110,7 @@ def _reasons(versions: Sequence[VersionInfo]) -> list[str]:
 
 
 def _findings(versions: Sequence[VersionInfo]) -> list[str]:
-    """The findings of the newest revision of each version. Those that are only information are in the JSON."""
+    """The findings of the newest revision of each version. Findings of severity `info` are only in the JSON."""
     return [
         _finding_text(version, finding)
         for version in versions
@@ -128,7 +128,7 @@ def _finding_text(version: VersionInfo, finding: FindingInfo) -> str:
 
 
 def _external_lines(asset: AssetInfo) -> list[str]:
-    """How far the copies in the external zone are, of revisions that have or need some."""
+    """The state of the copies in the external zone, for each revision that has or needs them."""
     lines = []
     for version in asset.versions:
         for revision in version.revisions:
@@ -179,12 +179,12 @@ def print_history(state: "State", page: "Sequence[Json]") -> None:
 
 
 def _action(action: str) -> str:
-    """In words, except for the names of direct commands, which have a dot."""
+    """The action in words. Names of direct commands, which have a dot, stay as they are."""
     return action if "." in action else action.replace("_", " ")
 
 
 def print_audit(state: "State", page: "Sequence[Json]") -> None:
-    subject: Column[AuditEntry] = Column("of", lambda event: one_line(_subject(event)))
+    subject: Column[AuditEntry] = Column("subject", lambda event: one_line(_subject(event)))
     print_records(state, [*_EVENT_COLUMNS, subject, *_ACTOR_COLUMNS], AuditEntry, page)
 
 

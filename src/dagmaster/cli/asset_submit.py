@@ -139,7 +139,7 @@ def _named_source(blobs: Sequence[str]) -> "Json":
     named = [(None, blob) if "/" not in blob else tuple(blob.split("/", 1)) for blob in blobs]
     containers = {container for container, _ in named}
     if len(containers) > 1:
-        raise InvalidRequest("all objects of a collection are in one container", code="usage")
+        raise InvalidRequest("all objects of a collection must be in one container", code="usage")
     return _source_of(containers.pop(), [name for _, name in named])
 
 
@@ -207,7 +207,7 @@ def _follow(state: State, result: "AssetSubmissionResult", *, live: bool) -> int
     state.comment(_outcome_text(result))
     code = follow(state, str(result.job_id), live=live)
     if code == 0:
-        state.comment(f"see what has to be decided with: dagmaster assets show {result.dataset_id}")
+        state.comment(f"see the next steps with: dagmaster assets show {result.dataset_id}")
     return code
 
 
@@ -218,7 +218,7 @@ def _print_result(state: State, response: "Json", result: "AssetSubmissionResult
         state.emit(response)
         return code
     if refusal:
-        state.say(f"it would be refused: {refusal.get('message') or refusal.get('detail')} [{refusal.get('code')}]")
+        state.say(f"would be refused: {refusal.get('message') or refusal.get('detail')} [{refusal.get('code')}]")
         if refusal.get("hint"):
             state.note(f"hint: {refusal['hint']}")
         return code
@@ -227,7 +227,7 @@ def _print_result(state: State, response: "Json", result: "AssetSubmissionResult
     if not result.is_dry_run:
         if result.job_id:
             state.note(f"watch it with: dagmaster jobs watch {result.job_id}")
-        state.note(f"then see what has to be decided with: dagmaster assets show {result.dataset_id}")
+        state.note(f"then see the next steps with: dagmaster assets show {result.dataset_id}")
     return code
 
 
@@ -235,8 +235,8 @@ _OUTCOME_TEXTS = {
     "new_asset": "a new asset",
     "new_version": "a new version",
     "new_revision": "a new revision",
-    "already_processing": "the same is being processed already",
-    "already_completed": "the same was processed already; --force processes it again",
+    "already_processing": "data that is being processed already",
+    "already_completed": "data that was processed already; --force processes it again",
 }
 
 

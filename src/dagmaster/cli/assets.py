@@ -25,14 +25,14 @@ assets.add_command(submit)
 _asset = click.argument("asset", shell_complete=complete_assets)
 _reason = reason_option("recorded in the history of the asset")
 _etag = click.option(
-    "--etag", metavar="ETAG", help="ETag of the asset, from `assets show`; refused if it has changed since"
+    "--etag", metavar="ETAG", help="ETag from `assets show`; the change is refused if the asset has changed since"
 )
 _version = click.option("--version", type=click.IntRange(0), metavar="N", help="The number of the version, from 0")
 _revision = click.option(
     "--revision",
     type=click.IntRange(1),
     metavar="N",
-    help="Number of the revision that you reviewed; refused if a newer one exists",
+    help="Number of the revision that you reviewed; the decision is refused if a newer one exists",
 )
 
 
@@ -210,7 +210,7 @@ def export(state: State, *, asset: str, version: int, reason: str | None, etag: 
 @yes_option
 @pass_state
 def delete(state: State, *, asset: str, version: int | None, reason: str | None, etag: str | None, yes: bool) -> int:
-    """Delete a version; without --version, the whole asset. Its data is removed after the retention time."""
+    """Delete a version; without --version, the whole asset. Its data is removed after PURGE_DAYS."""
     seen = _seen(state, asset, etag)
     if not yes and not seen.is_confirmed("Delete", version):
         return 1

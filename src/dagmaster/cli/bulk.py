@@ -32,9 +32,12 @@ def request_of(
     moments = {name: parse_moment(text, f"--{name}").isoformat() for name, text in times.items() if text}
     filters = {name: value for name, value in {**options, "workflow_id": workflow, **moments}.items() if value}
     if bool(filters) == bool(job_ids):
-        raise InvalidRequest("name the jobs, either with --job or with filters", code="usage")
+        raise InvalidRequest("select jobs either with --job or with filters", code="usage")
     if (action == "retry") != (len(parts) == 1):
-        raise InvalidRequest("retry needs exactly one of --node, --stage and --failed-children", code="usage")
+        raise InvalidRequest(
+            "retry requires exactly one of --node, --stage and --failed-children; cancel and resume accept none",
+            code="usage",
+        )
     request: Json = {"action": action, "preview": is_dry_run}
     request |= {"job_ids": [state.client.find_job(name) for name in job_ids]} if job_ids else {"filter": filters}
     request |= {"part": parts} if parts else {}
@@ -77,7 +80,7 @@ def _rerun_text(result: BulkResult) -> str:
 _COLUMNS: list[Column[BulkResult]] = [
     Column("job", lambda result: str(result.job_id)),
     Column("workflow", lambda result: result.workflow_id or ""),
-    Column("was", lambda result: str(result.status or "")),
+    Column("state before", lambda result: str(result.status or "")),
     Column("outcome", lambda result: result.outcome),
     Column("runs again", _rerun_text),
     Column("reason", lambda result: result.detail or ""),

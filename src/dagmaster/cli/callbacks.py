@@ -20,9 +20,9 @@ def callbacks() -> None:
 
 
 @callbacks.command("ls")
-@click.option("--request", "request_id", metavar="ID", help="Only those of this request")
-@platform_option("Only those of this platform")
-@click.option("--state", type=click.Choice(["pending", "delivered", "failed"]), help="Only those in this state")
+@click.option("--request", "request_id", metavar="ID", help="Only callbacks of this request")
+@platform_option("Only callbacks of this platform")
+@click.option("--state", type=click.Choice(["pending", "delivered", "failed"]), help="Only callbacks in this state")
 @page_options(1000, default=50, entry="callback")
 @pass_state
 def list_callbacks(state: State, /, *, limit: int, after: str | None, **filters: str | None) -> None:

@@ -1,7 +1,7 @@
 """What all commands share: `--json`, `-v`, `--data`, `--server`, `--key`, and how they print.
 
-Answers go to standard output, with --json as JSON; logs, notes and errors go to standard error. Text for people is
-escaped first, because most of it was written by others and could contain control characters.
+Results go to standard output, with --json as JSON; logs, notes and errors go to standard error. Text for people is
+escaped first, because most of it comes from handlers and submitters, and could contain control characters.
 """
 
 import shlex
@@ -34,7 +34,7 @@ INTERRUPTED = 130
 
 @dataclass
 class State:
-    """The shared options, the name of the command, and what they lead to."""
+    """The shared options and the name of the command, with the settings, client and console that they determine."""
 
     json: bool = False
     verbose: bool = False
@@ -113,7 +113,7 @@ class State:
         return Console(width=width, highlight=False, markup=False, emoji=False)
 
     def say(self, text: str) -> None:
-        """Print a line of an answer for people."""
+        """Print a line of a result for people."""
         write(sys.stdout, neutral(text))
 
     def announce(self, text: str) -> None:
@@ -180,8 +180,8 @@ class State:
         *,
         what: str | None = None,
     ) -> None:
-        """Print the entries of a page, for people with `show`. Notes say that it is empty, or how to get the next one,
-        whose cursor is the second part of `page`."""
+        """Print the entries of a page, for people with `show`. A note says if the page is empty, or how to get the
+        next one, whose cursor is the second part of `page`."""
         entries, following = page
         if self.json:
             self.emit({name: entries, "next": following})
@@ -253,7 +253,7 @@ def reason_option(recorded: str) -> Callable[[Callback], Callback]:
 
 
 def words_option(name: str, *more: str, words: Sequence[str], text: str) -> Callable[[Callback], Callback]:
-    """An option with some of these words, repeated or with commas; its value is a tuple, or None."""
+    """An option that takes one or more of these words; see `CommaSeparatedChoice`. Its value is a tuple, or None."""
     choice = CommaSeparatedChoice(words)
     return click.option(name, *more, type=choice, multiple=True, callback=_distinct_words, help=text)
 
@@ -287,7 +287,7 @@ priority_option = click.option(
 
 
 class CommaSeparatedChoice(click.ParamType[list[str]]):
-    """Some of several words: the option may be repeated, and each value may be a list with commas."""
+    """One or more of several words: the option may be repeated, and each value may list words with commas."""
 
     name = "words"
 
@@ -328,7 +328,7 @@ class Group(Command, click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """An unknown command is compared with those that there are."""
+        """For an unknown command, suggest a similar one."""
         from dagmaster.workflows.nearest import did_you_mean
 
         name = args[0]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Schema(Protocol):
-    """The schema of a database, reached directly or over a platform."""
+    """The schema of a database, reached directly or through a platform."""
 
     def schema_status(self) -> "Json": ...
 
@@ -38,7 +38,7 @@ def _schema(state: State) -> Schema:
 
 
 def _administrator(state: State) -> str:
-    """The address for changes of the schema."""
+    """The connection string for changes of the schema."""
     from dagmaster.database.token_login import administrator
 
     return administrator(state.settings, state.dsn)
@@ -88,7 +88,7 @@ def _schema_text(deployed: bool, is_current: bool) -> str:
 @db.command("tables")
 @pass_state
 def tables(state: State) -> None:
-    """Show how many rows each table has: counted if that is quick, else estimated."""
+    """Show how many rows each table has: counted if that is fast, otherwise estimated."""
     response = _schema(state).tables()
     if state.json:
         state.emit(response)

@@ -18,7 +18,7 @@ def dead_letters() -> None:
 
 
 @dead_letters.command("ls")
-@click.option("--reason", metavar="REASON", help="Only those with this reason")
+@click.option("--reason", metavar="REASON", help="Only dead letters with this reason")
 @page_options(1000, default=50, entry="dead letter")
 @pass_state
 def list_dead_letters(state: State, reason: str | None, limit: int, after: str | None) -> None:
@@ -35,7 +35,7 @@ def _print_letters(state: State, page: "list[Json]") -> None:
         Column("age", lambda letter: ago(letter.created_at, state.client.now), is_number=True),
         Column("queue", lambda letter: one_line(letter.queue), drop=2),
         Column("reason", lambda letter: one_line(letter.reason)),
-        Column("what", lambda letter: one_line(letter.description), drop=1, is_long=True),
+        Column("description", lambda letter: one_line(letter.description), drop=1, is_long=True),
     ]
     print_records(state, columns, DeadLetterSummary, page)
 
@@ -72,7 +72,7 @@ def show_dead_letter(state: State, dead_letter: str) -> None:
 @pass_state
 def replay_dead_letter(state: State, dead_letter: str) -> None:
     """Replay a dead letter. A submission goes back into its queue: it becomes a job, or a dead letter with a new id.
-    For a task that was given up, its job is resumed, with everything that is missing."""
+    For a task that was given up, its job is resumed."""
     response = state.client.replay(state.client.find_dead_letter(dead_letter))
     if state.json:
         state.emit(response)
@@ -80,4 +80,4 @@ def replay_dead_letter(state: State, dead_letter: str) -> None:
         state.say(f"job {job_id} is resumed")
         state.note(f"watch it with: dagmaster jobs watch {job_id}")
     else:
-        state.say(f"back in queue {response.get('queue')}")
+        state.say(f"the message is back in queue {response.get('queue')}")

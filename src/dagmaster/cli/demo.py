@@ -48,7 +48,7 @@ _UNSET = (
     "SCRATCH_FOLDER",
 )
 _CONTAINERS = {"bronze_container": "bronze", "silver_container": "silver", "external_container": "external"}
-_IN_OBJECT_STORE = "dagmaster-demo-"  # containers there begin with it: they are shared, and emptied by each demo
+_IN_OBJECT_STORE = "dagmaster-demo-"  # prefix of containers in object stores; each demo uses and empties the same
 
 
 @click.command(cls=Command)
@@ -106,7 +106,7 @@ def demo(state: State, size: int, tile_size: int, output: Path, is_removal: bool
 
 def _end(output: Path, code: int) -> str:
     if code == INTERRUPTED:
-        return "stopped; its data was deleted"
+        return "stopped; the data of the demo was deleted"
     serve = f"\n  dagmaster up --data {output}\n"
     delete = f"and delete everything with:\n  dagmaster demo --output {output} --remove"
     if code:
@@ -276,7 +276,7 @@ def _print_results(state: State, facts: dict[str, Any], results: "ResultSummary"
         return
     state.say(f"\n4  result: {counted(results.cog_count, 'COG')} and their mosaic in {facts['seconds']:.1f} s\n")
     print_summary(state, results, is_stopping=True)
-    state.say("\n  where the time went:")
+    state.say("\n  time by stage:")
     for stage in facts["stages"]:
         state.say(
             f"    {stage['name']:<10} {stage['seconds']:>6.1f} s   {counted(stage['tasks'], 'task')}, "

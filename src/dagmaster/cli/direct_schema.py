@@ -9,7 +9,7 @@ from dagmaster.settings import Settings
 
 
 class DirectSchema:
-    """What the API does, on a database that is reached directly."""
+    """The same operations as in the API, on a database that is reached directly."""
 
     def __init__(self, dsn: str, settings: Settings) -> None:
         self._dsn = dsn
@@ -50,7 +50,7 @@ class DirectSchema:
         return status.model_dump(mode="json")
 
     def _grant(self) -> None:
-        """Give processes their rights, if they do not run as the owner of the schema."""
+        """Grant the processes of the platform their rights, if they do not run as the owner of the schema."""
         dsn = self._settings.dsn()
         if self._settings.db_admin_user and dsn:
             schema.grant_to_platform(self._dsn, str(conninfo_to_dict(dsn)["user"]))

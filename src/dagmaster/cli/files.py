@@ -11,7 +11,7 @@ from dagmaster.errors import InvalidRequest
 
 
 def bytes_of(path: Path, limit: int) -> bytes:
-    """The content of a file, up to one byte more than the limit. A device or pipe, which may not end, is an OSError."""
+    """The content of a file, up to one byte more than the limit. A device or pipe raises OSError: it may never end."""
     # Non-blocking, because opening a pipe would wait for a writer.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:
@@ -24,7 +24,7 @@ def bytes_of(path: Path, limit: int) -> bytes:
 
 
 def option_bytes(option: str, text: str, limit: int) -> bytes:
-    """The value of an option; of `@FILE`, the content of the file, up to one byte more than the limit."""
+    """The value of an option; for `@FILE`, the content of the file, up to one byte more than the limit."""
     if not text.startswith("@"):
         return text.encode()
     try:
@@ -42,7 +42,7 @@ def save(name: str, write: Callable[[BinaryIO], int]) -> int:
         sys.stdout.buffer.flush()
         return size
     try:
-        target = Path(name).resolve()  # a link's target is written, not the link
+        target = Path(name).resolve()  # if it is a symbolic link, its target is written
         if target.exists() and not target.is_file():
             raise InvalidRequest(f"{name} is not a file; `--output -` writes to a pipe", code="file.not-writable")
         unfinished = target.with_name(f".{target.name}.{os.getpid()}")

@@ -20,7 +20,7 @@ from dagmaster.client.outcome import JobOutcome
 from dagmaster.quantities import counted
 
 _TICK_SECONDS = 0.25
-_POLL_SECONDS = 2.0  # the progress that handlers report is not an event
+_POLL_SECONDS = 2.0  # polls are needed because reports of progress are not events
 _QUIET_SECONDS = 2.0
 
 
@@ -58,7 +58,7 @@ def detached(state: State, job_id: str, *, what: str = "the job continues") -> i
 
 
 def _wait(state: State, job_id: str, reconnection: Reconnection) -> None:
-    """Poll less often the longer it takes: the end is noticed after a twentieth of the time, at most two seconds."""
+    """Poll less often the longer the job takes: the interval is a twentieth of the time so far, at most two seconds."""
     begun = time.monotonic()
     printed: list[str] = []
     blockers = Blockers(state.client, job_id)
@@ -111,7 +111,7 @@ def _state_of(detail: JobDetail) -> object:
 
 
 def _wait_for_events(feed: Feed, drawn_at: float) -> bool:
-    """Whether there are new events. Returns half a tick after the last drawing at the earliest: a busy job has many."""
+    """Whether there are new events. Waits at least half a tick since the last drawing: a busy job has many events."""
     has_events = feed.wait(_TICK_SECONDS)
     time.sleep(max(0.0, drawn_at + _TICK_SECONDS / 2 - time.monotonic()))
     return has_events
@@ -172,7 +172,7 @@ def remedy_for(job: PublicJob) -> str | None:
     """What to do about a job that did not complete."""
     if not job.is_over or job.status == "completed":
         return None
-    return f"run what is missing with: dagmaster jobs resume {job.job_id} (--dry-run shows what that is)"
+    return f"run the missing nodes with: dagmaster jobs resume {job.job_id} (--dry-run lists them)"
 
 
 def failure_lines(failed: list[FailedNode]) -> list[str]:

@@ -17,7 +17,7 @@ _MAX_FINDINGS_SHOWN = 200
 
 @click.command("verify-history", cls=Command)
 @click.argument("job", required=False)
-@click.option("--all", "everything", is_flag=True, help="Every job")
+@click.option("--all", "everything", is_flag=True, help="Check every job")
 @click.option("--payloads", is_flag=True, help="Read large outputs and params too, and compare their hashes")
 @pass_state
 def verify_history(state: State, job: str | None, everything: bool, payloads: bool) -> int:
@@ -56,5 +56,5 @@ def _print(state: State, report: "HistoryReport") -> None:
         where = f"{finding.job_id} {finding.node_id}" if finding.node_id else str(finding.job_id)
         state.say(f"{where}: {finding.code}: {finding.message}")
     if len(report.findings) > _MAX_FINDINGS_SHOWN:
-        state.say(f"… {len(report.findings) - _MAX_FINDINGS_SHOWN} more; all with --json")
+        state.say(f"… {len(report.findings) - _MAX_FINDINGS_SHOWN} more; --json lists all")
     state.say(report.summary)

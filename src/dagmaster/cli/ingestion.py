@@ -47,13 +47,13 @@ def follow(
     on_tick: Callable[[], None] = lambda: None,
     is_own: bool = False,
 ) -> int:
-    """Submit, wait for the end, approve, print the results; returns the exit code. Ctrl-C stops a platform of our
-    own; otherwise it leaves the job to the platform, and approves nothing."""
+    """Submit, wait for the end, approve, print the results; returns the exit code. Ctrl-C stops the platform
+    if this command started it (`is_own`); otherwise the job continues there, and nothing is approved."""
     is_interrupted = submit(state, ingestion)
     job_id = ingestion.job_id
     try:
         if is_interrupted:
-            signal.raise_signal(signal.SIGINT)  # it was held back until the job was known
+            signal.raise_signal(signal.SIGINT)  # the interrupt was deferred until the job was known
         _note_outcome(state, ingestion)
         outcome = None
         if job_id is not None:
@@ -75,14 +75,14 @@ def leave_to_platform(state: State, ingestion: Ingestion) -> int:
 def note_unapproved(state: State, ingestion: Ingestion) -> None:
     """Print how to approve the result of a job for which the command does not wait."""
     if not ingestion.is_to_review:
-        state.comment("it is not approved when it completes: run the same command again, or review it with:")
+        state.comment("the result is not approved automatically: run the same command again later, or review it with:")
     else:
-        state.comment("when it has completed, review it with:")
+        state.comment("when the job has completed, review the result with:")
     state.comment(f"  dagmaster assets show {ingestion.submitted.dataset_id}")
 
 
 def _watched(state: State, job_id: str, on_tick: Callable[[], None], *, is_over: bool) -> JobOutcome | None:
-    """How the job ended. None if it was over and retention has deleted it."""
+    """The outcome of the job. None if it had ended before and retention has deleted it."""
     reconnection = Reconnection(state.note, job_id)
     if not is_over:
         watch(state, job_id, reconnection, on_tick=on_tick, display=_NoDisplay() if state.json else None)
@@ -183,9 +183,9 @@ def _print_failure(state: State, ingestion: Ingestion, outcome: JobOutcome, fact
         return 1
     print_outcome(state, outcome)
     if outcome.status == "partial_success":
-        state.note(f"review what it has made with: dagmaster assets show {ingestion.submitted.dataset_id}")
+        state.note(f"review the partial result with: dagmaster assets show {ingestion.submitted.dataset_id}")
     else:
-        state.note("continue it with --resume; the same command without it makes a new revision")
+        state.note("continue the job with --resume; the same command without --resume makes a new revision")
     return 1
 
 
@@ -204,6 +204,6 @@ def _public_review(review: ReviewState) -> Json:
 def _note_review(state: State, review: ReviewState) -> None:
     if review.is_approved:
         return
-    state.note(f"{review.why or 'it waits for review, and is not on the map yet'}; decide with:")
+    state.note(f"{review.why or 'the result waits for review, and is not on the map yet'}; decide with:")
     state.note(f"  {approve_command(review.asset, review.ordinal)}")
     state.note(f"  dagmaster assets reject {review.asset.dataset_id} --version {review.ordinal} --reason …")

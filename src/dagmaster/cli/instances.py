@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _MOST = 1000
 _MAX_HANDLERS_SHOWN = 6
 _limit = limit_option(_MOST, default=50)
-_all = click.option("--all", "is_all", is_flag=True, help="Also list those without a recent heartbeat")
+_all = click.option("--all", "is_all", is_flag=True, help="Also list processes without a recent heartbeat")
 
 
 @click.group(cls=Group)

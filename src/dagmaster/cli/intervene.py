@@ -1,4 +1,4 @@
-"""`dagmaster jobs cancel`, `jobs resume` and `jobs retry`: request it, and show its progress."""
+"""`dagmaster jobs cancel`, `jobs resume` and `jobs retry`: send the request, and show its progress."""
 
 import shlex
 import time
@@ -111,7 +111,7 @@ def _print_and_follow(state: State, response: Json, command: str, *, wait: bool,
 
 
 def _print_resumed(state: State, response: Resumed, command: str, is_waiting: bool) -> None:
-    """On standard output, unless the result will be printed there."""
+    """Print what runs again: to standard output, unless the result will be printed there."""
     is_dry = response.status == "dry_run"
     write = state.note if is_waiting else state.say
     write(f"job {response.job_id} would run again:" if is_dry else f"job {response.job_id} runs again:")

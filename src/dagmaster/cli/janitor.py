@@ -21,7 +21,7 @@ def janitor() -> None:
 @janitor.command("actions")
 @click.option("--type", "action_type", metavar="ACTION", help="Only actions of this type, such as lease_lapsed")
 @click.option(
-    "--target", "target_id", metavar="ID", help="Only actions on this job, task, queue or session; the whole id"
+    "--target", "target_id", metavar="ID", help="Only actions on this job, task, queue or session; the full id"
 )
 @page_options(1000, default=50, entry="action")
 @pass_state

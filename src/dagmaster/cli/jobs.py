@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 JOB_STATES = ("pending", "running", "completed", "partial_success", "failed", "cancelled")
 NODE_STATES = ("pending", "ready", "dispatched", "running", "completed", "failed", "skipped", "cancelled")
 _DATA_LENGTH = 100
-_REPEATED = "repeated, or with commas, in one of these states"
+_REPEATED = "may be repeated, or list several states with commas"
 
 
 @click.group(cls=Group)
@@ -38,8 +38,8 @@ def jobs() -> None:
 
 
 def _time_options(command: Callback) -> Callback:
-    since = "Only jobs created then or later: a time, a day, or an age such as 2h"
-    until = click.option("--until", metavar="WHEN", help="Only jobs created before then")
+    since = "Only jobs created at or after this time: a time, a day, or an age such as 2h"
+    until = click.option("--until", metavar="WHEN", help="Only jobs created before this time")
     return click.option("--since", metavar="WHEN", help=since)(until(command))
 
 
@@ -149,7 +149,7 @@ def _request(reason: str | None) -> "Json":
 @click.option("--submitted-by", metavar="WHO", multiple=True, help="Only jobs of this submitter")
 @click.option("--correlation-id", metavar="ID", help="Only jobs with this correlation id")
 @click.option(
-    "--job", "job_ids", metavar="JOB", multiple=True, help="This job; repeated, these jobs instead of a filter"
+    "--job", "job_ids", metavar="JOB", multiple=True, help="A job to change, instead of a filter; may be repeated"
 )
 @click.option("--node", metavar="NODE", help="For retry: a node, or one child of a fan_out (NODE__INDEX)")
 @click.option("--stage", metavar="STAGE", help="For retry: a stage, by name or number")
@@ -159,7 +159,7 @@ def _request(reason: str | None) -> "Json":
 @yes_option
 @pass_state
 def bulk(state: State, /, *, action: str, reason: str | None, dry_run: bool, yes: bool, **options: Any) -> int:
-    """Cancel, resume or retry many jobs: shows what would happen to each, asks, then changes exactly these.
+    """Cancel, resume or retry many jobs: list what would happen to each, ask, then change exactly these jobs.
 
     Up to 1,000 jobs at a time, the newest first. Exit code 4 if a job was refused.
     """
@@ -259,7 +259,7 @@ def retry(
 
 
 _follow = click.option(
-    "--follow", is_flag=True, help="Continue until the job has ended; Ctrl-C stops it, with exit code 130"
+    "--follow", is_flag=True, help="Continue until the job has ended; Ctrl-C ends only this command, with exit code 130"
 )
 
 
@@ -273,7 +273,7 @@ _follow = click.option(
 def logs(
     state: State, *, job: str, node: str | None, attempt: int | None, limit: int, after: str | None, follow: bool
 ) -> int:
-    """Show what handlers logged: by node and attempt, the last lines of each."""
+    """Show the last lines that each attempt logged, by node and attempt."""
     from dagmaster.cli.logs import follow_logs, text_of
 
     job_id = state.client.find_job(job)
@@ -312,7 +312,7 @@ def events(state: State, *, job: str, node: str | None, limit: int, after: int, 
 
 
 def _require_node(state: State, job_id: str, node: str | None) -> None:
-    """No events of a node may mean that no node has this name. A child may not exist yet."""
+    """Raise an error if no node has this name. A child of a fan_out may not exist yet."""
     if node is None:
         return
     try:
@@ -408,7 +408,7 @@ def _print_nodes(state: State, page: "list[Json]") -> None:
     "--output",
     metavar="FILE",
     type=click.Path(dir_okay=False, allow_dash=True),
-    help="Only write its whole output to this file, as JSON; - is standard output",
+    help="Only write the whole output of the node to this file, as JSON; - is standard output",
 )
 @pass_state
 def show_node(state: State, job: str, node: str, output: str | None) -> None:

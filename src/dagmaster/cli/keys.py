@@ -50,7 +50,7 @@ def create_key(
     expires_days: float | None,
     admin: bool,
 ) -> None:
-    """Create a key, and print it. It is shown only now: the platform stores a hash.
+    """Create a key, and print it. It is shown only once: the platform stores a hash.
 
     NAME is recorded as the actor of everything that the key changes.
     """
@@ -123,7 +123,7 @@ def rotate_key(
 @_reason
 @pass_state
 def revoke_key(state: State, *, key_id: str, reason: str | None) -> None:
-    """Refuse a key from the next request on. It cannot be restored."""
+    """Revoke a key: it is refused from the next request on, and cannot be restored."""
     response = state.client.revoke_key(key_id, {"reason": reason})
     state.print_result(response, f"the key {response['key_id']} ({response['name']}) is revoked")
 

@@ -1,6 +1,7 @@
 """Three ways to show a running job: a live table on a terminal, lines elsewhere, JSON lines for programs.
 
-Each gets the job again and again and decides what is new. A fan_out is one line, however many children it has.
+Each is called repeatedly with the current job, and shows what has changed. A fan_out is one line, however many children
+it has.
 """
 
 import time
@@ -22,7 +23,7 @@ from dagmaster.client.models.jobs import JobDetail
 from dagmaster.client.models.nodes import PublicNode
 from dagmaster.client.node_remarks import counts_of, in_seconds, joined, progress_text, remarks_of, seconds_of
 
-_OTHER_LINES = 8  # of a terminal's height: title, headings, summary and prompt
+_OTHER_LINES = 8  # of the terminal that show no node: title, headings, summary and prompt
 
 
 class LiveTable:
@@ -134,7 +135,7 @@ class Lines:
             self._print(detail, f"job {self._status}")
         if detail.job.stop_reason != self._stop:
             self._stop = detail.job.stop_reason
-            self._print(detail, self._stop or "it continues")
+            self._print(detail, self._stop or "the job continues")
         if blockers != self._blockers:
             self._blockers = blockers
             for line in blockers:

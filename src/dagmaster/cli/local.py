@@ -37,14 +37,14 @@ def list_data(state: State) -> None:
 
 @local.command("rm")
 @click.argument("names", metavar="[ID|FOLDER]...", nargs=-1)
-@click.option("--orphaned", is_flag=True, help="All databases whose data folder no longer exists")
+@click.option("--orphaned", is_flag=True, help="Remove all databases whose data folder no longer exists")
 @yes_option
 @pass_state
 def remove_data(state: State, names: tuple[str, ...], orphaned: bool, yes: bool) -> int:
     """Remove a database, and what platforms have put into its data folder: zones, previews, temporary files.
 
     Other files in the folder are kept, and so are zones elsewhere (STORAGE_FOLDER and similar settings). Refused while
-    a platform runs on it. Data that was made as root can only be removed as root.
+    a platform runs on it. Data that root has created can only be removed as root.
     """
     from dagmaster.local.data import find_local_data, local_data, remove
 
@@ -58,7 +58,8 @@ def remove_data(state: State, names: tuple[str, ...], orphaned: bool, yes: bool)
     freed_bytes = sum(remove(each) for each in data.values())
     state.print_result(
         {"removed": sorted(data), "freed_bytes": freed_bytes},
-        f"removed {counted(len(data), 'database')} with its files, {size_text(freed_bytes)}",
+        f"removed {counted(len(data), 'database')} with {'its' if len(data) == 1 else 'their'} files, "
+        f"{size_text(freed_bytes)}",
     )
     return 0
 

@@ -83,7 +83,7 @@ class PipeClosed(Exception):
 
 
 class Root(Group):
-    """Notices a closed pipe before click does, which would treat it as a failure."""
+    """Handles a closed pipe before click does: click would treat it as a failure."""
 
     def list_commands(self, _ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -130,7 +130,7 @@ def cli(state: State, context: click.Context) -> None:
 
 
 def _without_subcommand(state: State, context: click.Context) -> None:
-    """In a container RUN_MODE selects the role; people get help."""
+    """Run the role that RUN_MODE selects, as in a container; without RUN_MODE, print the help."""
     if "run_mode" not in state.settings.model_fields_set:
         click.echo(context.get_help())
         return
@@ -142,7 +142,7 @@ def _without_subcommand(state: State, context: click.Context) -> None:
 
 def main() -> None:
     prepare_streams()
-    # Pictures have no position. Once for the process: `warnings.catch_warnings` is not safe among threads.
+    # Rasters without a position are expected. Set once for the process: `warnings.catch_warnings` is not thread-safe.
     warnings.filterwarnings("ignore", message="Dataset has no geotransform")
     code = run(sys.argv[1:])
     try:
@@ -154,7 +154,7 @@ def main() -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run a command; returns the exit code."""
-    # Errors in the arguments are printed as JSON too, although click has not parsed them then.
+    # Read here, because errors in the arguments are printed as JSON too, before click has parsed `--json`.
     state = State(json="--json" in arguments)
     try:
         _require_utf8(arguments)
@@ -258,7 +258,7 @@ def describe_error(error: Exception, command: str | None = None) -> tuple[int, d
         case OSError():
             return UNAVAILABLE, redact_value({"code": "system", "message": _system_message(error), "hint": None})
     what = f"{type(error).__name__}: {error}".strip(": ")
-    hint = "this is a bug of dagmaster; run again with -v for the traceback"
+    hint = "this is a bug in dagmaster; run again with -v for the traceback"
     return BUG, redact_value({"code": "bug", "message": f"unexpected error: {what}", "hint": hint})
 
 

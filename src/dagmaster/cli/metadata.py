@@ -71,7 +71,7 @@ def set_metadata(
     etag: str | None,
     **texts: str | None,
 ) -> None:
-    """Edit the metadata of a layer. Fields that are not given, and what is published, stay unchanged.
+    """Edit the metadata of a layer. Fields that are not given, and the published metadata, stay unchanged.
 
     \b
     dagmaster metadata set dem --title "Heights of the Alps" --keyword alps --keyword height
@@ -124,7 +124,7 @@ def _run(state: State, command: str, asset: str, layer: str, reason: str | None)
         return
     _print(state, response["layer"])
     if not response["is_changed"]:
-        state.note("it was so before: nothing has changed")
+        state.note("nothing has changed: the metadata was already in this state")
 
 
 def _print(state: State, response: dict[str, Any]) -> None:

@@ -87,7 +87,7 @@ def save_output(state: State, job_id: str, node_id: str, name: str) -> None:
 
 def _short(value: object) -> str:
     text = as_json(value, indent=False)
-    return text if len(text) <= _VALUE_LENGTH else f"{text[:_VALUE_LENGTH]}… ({len(text)} characters; all with --json)"
+    return text if len(text) <= _VALUE_LENGTH else f"{text[:_VALUE_LENGTH]}… ({len(text)} characters; --json has all)"
 
 
 def _artifacts(saved: SavedCheckpoint) -> str:

@@ -43,7 +43,7 @@ def show_platform(state: State, platform: str) -> None:
     multiple=True,
     required=True,
     metavar="REF,…",
-    help="References that every submission has; may be repeated",
+    help="References that every submission must have; may be repeated",
 )
 @click.option("--optional", multiple=True, metavar="REF,…", help="References that a submission may have")
 @click.option(

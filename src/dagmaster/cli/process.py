@@ -84,7 +84,7 @@ def _refuse_number(_context: click.Context, parameter: click.Parameter, value: i
     help="Do not approve the result; it appears on the map once it is approved",
 )
 @click.option("--force", is_flag=True, help="Process again even if the same data was processed before")
-@click.option("--resume", is_flag=True, help="If the same was submitted before and failed, resume that job")
+@click.option("--resume", is_flag=True, help="If an identical submission was sent before and failed, resume its job")
 @pass_state
 def process(
     state: State,
@@ -170,7 +170,7 @@ def process(
 
 
 def _require_platform(state: State, running: "RunningPlatform | None", *, is_start: bool, is_waiting: bool) -> bool:
-    """Whether the job is given to a platform that runs; False if one is started for it. Refuses what cannot work."""
+    """Whether to use a running platform; False if one is started for this job. Raises if the options allow neither."""
     from dagmaster.local.discovery import find_api
 
     chosen = state.server or state.settings.server_url
@@ -204,7 +204,7 @@ def is_other_platform(state: State, running: "RunningPlatform | None") -> bool:
 
 
 def _is_known(state: State, dataset: str) -> bool:
-    """Whether an earlier revision may have the date of the data."""
+    """Whether the dataset exists: then an earlier revision may have the date of the data."""
     try:
         state.client.asset(dataset)
     except NotFound:

@@ -1,4 +1,4 @@
-"""A progress bar on standard error: on a terminal; elsewhere a line that says what has begun."""
+"""A progress bar on standard error if that is a terminal; otherwise one line with the title."""
 
 import sys
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ class ProgressBar:
 
 @contextmanager
 def progress_bar(state: State, title: str, *, is_bytes: bool = True) -> Iterator[ProgressBar]:
-    """Nothing with --json."""
+    """Show progress while the block runs. With --json nothing is printed."""
     if state.json or not sys.stderr.isatty():
         if not state.json:
             state.note(f"{title} …")

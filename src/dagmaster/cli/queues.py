@@ -55,14 +55,14 @@ def limit(state: State, queue: str, max_running: str) -> None:
     """Run at most N tasks of a queue at the same time, over all workers; `none` removes the limit."""
     is_number = max_running.isascii() and max_running.isdigit()
     if is_number and int(max_running) == 0:
-        raise click.BadParameter(f"at least 1; to stop it: dagmaster queues pause {queue}", param_hint="'N|none'")
+        raise click.BadParameter(f"at least 1; to stop it, run: dagmaster queues pause {queue}", param_hint="'N|none'")
     if max_running != "none" and not is_number:
         raise click.BadParameter("expected a number of tasks, or `none`", param_hint="'N|none'")
     _set_queue(state, queue, max_running=None if max_running == "none" else int(max_running))
 
 
 def _set_queue(state: State, name: str, **changed: "bool | int | None") -> None:
-    """Change one setting of a queue; the others stay, even if they change at the same time."""
+    """Change some settings of a queue. The others are not sent, so that a simultaneous change of them is kept."""
     line = state.client.set_queue(name, **changed)
     state.print_result(line, lambda: _print_queues(state, [line]))
 
@@ -88,5 +88,5 @@ def _if_known(value: T | None, text_of: Callable[[T], str]) -> str:
 
 
 def _of_workers(queue: "QueueSummary", count: int) -> str:
-    """Submissions are taken by orchestrators, not by workers."""
+    """The count, or nothing for submissions, which orchestrators take instead of workers."""
     return "" if queue.kind == "submissions" else str(count)

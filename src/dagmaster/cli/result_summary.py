@@ -33,7 +33,7 @@ def preview_of(state: State, results: ResultSummary, target: Path, maps_url: str
 
 
 def print_summary(state: State, results: ResultSummary, *, is_stopping: bool = False) -> None:
-    """The files and the URLs; if the platform stops after this, with a note that the URLs do not work then."""
+    """Print the files and the URLs; with `is_stopping`, note that the URLs work only while the platform runs."""
     count = counted(results.cog_count, "file")
     size = f"{count}, {size_text(results.cog_bytes)}" if results.cog_bytes is not None else count
     files = {
@@ -49,18 +49,18 @@ def print_summary(state: State, results: ResultSummary, *, is_stopping: bool = F
     }
     _print_lines(state, files)
     if is_stopping and any(urls.values()):
-        state.say("  these addresses work only while the platform runs, which stops now:")
+        state.say("  the platform stops now; these addresses work only while it runs:")
     _print_lines(state, urls)
 
 
 def print_warnings(state: State, result: object) -> None:
-    """Findings that need every pixel, so that only the job has them. `result` is that of the job, if it is known."""
+    """Print warnings that only the job can find, because it reads every pixel. `result` is the job's, if known."""
     for warning in warnings_of(result):
         print_finding(state, warning, warning.message)
 
 
 def _print_lines(state: State, lines: dict[str, str | None]) -> None:
-    """A word and a path or URL each, in full, so that it can be copied."""
+    """Print names with their paths or URLs, which are not shortened, so that they can be copied."""
     from rich.text import Text
 
     for word, text in lines.items():

@@ -1,4 +1,4 @@
-"""The commands that run one role: `orchestrator`, `worker` and `serving`."""
+"""The commands that run one role: `orchestrator`, `worker`, `serving` and `gateway`."""
 
 import asyncio
 from functools import partial
@@ -32,9 +32,9 @@ def orchestrator(
 
 @click.command(cls=Command)
 @click.option("--queues", metavar="A,B", help="Queues to serve (or WORKER_QUEUE)")
-@click.option("--slots", type=click.IntRange(min=1), help="Async handlers run at the same time (or WORKER_SLOTS)")
+@click.option("--slots", type=click.IntRange(min=1), help="Maximum number of async handlers at once (or WORKER_SLOTS)")
 @click.option(
-    "--processes", type=click.IntRange(min=1), help="Plain handlers run at the same time (or WORKER_PROCESSES)"
+    "--processes", type=click.IntRange(min=1), help="Maximum number of plain handlers at once (or WORKER_PROCESSES)"
 )
 @click.option("--hold", type=int, hidden=True)
 @pass_state
@@ -86,7 +86,7 @@ def gateway(state: State, host: str | None, port: int | None, fd: int | None) ->
 
 def _settings(state: State, **chosen: Any) -> "Settings":
     """The settings of a role, with those chosen on the command line. Its logs follow LOG_LEVEL."""
-    _ = state.dsn  # first: finding the database configures logging the way other commands want it
+    _ = state.dsn  # first, because finding the database configures logging as for other commands
     return _without_database(state, **chosen)
 
 

@@ -97,9 +97,7 @@ def _status_text(status: str) -> str:
 
 def _short_result(result: object) -> str:
     text = as_json(result)
-    return (
-        text if len(text) <= _RESULT_LENGTH else f"{text[:_RESULT_LENGTH]}\n… {len(text)} characters; all with --json"
-    )
+    return text if len(text) <= _RESULT_LENGTH else f"{text[:_RESULT_LENGTH]}\n… {len(text)} characters; --json has all"
 
 
 def _facts(page: JobPage) -> list[tuple[str, str]]:
@@ -126,7 +124,7 @@ def _joined(*parts: str) -> str:
 
 
 def _age_seconds(page: JobPage) -> float:
-    """The date of a response can be a second late; a job is never younger than its duration."""
+    """The date of a response has whole seconds and may be too early; a job is never younger than its duration."""
     if not page.detail.is_over:
         return page.detail.seconds
     return max(page.detail.seconds, (page.now - page.detail.job.created_at).total_seconds())

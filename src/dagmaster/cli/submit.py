@@ -32,8 +32,8 @@ _NOT_SERVED = (
 @click.option(
     "--idempotency-key", metavar="KEY", help="Submit only once: the same key of the same caller returns the same job"
 )
-@click.option("--force", is_flag=True, help="Start a new job even if the same was submitted before")
-@click.option("--resume", is_flag=True, help="If the same was submitted before and failed, resume that job")
+@click.option("--force", is_flag=True, help="Start a new job even if an identical submission was sent before")
+@click.option("--resume", is_flag=True, help="If an identical submission was sent before and failed, resume its job")
 @wait_options
 @pass_state
 def submit(
@@ -75,7 +75,7 @@ def submit(
     if wait or watch:
         if response["status"] != "accepted" and not state.json:
             resumed = ", which is resumed" if response["status"] == "resumed" else ""
-            state.note(f"the same was submitted before; this is its job{resumed}")
+            state.note(f"an identical submission was sent before; this is its job{resumed}")
         code = follow(state, response["job_id"], live=watch)
         if response["status"] == "previously_failed" and not state.json:
             _offer_another_run(state)
@@ -123,7 +123,7 @@ def _from_file(state: State, path: Path) -> tuple[dict[str, Any], Schema]:
 
 
 def submitted(state: State, submission: dict[str, Any], *, force: bool, resume: bool) -> dict[str, Any]:
-    """Submit; if the response is lost, say what that means."""
+    """Submit. If the response is lost, the hint says that the job may have been created."""
     from dagmaster.client.connection import UNANSWERED
 
     unknown = "it is unknown whether the job was created; see `dagmaster jobs ls`"
@@ -153,12 +153,14 @@ def _print_submitted(state: State, response: dict[str, Any]) -> int:
         state.note(f"watch it with: dagmaster jobs watch {job.job_id}")
         return code
     if job.status == "resumed":
-        state.note(f"the same was submitted before; its job runs again (resumed {counted(job.resume_count, 'time')})")
+        state.note(
+            f"an identical submission was sent before; its job runs again (resumed {counted(job.resume_count, 'time')})"
+        )
         state.note(f"watch it with: dagmaster jobs watch {job.job_id}")
         return code
     word = job.job_status.replace("_", " ")
     reason = f": {job.error_message}" if job.error_message else ""
-    state.note(f"the same was submitted before; its job is {word}{reason}")
+    state.note(f"an identical submission was sent before; its job is {word}{reason}")
     if job.status == "previously_failed":
         _offer_another_run(state)
     else:
@@ -167,7 +169,7 @@ def _print_submitted(state: State, response: dict[str, Any]) -> int:
 
 
 def _offer_another_run(state: State) -> None:
-    state.note("submit it with --resume to run what is missing, or with --force to start a new job")
+    state.note("submit it with --resume to run the missing nodes, or with --force to start a new job")
 
 
 def inputs_of(schema: Schema, pairs: tuple[str, ...], input_object: dict[str, Any]) -> dict[str, Any]:
@@ -210,7 +212,7 @@ _EXAMPLES = {
 
 
 def has_reserved(schema: Schema) -> bool:
-    """Whether a workflow has inputs that only a submission of an asset decides."""
+    """Whether a workflow has inputs that only the submission of an asset can set."""
     return any(declared.get("readOnly") for declared in schema.get("properties", {}).values())
 
 

@@ -131,7 +131,7 @@ def _padded(cell: "Text", width: int, is_number: bool) -> "Text":
 
 @contextmanager
 def _widened_console(console: "Console", needed: int) -> Iterator[None]:
-    """Lines that the terminal wraps are better than lines that are cut off."""
+    """Widen the console if necessary: lines that the terminal wraps are better than lines that are cut off."""
     width = console.width
     console.width = max(width, needed)
     try:
@@ -170,7 +170,7 @@ def _cell_width(text: "Text") -> int:
 
 
 def state_text(status: str, encoding: str | None = "utf-8") -> "Text":
-    """Never colour alone: a sign and a word."""
+    """A state as a sign and a word, so that the colour is not needed to read it."""
     from rich.text import Text
 
     sign, style = _STATES.get(status, (" ", ""))

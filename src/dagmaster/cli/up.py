@@ -46,7 +46,7 @@ def up(state: State, workers: int, orchestrators: int) -> None:
 
 
 def _store_first_key(state: State, key: str) -> None:
-    """The only time that it is printed. Commands of this user find it in the stored credentials."""
+    """Print the first key, and store it for commands of this user. It is not printed again."""
     from dagmaster.client.credentials import store_key
 
     file = store_key(state.settings.model_copy(update={"server_url": None}), None, key)
@@ -82,7 +82,7 @@ def _say_stopping(state: State) -> None:
 
 
 def _log_level(state: State) -> str:
-    """Warnings only, unless chosen otherwise: logs of the child processes would mix with the output."""
+    """By default warnings only, because logs of the child processes would mix with the output."""
     if state.verbose:
         return "info"
     return state.settings.log_level if "log_level" in state.settings.model_fields_set else "warning"
@@ -107,7 +107,7 @@ def _announce(state: State, local: "LocalPlatform") -> None:
         state.say(f"{notice}\n")
     chosen = f" --data {local.folder}" if local.settings.data_folder else ""
     state.say(f"submit   dagmaster submit hello_world{chosen} -p name=You --wait")
-    state.say(f"look     dagmaster jobs ls{chosen}")
+    state.say(f"list     dagmaster jobs ls{chosen}")
     state.say("stop     Ctrl-C")
 
 

@@ -1,4 +1,4 @@
-"""`dagmaster uploads` and `dagmaster sources`: send files to the bronze zone, and list what is there."""
+"""`dagmaster uploads` and `dagmaster sources`: send files to the bronze zone, and list its objects."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -56,7 +56,7 @@ def put_file(state: State, *, file: Path, name: str | None, platform_id: str | N
 
 
 @uploads.command("ls")
-@click.option("--state", type=click.Choice(["open", "finished"]), help="Only those in this state")
+@click.option("--state", type=click.Choice(["open", "finished"]), help="Only uploads in this state")
 @page_options(1000, default=50, entry="upload")
 @pass_state
 def list_uploads(state: State, /, *, limit: int, after: str | None, **filters: str | None) -> None:

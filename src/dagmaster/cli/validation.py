@@ -1,4 +1,4 @@
-"""The findings on files, before they are copied, for people."""
+"""Validate files before they are copied, and print the findings."""
 
 import re
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from dagmaster.quantities import counted, size_text
 if TYPE_CHECKING:
     from dagmaster.raster.validation.findings import Checked, Finding
 
-# Inputs of the job that findings mention; options of `dagmaster process`.
+# Inputs of the job that findings mention; they are printed as options of `dagmaster process`.
 _INPUT = re.compile(r"`?\b(source_crs|target_crs|raster_type|output_tier|tile_size)\b(=?)`?")
 _STYLES = {"error": "bold red", "warn": "yellow", "info": "dim"}
 _MAX_NAMED = 3
@@ -25,7 +25,7 @@ _MAX_NAMED = 3
 def validate(state: State, files: Sequence[LocalFile], rules: FileRules, *, is_dated: bool) -> list[CheckedFile] | None:
     """Validate all files, print the findings, and refuse impossible options and files that do not fit together.
 
-    None if a file is rejected. `is_dated`: the date of the data is given, or known from an earlier revision.
+    Returns None if a file is rejected. `is_dated`: the date of the data is given, or known from an earlier revision.
     """
     try:
         checks = validate_all(files, rules, partial(progress_bar, state))

@@ -50,7 +50,7 @@ def list_workflows(state: State) -> None:
         state.say("\ntests and examples:" if others else "tests and examples:")
         print_table(state.console, columns, examples)
     if page:
-        state.note("the inputs of one: dagmaster workflows show WORKFLOW")
+        state.note("see the inputs of a workflow with: dagmaster workflows show WORKFLOW")
     for file in read_all(RefusedFile, refused):
         for problem in file.problems:
             where = f"{file.file}:{problem.line}" if problem.line else file.file

@@ -25,7 +25,7 @@ from dagmaster.client.paging import PagedClient
 
 
 class AsyncAssets(PagedClient):
-    """`asset_id` may be the id of the dataset too. Every change returns the asset after it. A change with the `etag` of
+    """`asset_id` may also be the id of the dataset. Every change returns the changed asset. A change with the `etag` of
     an asset is refused if the asset has changed since."""
 
     async def submit_asset(
@@ -48,8 +48,8 @@ class AsyncAssets(PagedClient):
     ) -> AssetSubmissionResult:
         """Submit an object of the bronze zone (`blob`), or several that become one collection (`blobs`).
 
-        The same request id always returns the same answer. The same data and parameters under the same version label
-        answer `already_processing` or `already_completed`, unless `force` processes them again.
+        The same request id always returns the same result. For the same data and parameters under the same version
+        label the outcome is `already_processing` or `already_completed`, unless `force` processes them again.
         """
         source = {"container": container, "blob": blob, "blobs": list(blobs) if blobs else None}
         submission = {
@@ -69,7 +69,7 @@ class AsyncAssets(PagedClient):
         return parse(AssetSubmissionResult, await self.json.submit_asset(_given(submission)))
 
     async def submission(self, request_id: str) -> SubmissionStatus:
-        """How far a submission is."""
+        """The status of a submission."""
         return parse(SubmissionStatus, await self.json.submission(request_id))
 
     async def assets(
@@ -163,7 +163,7 @@ class AsyncAssets(PagedClient):
         reason: str | None = None,
         etag: str | None = None,
     ) -> AssetInfo:
-        """Decide who may see what is approved."""
+        """Decide who may see approved versions."""
         request = {"clearance_level": clearance, "reason": reason}
         return parse(AssetInfo, await self.json.change_asset(asset_id, "clear", request, etag=etag))
 
@@ -175,14 +175,14 @@ class AsyncAssets(PagedClient):
         reason: str | None = None,
         etag: str | None = None,
     ) -> AssetInfo:
-        """Serve the latest approved version only, or each under its number."""
+        """Serve only the latest approved version, or each approved version under its number."""
         request = {"exposure": exposure, "reason": reason}
         return parse(AssetInfo, await self.json.change_asset(asset_id, "expose", request, etag=etag))
 
     async def unpublish(
         self, asset_id: str, version: int | None = None, *, reason: str | None = None, etag: str | None = None
     ) -> AssetInfo:
-        """Serve a version no longer; without one, the whole asset. The data stays, and `approve` publishes it again."""
+        """Stop serving a version; without `version`, the whole asset. The data stays; `approve` publishes it again."""
         request = {"reason": reason}
         return parse(
             AssetInfo, await self.json.change_asset(asset_id, "unpublish", request, version=version, etag=etag)
@@ -198,7 +198,7 @@ class AsyncAssets(PagedClient):
     async def delete_asset(
         self, asset_id: str, version: int | None = None, *, reason: str | None = None, etag: str | None = None
     ) -> AssetInfo:
-        """Delete a version; without one, the whole asset. Its data is removed after the retention time."""
+        """Delete a version; without `version`, the whole asset. Its data is removed after PURGE_DAYS."""
         return parse(AssetInfo, await self.json.delete_asset(asset_id, version=version, reason=reason, etag=etag))
 
     async def link(
@@ -247,8 +247,8 @@ class AsyncAssets(PagedClient):
         reason: str | None = None,
         etag: str | None = None,
     ) -> PlatformInfo:
-        """Change the name of a platform, allow or forbid its submissions, or let its keys approve. What is not given
-        stays as it is."""
+        """Change the name of a platform, allow or forbid its submissions, or let its keys approve. Fields that
+        are not given stay unchanged."""
         changes = {
             "display_name": display_name,
             "is_active": is_active,

@@ -1,4 +1,4 @@
-"""What blocks a job until a person acts, with the remedy. Reasons inside the job, such as a node before it, are not."""
+"""Why a job waits, and what a person can do about it. Reasons inside the job, such as an earlier node, are left out."""
 
 import time
 
@@ -20,7 +20,7 @@ _REMEDIES = {
 
 
 class Blockers:
-    """What blocks a job. The platform is asked from time to time while the job does not change."""
+    """The reasons why a job waits. The platform is asked for them every few seconds while the job does not change."""
 
     def __init__(self, client: JsonClient, job_id: str) -> None:
         self._client = client

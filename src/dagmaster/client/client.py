@@ -4,7 +4,7 @@
     AsyncClient  the same methods as coroutines   await client.result(…)
 
 Both return the models of `dagmaster.client.models`, and raise the errors of `dagmaster.errors`. `json` has every
-request of the API, with answers as JSON.
+request of the API, with responses as JSON.
 """
 
 import asyncio
@@ -190,7 +190,7 @@ class AsyncClient(AsyncAssets, AsyncLayers, AsyncKeys, AsyncUploads):
     async def watch(self, job_id: JobId, *, timeout_seconds: float | None = None) -> AsyncIterator[JobDetail]:
         """The job now, and each time it has changed, until it has ended. Handlers' progress is in its nodes.
 
-        An outage of the platform may last a minute: the job continues when the platform does. After `timeout_seconds`
+        Outages of the platform of up to a minute are tolerated: the job continues afterwards. After `timeout_seconds`
         WaitTimedOut is raised; the job is not affected.
         """
         deadline = _now() + timeout_seconds if timeout_seconds is not None else None
@@ -235,7 +235,7 @@ class AsyncClient(AsyncAssets, AsyncLayers, AsyncKeys, AsyncUploads):
         return parse(CancelProgress, await self.json.cancel(_id(job_id), _intervention(reason), wait_seconds))
 
     async def resume(self, job_id: JobId, *, reason: str | None = None, dry_run: bool = False) -> Resumed:
-        """Run what failed, was cancelled or was skipped for that reason, with the inputs of the job."""
+        """Run the nodes that failed, were cancelled, or were skipped for that reason, with the inputs of the job."""
         return parse(Resumed, await self.json.resume(_id(job_id), _intervention(reason), is_dry_run=dry_run))
 
     async def retry(
@@ -274,7 +274,7 @@ class AsyncClient(AsyncAssets, AsyncLayers, AsyncKeys, AsyncUploads):
         return parse(NodeDetail, await self.json.node(_id(job_id), node_id))
 
     async def output(self, job_id: JobId, node_id: str) -> Any:
-        """The whole output of a node, also if it is too large to be part of other answers."""
+        """The whole output of a node, also if it is too large to be part of other responses."""
         file = BytesIO()
         await self.download_output(job_id, node_id, file)
         try:
@@ -289,7 +289,7 @@ class AsyncClient(AsyncAssets, AsyncLayers, AsyncKeys, AsyncUploads):
     async def events(
         self, job_id: JobId, *, after: int = 0, node_id: str | None = None, limit: int | None = None
     ) -> AsyncIterator[EventEntry]:
-        """What has happened in a job, in order."""
+        """The events of a job, in order."""
         path = f"/jobs/{_id(job_id)}/events"
         async for event in self._all(EventEntry, path, limit, after=str(after), node_id=node_id):
             yield event
@@ -309,7 +309,7 @@ class AsyncClient(AsyncAssets, AsyncLayers, AsyncKeys, AsyncUploads):
     async def logs(
         self, job_id: JobId, *, node_id: str | None = None, attempt: int | None = None, limit: int | None = None
     ) -> AsyncIterator[JobLogLine]:
-        """What the handlers of a job have logged."""
+        """The lines that the handlers of a job have logged."""
         path = f"/jobs/{_id(job_id)}/logs"
         async for line in self._all(JobLogLine, path, limit, node_id=node_id, attempt=attempt):
             yield line
@@ -319,10 +319,10 @@ class AsyncClient(AsyncAssets, AsyncLayers, AsyncKeys, AsyncUploads):
     async def changes(
         self, kinds: Sequence[ChangeKind] | None = None, *, after: str | None = None
     ) -> AsyncIterator[ChangeBatch]:
-        """What changes on the platform as it happens: jobs, assets, and hints that queues or instances have changed.
+        """The changes on the platform as they happen: jobs, assets, and hints that queues or instances have changed.
 
-        By default all kinds that the key allows. `after` is the `cursor` of an earlier batch: first comes what has
-        happened since. A change may be repeated, none is missed; after a batch with `resync` read again what you need.
+        By default all kinds that the key allows. `after` is the `cursor` of an earlier batch: changes since then come
+        first. A change may be repeated, but none is missed; after a batch with `resync`, read again the data you need.
         """
         outage = _OutageLimit()
         async for update in self.json.changes(kinds, after):
@@ -351,7 +351,7 @@ class AsyncClient(AsyncAssets, AsyncLayers, AsyncKeys, AsyncUploads):
         return parse(DefinitionText, await self.json.definition(workflow_id, definition_hash))
 
     async def workflow_statistics(self, workflow_id: str, *, days: int = 30) -> WorkflowHistory:
-        """How the jobs of a workflow went in the last days: success rate, durations, the newest jobs."""
+        """Statistics of the jobs of a workflow in the last days: success rate, durations, the newest jobs."""
         return parse(WorkflowHistory, await self.json.workflow_statistics(workflow_id, days))
 
     async def job_graph(self, job_id: JobId) -> JobGraph:
@@ -359,7 +359,7 @@ class AsyncClient(AsyncAssets, AsyncLayers, AsyncKeys, AsyncUploads):
         return parse(JobGraph, await self.json.job_graph(_id(job_id)))
 
     async def leases(self, *, within_seconds: float | None = None) -> list[TaskLease]:
-        """Running tasks, the lease that expires first at the beginning."""
+        """Running tasks, ordered by the time at which their lease expires."""
         return [parse(TaskLease, each) for each in await self.json.leases(MAX_ITEMS, within_seconds)]
 
     async def database_health(self) -> DatabaseHealth:
@@ -426,7 +426,7 @@ class AsyncClient(AsyncAssets, AsyncLayers, AsyncKeys, AsyncUploads):
 
 
 class Client(Assets[AsyncClient], Layers[AsyncClient], Keys[AsyncClient], Uploads[AsyncClient]):
-    """AsyncClient for scripts and notebooks: the same methods, which wait for the answer. Threads may share it.
+    """AsyncClient for scripts and notebooks: the same methods, which wait for the response. Threads may share it.
 
     with Client() as client:
         job = client.submit("hello_world", {"name": "Ada"})
@@ -486,7 +486,7 @@ class Client(Assets[AsyncClient], Layers[AsyncClient], Keys[AsyncClient], Upload
 
 
 class _OutageLimit:
-    """How long the platform has been away, in this call."""
+    """Limits how long the platform may be unavailable during one call."""
 
     def __init__(self) -> None:
         self._since: float | None = None
@@ -569,7 +569,7 @@ def _failure(detail: JobDetail) -> JobFailed:
     return JobFailed(
         f"job {detail.job_id} ended as {detail.status}: {reason or where or 'no reason was recorded'}",
         code=f"job.{str(detail.status).replace('_', '-')}",
-        hint="`client.resume(job_id)` runs what is missing; `client.job(job_id).failed` has the failed nodes",
+        hint="`client.resume(job_id)` runs the missing nodes; `client.job(job_id).failed` has the failed nodes",
         job_id=str(detail.job_id),
         job_status=str(detail.status),
         result=detail.result,

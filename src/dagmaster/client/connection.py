@@ -277,12 +277,12 @@ def _encoded(body: Json) -> bytes:
 
 
 def is_temporary(error: Unavailable) -> bool:
-    """Whether the platform may answer the same request later."""
+    """Whether the same request may succeed later."""
     return error.code in NO_RESPONSE or error.facts.get("status") in _TEMPORARY
 
 
 def _backoff_seconds(error: Unavailable, attempt: int) -> float:
-    """What the platform asks for (Retry-After), or twice as long after each attempt; clients do not return at once."""
+    """The delay that the platform requests (Retry-After), or one that doubles with each attempt; with jitter."""
     requested = error.facts.get("retry_after_seconds") or _FIRST_BACKOFF_SECONDS * 2 ** (attempt - 1)
     return float(min(_MAX_BACKOFF_SECONDS, requested)) * random.uniform(1.0, 1.25)  # noqa: S311
 
@@ -309,7 +309,7 @@ def checked_url(text: str) -> str:
 
 def _http(url: str, headers: Mapping[str, str]) -> httpx2.AsyncClient:
     parsed = httpx2.URL(url)
-    # Requests to this machine use no proxy of the environment. Certificates are loaded only for https, as that is slow.
+    # Requests to this machine ignore proxies of the environment. Certificates are loaded only for https: that is slow.
     is_local = parsed.host in LOCAL_HOSTS
     return httpx2.AsyncClient(
         headers={"User-Agent": f"dagmaster/{__version__}", "Accept": "application/json", **headers},
@@ -332,7 +332,7 @@ def _date_of(response: httpx2.Response) -> datetime | None:
 
 
 async def _read(stream: httpx2.Response, until: float, url: str) -> httpx2.Response:
-    """The complete response. Refused if it takes too long or is too large for memory."""
+    """The complete response. Raises an error if it takes too long or is too large for memory."""
     chunks: list[bytes] = []
     size = 0
     async for chunk in stream.aiter_bytes():
@@ -402,7 +402,7 @@ def _raise_unless_ok(response: httpx2.Response, url: str, expected: str) -> None
     """Raise the error that the platform reports, or Unavailable if the response is not from a platform."""
     media_type = response.headers.get("content-type", "").partition(";")[0].strip().lower()
     if response.is_redirect:
-        target = _redacted(response.headers.get("location", "nowhere"))
+        target = _redacted(response.headers.get("location", "an unknown URL"))
         raise Unavailable(
             f"{_redacted(url)} redirects to {target}",
             code="server.redirects",

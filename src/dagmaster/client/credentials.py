@@ -33,7 +33,7 @@ def key_for(settings: Settings, *, server: str | None = None, chosen: str | None
 
 
 def platform_name(settings: Settings, server: str | None) -> str:
-    """Under which name the key of a platform is stored: its URL, or the data folder of the local one."""
+    """The name under which the key of a platform is stored: its URL, or the data folder of a local platform."""
     url = server or settings.server_url
     if not url:
         return str(data_folder(settings))
@@ -47,7 +47,7 @@ def store_key(settings: Settings, server: str | None, key: str) -> Path:
 
 
 def forget_key(settings: Settings, server: str | None) -> bool:
-    """Whether there was one."""
+    """Remove the stored key of a platform. Returns whether there was one."""
     file = settings.credentials()
     keys = _stored(file)
     if keys.pop(platform_name(settings, server), None) is None:
@@ -67,7 +67,7 @@ def _stored(file: Path) -> dict[str, str]:
         raise NotAllowed(f"{file} cannot be read: {error.strerror}", code="credentials.unreadable") from None
     if mode & 0o077:
         raise NotAllowed(
-            f"other users may read {file}, which has keys",
+            f"other users may read {file}, which contains keys",
             code="credentials.exposed",
             hint=f"run `chmod 600 {file}`, and rotate the keys if others have read them",
         )
@@ -83,7 +83,7 @@ def _stored(file: Path) -> dict[str, str]:
 
 
 def _write(file: Path, keys: Mapping[str, str]) -> Path:
-    """Written beside the file and moved into its place, so that it is never half written."""
+    """Write a new file and move it into place, so that the file is never incomplete."""
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor, name = tempfile.mkstemp(dir=file.parent, prefix=".credentials")  # mode 0600

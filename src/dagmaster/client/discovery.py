@@ -80,7 +80,7 @@ def find_api(settings: Settings, chosen: str | None = None) -> str:
         )
         raise Unavailable("no platform is running", code="platform.none", hint=hint)
     if platform is None:
-        raise _none(folder, "give the API of another one with --server URL (or DAGMASTER_URL)")
+        raise _none(folder, "give the URL of another platform with --server URL (or DAGMASTER_URL)")
     if dsn not in (None, platform.database_url):
         raise Conflict(
             f"the platform running on {folder} uses another database than DATABASE_URL names",
@@ -113,7 +113,7 @@ def find_maps(settings: Settings, chosen: str | None = None) -> str:
 
 
 def running_platform(folder: Path) -> RunningPlatform | None:
-    """The platform of a data folder, if it is up."""
+    """The platform of a data folder, if it is running."""
     with folder_errors(folder):
         if not is_held(folder / "platform.lock"):
             return None

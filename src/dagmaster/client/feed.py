@@ -1,4 +1,4 @@
-"""What commands do while the platform is away, and signals that a job has changed."""
+"""Retries while the platform is unavailable, and signals that a job has changed."""
 
 import queue
 import threading
@@ -22,7 +22,7 @@ class Reconnection:
         self._since: float | None = None
 
     def call(self, request: Callable[[], T]) -> T:
-        """The answer to a request, as soon as the platform is available."""
+        """The response to a request, as soon as the platform is available."""
         while True:
             try:
                 response = request()
@@ -42,7 +42,7 @@ class Reconnection:
         now = time.monotonic()
         if self._since is None:
             self._since = now
-            self._note(f"{error.message}; waiting up to {OUTAGE_PATIENCE_SECONDS:.0f} s for it")
+            self._note(f"{error.message}; retrying for up to {OUTAGE_PATIENCE_SECONDS:.0f} s")
         if now - self._since > OUTAGE_PATIENCE_SECONDS:
             hint = f"the job continues when its platform does; then watch it with: dagmaster jobs watch {self._job_id}"
             raise Unavailable(error.message, code=error.code, hint=hint) from None
@@ -50,11 +50,11 @@ class Reconnection:
     def succeeded(self) -> None:
         if self._since is not None:
             self._since = None
-            self._note("the platform answers again")
+            self._note("the platform is available again")
 
 
 class Feed:
-    """Signals from its own thread that a job has changed. It hides errors: the next request raises them."""
+    """Signals from its own thread that a job has changed. Errors are ignored here: the next request raises them."""
 
     def __init__(self, client: JsonClient, job_id: str, after: int) -> None:
         self._client = client

@@ -1,4 +1,4 @@
-"""The requests about assets and platforms, with answers as JSON. `json_client` has all the others."""
+"""The requests about assets and platforms, with responses as JSON. `json_client` has all other requests."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,13 +11,13 @@ from dagmaster.client.models.base import Json
 
 
 class AsyncAssetRequests:
-    """`name` is the id of an asset or of its dataset. A change with an `etag` is refused if the asset has changed since
-    it had that one."""
+    """`name` is the id of an asset or of its dataset. A change with an `etag` is refused if the ETag of the asset
+    is a different one now."""
 
     connection: Connection
 
     async def submit_asset(self, submission: Json) -> Json:
-        """Submit data of a platform. With a request id the request may be repeated: the answer is the same."""
+        """Submit data of a platform. With a request id the request may be repeated: the response is the same."""
         is_repeatable = bool(submission.get("request_id") or submission.get("dry_run"))
         return await self.connection.object("POST", "/submit", body=submission, is_repeatable=is_repeatable)
 
@@ -81,7 +81,7 @@ class AsyncAssetRequests:
         return await self.connection.object("POST", "/platforms", body=request)
 
     async def change_platform(self, platform_id: str, changes: Json, *, etag: str | None = None) -> Json:
-        """What is not given stays as it is."""
+        """Fields that are not given stay unchanged."""
         path = f"/platforms/{_segment(platform_id)}"
         return await self.connection.object("PATCH", path, body=changes, headers=_if_match(etag))
 
@@ -118,6 +118,6 @@ def _segment(name: str) -> str:
 
 
 def _if_match(etag: str | None) -> dict[str, str]:
-    """With or without its quotes."""
+    """The header If-Match, for an ETag with or without quotes."""
     text = (etag or "").strip('"')
     return {"If-Match": f'"{text}"'} if text else {}

@@ -1,4 +1,4 @@
-"""A client that returns JSON as the API sent it: one method for each request. The command line prints such answers."""
+"""A client that returns JSON as the API sent it: one method for each request. The command line prints such JSON."""
 
 import asyncio
 import hashlib
@@ -43,7 +43,7 @@ class Connected:
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """The platform cannot be reached, or cannot answer. The next connection is tried after a pause."""
+    """The platform cannot be reached, or cannot respond. The client reconnects after a pause."""
 
     error: Unavailable
 
@@ -52,7 +52,7 @@ Update: TypeAlias = StreamedEvent | Connected | Outage
 
 
 class AsyncJsonClient(AsyncAssetRequests, AsyncLayerRequests, AsyncKeyRequests, AsyncUploadRequests):
-    """The requests of the API. Answers are JSON, as the API sent it."""
+    """The requests of the API. Responses are JSON, as the API sent it."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
@@ -231,8 +231,8 @@ class AsyncJsonClient(AsyncAssetRequests, AsyncLayerRequests, AsyncKeyRequests, 
     async def changes(
         self, kinds: Sequence[str] | None = None, after: str | None = None
     ) -> AsyncIterator[NamedEvent | Connected | Outage]:
-        """The changes of the platform, for ever. Each connection continues after the last cursor that was received: a
-        change may be received twice, none is missed. The caller decides how long an outage may last."""
+        """The changes of the platform, without end. Each connection continues after the last cursor that was received:
+        a change may be received twice, but none is missed. The caller decides how long an outage may last."""
         params = {"kind": list(kinds)} if kinds else {}
         while True:
             first_after = after
@@ -289,7 +289,7 @@ class AsyncJsonClient(AsyncAssetRequests, AsyncLayerRequests, AsyncKeyRequests, 
         return await self.connection.object("PATCH", f"/queues/{_segment(queue)}", body=changes)
 
     async def leases(self, limit: int, within_seconds: float | None = None) -> list[Json]:
-        """Running tasks, the lease that expires first at the beginning."""
+        """Running tasks, ordered by the time at which their lease expires."""
         within = None if within_seconds is None else str(within_seconds)
         return (await self.connection.page("/leases", limit, within_seconds=within))[0]
 
@@ -336,7 +336,7 @@ class AsyncJsonClient(AsyncAssetRequests, AsyncLayerRequests, AsyncKeyRequests, 
         return await self.connection.page("/callbacks", limit, after, **filters)
 
     async def find_callback(self, name: str) -> UUID:
-        """The id of a callback by its id, or by the unique beginning of the id of one of the newest."""
+        """The id of a callback by its id, or by the unique beginning of its id, among the newest callbacks."""
         return await _id_beginning_with(name, "callback", MAX_ITEMS, self.callbacks)
 
     async def callback(self, callback_id: UUID) -> Json:
@@ -474,7 +474,7 @@ def _cursor_before(job_id: UUID) -> str | None:
 async def _id_beginning_with(
     name: str, noun: str, most: int, newest: Callable[[int], Awaitable[tuple[list[Json], str | None]]]
 ) -> UUID:
-    """The id that is given, or the only one of the newest entries that begins with it."""
+    """The given id, or the only id among the newest entries that begins with `name`."""
     code, field = noun.replace(" ", "-"), f"{noun.replace(' ', '_')}_id"
     try:
         first, last = ids_beginning_with(name)

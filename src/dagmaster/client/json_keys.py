@@ -1,4 +1,4 @@
-"""The requests about callers and their API keys, with answers as JSON."""
+"""The requests about callers and their API keys, with responses as JSON."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +13,7 @@ class AsyncKeyRequests:
     connection: Connection
 
     async def caller(self) -> Json:
-        """Who sends this request."""
+        """The caller of this request."""
         return await self.connection.object("GET", "/caller")
 
     async def keys(

@@ -1,4 +1,4 @@
-"""The requests about layers and direct commands, with answers as JSON."""
+"""The requests about layers and direct commands, with responses as JSON."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -26,11 +26,11 @@ class AsyncLayerRequests:
         return await self.connection.object("PUT", _path(name, layer), body=metadata, headers=_if_match(etag))
 
     async def change_layer_metadata(self, name: str, layer: str, changes: Json, *, etag: str | None = None) -> Json:
-        """What is not given stays as it is; None removes it."""
+        """Fields that are not given stay unchanged; None removes a field."""
         return await self.connection.object("PATCH", _path(name, layer), body=changes, headers=_if_match(etag))
 
     async def commands(self) -> list[Json]:
-        """Those that the caller may run."""
+        """The commands that the caller may run."""
         commands, _ = await self.connection.page("/commands", MAX_ITEMS)
         return commands
 
@@ -54,6 +54,6 @@ def _path(name: str, layer: str) -> str:
 
 
 def _if_match(etag: str | None) -> dict[str, str]:
-    """With or without its quotes."""
+    """The header If-Match, for an ETag with or without quotes."""
     text = (etag or "").strip('"')
     return {"If-Match": f'"{text}"'} if text else {}

@@ -1,4 +1,4 @@
-"""The requests about uploads and the objects of the bronze zone, with answers as JSON."""
+"""The requests about uploads and the objects of the bronze zone, with responses as JSON."""
 
 from pathlib import Path
 from typing import Any, Final
@@ -23,7 +23,7 @@ class AsyncUploadRequests:
         return await self.connection.object("POST", "/uploads", body=request, is_repeatable=is_repeatable)
 
     async def append_to_upload(self, upload_id: UUID | str, offset: int, data: bytes) -> int:
-        """Send the bytes from an offset on. Returns how many have arrived now."""
+        """Send the bytes from an offset on. Returns the number of bytes that have arrived."""
         response = await self.connection.request(
             "PATCH",
             f"/uploads/{upload_id}",
@@ -43,7 +43,7 @@ class AsyncUploadRequests:
         return await self.connection.object("GET", f"/uploads/{upload_id}")
 
     async def upload_file(self, file: Path, options: SendOptions) -> Json:
-        """Send a file in parts. The answer describes the finished upload."""
+        """Send a file in parts. The response describes the finished upload."""
         return (await send_file(self, file, options)).model_dump(mode="json")
 
     async def uploads(self, /, limit: int, after: str | None = None, **filters: Any) -> tuple[list[Json], str | None]:

@@ -10,7 +10,7 @@ from dagmaster.client.paging import PagedClient
 
 class AsyncKeys(PagedClient):
     async def caller(self) -> CallerInfo:
-        """Who sends the requests of this client, and what it may do."""
+        """The caller as which this client sends requests, and its permissions."""
         return parse(CallerInfo, await self.json.caller())
 
     async def keys(self, *, with_revoked: bool = False, limit: int | None = None) -> AsyncIterator[KeyInfo]:
@@ -51,7 +51,7 @@ class AsyncKeys(PagedClient):
         return parse(CreatedKey, await self.json.rotate_key(key_id, request))
 
     async def revoke_key(self, key_id: str, *, reason: str | None = None) -> KeyInfo:
-        """Refuse a key from the next request on."""
+        """Revoke a key: it is refused from the next request on."""
         return parse(KeyInfo, await self.json.revoke_key(key_id, {"reason": reason}))
 
 

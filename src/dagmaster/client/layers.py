@@ -13,7 +13,7 @@ RASTER = "raster"
 
 
 class AsyncLayers(PagedClient):
-    """`asset_id` may be the id of the dataset too. A raster has one layer."""
+    """`asset_id` may also be the id of the dataset. A raster has one layer."""
 
     async def layers(
         self, *, platform_id: str | None = None, keyword: str | None = None, limit: int | None = None
@@ -23,14 +23,14 @@ class AsyncLayers(PagedClient):
             yield layer
 
     async def layer_metadata(self, asset_id: str, layer: str = RASTER) -> LayerMetadataInfo:
-        """What people have written about a layer, published or not."""
+        """The metadata of a layer, published or not."""
         return parse(LayerMetadataInfo, await self.json.layer_metadata(asset_id, layer))
 
     async def change_layer_metadata(
         self, asset_id: str, changes: Mapping[str, Any], *, layer: str = RASTER, etag: str | None = None
     ) -> LayerMetadataInfo:
-        """Change `title`, `description`, `keywords`, `attribution` or `style`. What is not given stays as it is; None
-        removes it. With `etag`, the change is refused if the metadata has changed since."""
+        """Change `title`, `description`, `keywords`, `attribution` or `style`. Fields that are not given stay
+        unchanged; None removes a field. With `etag`, the change is refused if the metadata has changed since."""
         response = await self.json.change_layer_metadata(asset_id, layer, dict(changes), etag=etag)
         return parse(LayerMetadataInfo, response)
 
@@ -45,7 +45,7 @@ class AsyncLayers(PagedClient):
     async def unpublish_metadata(
         self, asset_id: str, *, layer: str = RASTER, reason: str | None = None
     ) -> LayerCommandResult:
-        """Withdraw the metadata of a layer. What people have written stays."""
+        """Withdraw the metadata of a layer. The texts are kept."""
         return await self._layer_command("metadata.unpublish", asset_id, layer, reason)
 
     async def commands(self) -> list[CommandInfo]:

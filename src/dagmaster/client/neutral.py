@@ -12,7 +12,7 @@ _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202
 
 
 def neutral(text: str) -> str:
-    """The text with everything visible that a terminal would obey."""
+    """The text with escaped control characters, which a terminal shows instead of executing them."""
     return _UNSAFE.sub(lambda match: _escaped(match[0]), text.replace("\r\n", "\n"))
 
 
@@ -33,7 +33,7 @@ def neutral_value(value: Any) -> Any:
 
 
 def neutral_json(text: str) -> str:
-    """JSON that means the same. Such characters stand in its strings only, where they may be written as numbers."""
+    """Equivalent JSON. Unsafe characters occur only in its strings, where they are escaped by their code points."""
     return _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 

@@ -47,7 +47,7 @@ def _retries(node: PublicNode, now: datetime) -> str:
     """Retries after failures, and lost workers, which are counted separately."""
     lost = f"lost {counted(node.loss_count, 'time')}" if node.loss_count else ""
     if node.not_before and node.not_before > now:
-        retry = f"retry {node.retry_count} of {node.max_retries}" if node.retry_count else "again"
+        retry = f"retry {node.retry_count} of {node.max_retries}" if node.retry_count else "next attempt"
         wait = f"{retry} in {(node.not_before - now).total_seconds():.1f} s"
         return f"{wait} ({lost})" if lost else wait
     retries = f"{node.retry_count} of {counted(node.max_retries, 'retry', 'retries')}" if node.retry_count else ""

@@ -1,4 +1,4 @@
-"""A job as it is now, and how it ended: its record, and what failed with the errors of the handlers."""
+"""A job as it is now, or as it ended, with its failed nodes and the errors of their handlers."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -14,7 +14,7 @@ _PUBLIC = ("node_id", "status", "label", "error_message", "error", "attempt", "m
 
 
 class JobOutcome:
-    """A job, its failed nodes, and the first of the failed children. `response` is the unparsed response."""
+    """A job, its failed nodes, and the first failed children of each fan_out. `response` is the unparsed response."""
 
     def __init__(self, response: Json, failed: list[Json]) -> None:
         self.response = response

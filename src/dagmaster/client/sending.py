@@ -1,4 +1,4 @@
-"""Send a file to a platform in parts, also over a connection that is lost now and then.
+"""Send a file to a platform in parts, even if the connection is lost in between.
 
 hash ──▶ begin ──▶ send a part ──▶ … ──▶ finished
                       └── no answer, or another offset ──▶ wait, ask for the offset, continue there
@@ -24,7 +24,7 @@ _SMALLEST_CHUNK_BYTES = 64 * 1024
 _FAST_SECONDS = 2.0  # a part that takes less is followed by a larger one
 _SLOW_SECONDS = 15.0
 _MAX_PAUSE_SECONDS = 5.0
-_HASHED_PER_SECOND = 50_000_000  # by a slow server, once all bytes are there
+_HASHED_PER_SECOND = 50_000_000  # bytes that a slow server hashes per second, after all of them have arrived
 
 OnProgress = Callable[[int, int], None]
 IfExists = Literal["refuse", "rename"]
@@ -55,7 +55,7 @@ class SendOptions:
 
 
 async def send_file(api: UploadApi, file: Path, options: SendOptions) -> UploadInfo:
-    """The upload after its end. A file that the platform has already is not sent again."""
+    """Send a file, and return the finished upload. A file that the platform has already is not sent again."""
     with _opened(file) as opened:
         size_bytes, sha256 = await asyncio.to_thread(_size_and_checksum, opened)
         request = {
@@ -115,7 +115,7 @@ class _Sender:
         return upload
 
     async def _recover(self, error: DagmasterError) -> None:
-        """Wait, and ask where to continue; raise the error if it is final, or if there was no progress for long."""
+        """Wait, and ask where to continue; raise the error if it is final, or if there was no progress for too long."""
         if not _is_temporary(error) or _now() - self._progress_at > self._allowed_seconds():
             raise error
         self._failures += 1

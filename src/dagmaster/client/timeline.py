@@ -1,4 +1,4 @@
-"""Where the time of a job went: its attempts, and sums over each stage."""
+"""The times of a job: its attempts, and a summary of each stage."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The methods of the Python client about files: send them to the bronze zone, and list what is there."""
+"""The methods of the Python client about files: send them to the bronze zone, and list its objects."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -27,16 +27,16 @@ class AsyncUploads(PagedClient):
         """Send a file to the bronze zone, as `{platform_id}/{name}`. `source` of the result is what `submit_asset`
         needs (`blob`, `container`).
 
-        After a lost connection it continues where it was; so does another call with the same file, also in another
-        process. A file that was sent before is not sent again. If another file has the name, this one gets a suffix,
-        or Conflict is raised (`if_exists="refuse"`). `on_progress` is called with the bytes that have arrived and their
-        total. Without any progress for `patience_seconds`, the last error is raised.
+        After a lost connection the upload continues where it stopped; so does another call with the same file, also in
+        another process. A file that was sent before is not sent again. If another file has the name, this one gets a
+        suffix, or Conflict is raised (`if_exists="refuse"`). `on_progress` is called with the bytes that have arrived
+        and their total. Without any progress for `patience_seconds`, the last error is raised.
         """
         options = SendOptions(name, platform_id, if_exists, on_progress, chunk_bytes, patience_seconds)
         return await send_file(self.json, Path(file), options)
 
     async def upload_info(self, upload_id: UUID | str) -> UploadInfo:
-        """How far an upload is."""
+        """The state of an upload."""
         return parse(UploadInfo, await self.json.upload_of(upload_id))
 
     async def uploads(

@@ -3,8 +3,8 @@
 registry    the decorator, and how a command is run: permission, time limit
 metadata    publish and withdraw layer metadata, here and in the external database
 assets      rebuild STAC documents; decide on many versions
-platform    migrate the schema; let caches be read again
+platform    migrate the schema; make processes reload their caches
 
 A command is one function: synchronous for its caller, done in ten seconds, idempotent, with one event in the audit log
-that is written in the transaction of its effect. What needs GDAL or more time is a workflow.
+that is written in the transaction of its effect. Operations that need GDAL or more time are workflows.
 """

@@ -20,14 +20,14 @@ from dagmaster.operations.assets.metadata import reindex
 from dagmaster.operations.assets.reject import reject
 from dagmaster.operations.assets.unpublish import unpublish
 
-# A review that was done before is no failure of a command that is repeated.
+# The errors for decisions that were made before: a repeated command does not fail because of them.
 _DONE_BEFORE = {
     "approve": "version.already-approved",
     "reject": "version.already-rejected",
     "unpublish": "version.not-published",
     "clear": "clearance.unchanged",
 }
-_BEGUN_WITHIN_SECONDS = 0.7 * TIMEOUT_SECONDS  # the last entry and the event need some time
+_BEGUN_WITHIN_SECONDS = 0.7 * TIMEOUT_SECONDS  # the rest of the time is for the last entry and the event
 
 
 @command("asset.reindex", Permission.PLATFORM_OPERATE)

@@ -18,7 +18,7 @@ async def publish(context: CommandContext, request: LayerCommand) -> LayerComman
     """Publish the metadata of a layer into its STAC collection and the layer catalogue.
 
     The asset must be published. Later edits are not visible until the command is run again; new versions and revisions
-    keep what is published. If the external database has the layer, it follows."""
+    keep what is published. If the external database has the layer, it is updated too."""
     decision = context.decision(reason=request.reason)
     change = await publish_metadata(context.store, request.asset, request.layer, decision)
     return _result(change)
@@ -28,8 +28,8 @@ async def publish(context: CommandContext, request: LayerCommand) -> LayerComman
 async def unpublish(context: CommandContext, request: LayerCommand) -> LayerCommandResult:
     """Withdraw the metadata of a layer from its STAC collection, the layer catalogue and the external database.
 
-    What people have written stays, and can be published again. If the external database does not respond, the
-    removal is recorded and tried again."""
+    The texts are kept, and can be published again. If the external database does not respond, the removal is
+    recorded and retried."""
     decision = context.decision(reason=request.reason)
     change = await withdraw_metadata(context.store, request.asset, request.layer, decision)
     if change.info.external == "due":
@@ -41,8 +41,8 @@ async def unpublish(context: CommandContext, request: LayerCommand) -> LayerComm
 async def publish_external(context: CommandContext, request: LayerCommand) -> LayerCommandResult:
     """Publish the metadata of a layer, also into the external database.
 
-    Only public data may leave. From then on the external database follows what is published: new versions, later runs
-    of metadata.publish, and every withdrawal."""
+    Only layers of public data are allowed. Afterwards the external database is kept up to date: with new versions,
+    later runs of metadata.publish, and every withdrawal."""
     require_external(context.settings)
     decision = context.decision(reason=request.reason)
     change = await publish_metadata(context.store, request.asset, request.layer, decision, is_external=True)
@@ -56,14 +56,14 @@ async def publish_external(context: CommandContext, request: LayerCommand) -> La
 
 
 async def _tried(context: CommandContext, change: LayerChange) -> LayerChange:
-    """Withdraw it from the external database now, if that responds; it stays due otherwise."""
+    """Remove the layer from the external database now. If that does not respond, the removal stays due."""
     external = external_layers(context.settings, context.dsn)
     if external is None:
         return change
     try:
         await external.carry_out_all(_AT_ONCE, change.info.asset_id)
     except DagmasterError as error:
-        _log.warning("the external database still has a layer; it is tried again", error=error.message)
+        _log.warning("a layer could not be removed from the external database; will retry", error=error.message)
     finally:
         await external.close()
     return LayerChange(await context.store.layer(change.info.asset_id, change.info.layer), change.is_changed)

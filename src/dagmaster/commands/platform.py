@@ -15,7 +15,7 @@ _migrations: set[asyncio.Task[MigrationResult]] = set()  # those whose caller ma
 
 @command("schema.migrate", Permission.SCHEMA_WRITE)
 async def migrate(context: CommandContext, request: MigrateCommand) -> MigrationResult:
-    """Add what the software has and the database lacks, while the platform runs.
+    """Migrate the schema of the database, while the platform runs.
 
     A migration that takes longer than the time limit continues; the next run waits for it."""
     task = asyncio.create_task(_migrated(context, request))
@@ -32,10 +32,10 @@ async def _migrated(context: CommandContext, request: MigrateCommand) -> Migrati
 
 @command("cache.invalidate", Permission.PLATFORM_OPERATE)
 async def invalidate(context: CommandContext, request: InvalidateCommand) -> InvalidateResult:
-    """Make all orchestrators read their workflows again.
+    """Make all orchestrators reload their workflows.
 
-    The result lists the live ones, and whether they have done so. Jobs keep the definition that they were submitted
-    with."""
+    The result lists the live orchestrators, and whether they have done so. Jobs keep the definition that they were
+    submitted with."""
     decision = context.decision(reason=request.reason, cache=request.cache)
     generation = await context.store.invalidate_workflows(decision)
     caches = PostgresCaches(context.dsn, "cache-command")

@@ -36,7 +36,7 @@ R = TypeVar("R", bound=Callable[..., Awaitable[BaseModel]])
 
 @dataclass(frozen=True, slots=True)
 class CommandContext:
-    """What a command works with, and who runs it."""
+    """What a command needs to run, and its caller."""
 
     settings: Settings
     dsn: str
@@ -102,7 +102,7 @@ def find_command(name: str) -> DirectCommand:
 async def run_command(
     command: DirectCommand, context: CommandContext, request: BaseModel, *, timeout_seconds: float = TIMEOUT_SECONDS
 ) -> BaseModel:
-    """Run a command once, within the time limit. It is never repeated: the caller may, because it is idempotent."""
+    """Run a command once, within the time limit. The caller may run it again, because it is idempotent."""
     try:
         async with asyncio.timeout(timeout_seconds):
             return await command.run(context, request)

@@ -1,4 +1,4 @@
-"""Caches of all processes: which generation there is, and who has read it."""
+"""Caches of all processes: the current generation, and which processes have read it."""
 
 from dataclasses import dataclass
 from uuid import UUID
@@ -24,7 +24,7 @@ class PostgresCaches(Session):
             return state
 
     async def record(self, owner_id: UUID, generation: int, *, workflow_count: int, refused: int) -> None:
-        """The process has read its workflows, as they are since this generation."""
+        """Record that the process has read the workflows of this generation."""
         values = {
             "owner_id": owner_id,
             "generation": generation,

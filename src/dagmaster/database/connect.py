@@ -30,20 +30,20 @@ from dagmaster.records import SCHEMA
 Connection = psycopg.AsyncConnection[Any]
 ConnectionPool = AsyncConnectionPool[Connection]
 
-# What times are read as that Python cannot hold; a day from its limits, so that they exist in every time zone.
+# Times that Python cannot represent are read as these: a day from its limits, so that they exist in every time zone.
 EARLIEST, LATEST = datetime(1, 1, 2, tzinfo=UTC), datetime(9999, 12, 30, tzinfo=UTC)
 
 MAX_PORT = 65535
-SUM_OUT_OF_RANGE = "DM004"  # of the results of children: raised when they are gathered
-REVIEWED = "DM005"  # what was reviewed or purged does not change: raised by triggers
+SUM_OUT_OF_RANGE = "DM004"  # SQLSTATE: the results of children cannot be summed up
+REVIEWED = "DM005"  # SQLSTATE of triggers: a revision was reviewed or purged, and must not change
 
-# The engine reads by key, from tables that grow before they are analysed. With its estimates PostgreSQL's planner takes
-# a batch of ten rows for ten thousand, and reads a whole table to hash it.
+# The engine reads by key, from tables that grow before they are analysed. PostgreSQL's planner would
+# estimate a batch of ten rows at ten thousand, and read a whole table to hash it.
 BY_KEY = {
     "enable_hashjoin": "off",
     "enable_mergejoin": "off",
     "enable_seqscan": "off",
-    # There is one way to read, so planning a statement again for each set of values is wasted time.
+    # Only one plan is possible, so planning a statement again for each set of values would waste time.
     "plan_cache_mode": "force_generic_plan",
 }
 
@@ -58,8 +58,8 @@ _KEEPALIVE: dict[str, Any] = {
 }
 
 
-# After an outage a pool tries again after ever longer pauses, and fails requests although the server is long
-# available. A pool that has given up tries again with the next request.
+# After an outage a pool reconnects with growing pauses, and requests would fail although the server is available again.
+# A pool that has given up reconnects with the next request.
 _RECONNECT_SECONDS = 3.0
 
 
@@ -95,7 +95,7 @@ def pool(
     wait_seconds: float = 10,
     settings: Mapping[str, str] | None = None,
 ) -> ConnectionPool:
-    """A pool of such connections, not yet opened. They are in autocommit mode: transactions are explicit."""
+    """A pool of connections, not yet opened. They are in autocommit mode: transactions are explicit."""
     timeouts = (statement_timeout_seconds, lock_timeout_seconds, idle_in_transaction_seconds)
     return AsyncConnectionPool(
         conninfo(dsn, role, *timeouts, settings=settings),
@@ -151,8 +151,8 @@ Database = AsyncConnectionPool[Connection]
 
 
 async def check_connection(connection: Connection) -> None:
-    """Fail if the connection has ended. Then there is something to read: the server's message, or the end. Otherwise no
-    query is sent, because it would cost each request a round trip."""
+    """Raise an error if the connection was closed. A query checks that only if the socket has something to read, such
+    as the server's last message: otherwise each request would need one more round trip."""
     poll = select.poll()
     poll.register(connection.fileno(), select.POLLIN)
     if poll.poll(0):
@@ -192,8 +192,8 @@ def too_old(server_version: int) -> Unavailable:
 
 
 async def require_own_session(connection: Connection) -> None:
-    """Refuse a connection through a pooler: LISTEN, prepared statements and settings need a session of their own. The
-    process that answers is then not the one that was announced when the connection was made."""
+    """Refuse a connection through a pooler: LISTEN, prepared statements and settings need a session of their own.
+    Through a pooler, the backend process that answers is not the one announced when the connection was made."""
     cursor = connection.cursor(row_factory=scalar_row)
     backend_pid = await (await cursor.execute("SELECT pg_backend_pid()")).fetchone()
     if backend_pid != connection.info.backend_pid:
@@ -201,7 +201,7 @@ async def require_own_session(connection: Connection) -> None:
 
 
 def pooled() -> Unavailable:
-    return _pooler("the process that answers is not the one that was announced")
+    return _pooler("the backend process is not the one announced at login")
 
 
 def _pooler(message: str) -> Unavailable:
@@ -209,7 +209,7 @@ def _pooler(message: str) -> Unavailable:
         f"a connection pooler answers instead of the database: {message}",
         code="database.pooler",
         hint="use the address of the server in DATABASE_URL: LISTEN and session settings need a connection of their "
-        "own. The address of a pooler belongs into DATABASE_POOLER_URL",
+        "own. The address of a pooler belongs in DATABASE_POOLER_URL",
     )
 
 
@@ -419,7 +419,7 @@ def _read_leniently(connection: Connection, loads: Callable[[bytes | str], Any])
 
 
 class _TimeLoader(Loader):
-    """PostgreSQL also has times before and after all that Python has, and infinite ones."""
+    """PostgreSQL also has infinite times, and times outside of Python's range."""
 
     _exact = psycopg.adapters.get_loader(psycopg.adapters.types["timestamptz"].oid, psycopg.pq.Format.TEXT)
 

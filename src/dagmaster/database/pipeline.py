@@ -61,8 +61,8 @@ DISCARD_PLANS: Final = TransactionCommand("DISCARD PLANS")
 Step = Call | TransactionCommand | Break
 
 # The server plans a statement for the present size of its tables, and keeps the plan: one for empty tables reads the
-# whole table for each row of a batch. Autovacuum would end that within a minute. Here plans are discarded each time
-# that four times as much has been sent as at the time before.
+# whole table for each row of a batch. Autovacuum would end that within a minute. Here plans are discarded whenever
+# four times as much data has been sent as at the last discard.
 _FIRST_PLANS_BYTES = 10_000
 _GROWTH = 4
 

@@ -42,7 +42,7 @@ class Session:
 
     @asynccontextmanager
     async def _transaction(self, name: str) -> AsyncIterator[Connection]:
-        """A transaction for one call. The name is that of its fault points."""
+        """A transaction for one call. The name is that of its crash points."""
         async with self._connected() as connection:
             async with connection.transaction():
                 yield connection
@@ -50,7 +50,7 @@ class Session:
             faults.reach(f"{name}.after-commit")
 
     def _notify(self, *topics: str) -> None:
-        """After the commit. It never waits and never fails."""
+        """Call it after the commit. It never waits and never fails."""
         if self._notifier is not None:
             self._notifier.notify(*topics)
 

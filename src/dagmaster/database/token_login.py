@@ -60,7 +60,7 @@ def enable(settings: Settings) -> None:
         for dsn, client_id in _addresses(settings):
             try:
                 given = conninfo_to_dict(dsn)
-            except psycopg.ProgrammingError:  # reported, without its text, when the address is used
+            except psycopg.ProgrammingError:  # reported without libpq's text when the address is used
                 continue
             if given.get("password") or _key_of(given) in _logins:
                 continue

@@ -14,7 +14,7 @@ __all__ = ["FindingLevel", "Findings", "diagnose"]
 
 
 def diagnose(target: machine.Target) -> Findings:
-    """The judgements of all checks, by the name of the check. The client alone cannot check a database."""
+    """The judgements of all checks, by the name of the check. The client package alone cannot check a database."""
     results = run(machine.CHECKS, target)
     try:
         from dagmaster.doctor import database

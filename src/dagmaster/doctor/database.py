@@ -67,7 +67,7 @@ def _reach(target: Target) -> Database | None:
 
 
 def check_postgres(on: Database) -> Judgements:
-    """Roles refuse such a server with the same errors."""
+    """The problems are the errors with which roles refuse a server."""
     facts, seconds, is_pooled = on.answer
     refusals = (
         (facts.version_number < OLDEST_MAJOR * 10_000, too_old(facts.version_number)),
@@ -91,10 +91,10 @@ _SERVER_SETTINGS: tuple[tuple[str, Callable[[str], bool], partial[findings.Judge
     ("autovacuum", "off".__eq__, problem, "tables grow without bound, and query plans get worse", _TURN_ON),
     ("track_counts", "off".__eq__, problem, "autovacuum does not know what to clean", _TURN_ON),
     ("synchronous_commit", "off".__eq__, warning, "a crash can lose the last commits", _TURN_ON),
-    ("shared_buffers", lambda size: int(size) < 128 << 20, warning, "less than 128 MiB (in bytes)", _ENLARGE),
+    ("shared_buffers", lambda size: int(size) < 128 << 20, warning, "less than 128 MiB (134217728)", _ENLARGE),
     ("idle_session_timeout", lambda time: 0 < float(time) < 3600, warning, "it ends sessions that wait", _TURN_OFF),
     ("transaction_timeout", lambda time: 0 < float(time) < 3600, warning, "it ends sessions that wait", _TURN_OFF),
-    ("default_transaction_isolation", "read committed".__ne__, warning, "transactions fail without need", _COMMITTED),
+    ("default_transaction_isolation", "read committed".__ne__, warning, "conflicts abort transactions", _COMMITTED),
 )
 
 
@@ -135,13 +135,13 @@ def check_listen(on: Database) -> Judgements:
     seconds = server.notify_seconds(on.dsn)
     if seconds is None:
         fix = "use the server itself in DATABASE_URL, or let the pooler keep sessions (pool_mode=session)"
-        return [problem("a NOTIFY did not arrive, as with a pooler; work is found later, by polling", fix)]
+        return [problem("a NOTIFY did not arrive, perhaps because of a pooler; work is found later, by polling", fix)]
     fix = "check whether the server or the network is overloaded"
     return [judge(seconds, f"a NOTIFY arrives after {seconds * 1000:.0f} ms", fix, warning=0.5)]
 
 
 def check_clock(on: Database) -> Judgements:
-    """Only what the network cannot explain counts."""
+    """A difference that the delay of the network can explain is ignored."""
     offset, uncertainty = server.clock(on.dsn)
     way = "ahead of" if offset > 0 else "behind"
     observation = f"the server's clock is {abs(offset):.3f} s {way} this machine's, ± {uncertainty:.3f} s"
@@ -250,7 +250,7 @@ def check_dead_rows(on: Database) -> Judgements:
 
 
 def check_outbox(on: Database) -> Judgements:
-    """With the transport postgres there is no outbox to relay; what another transport has left there is harmless."""
+    """The transport postgres does not use the outbox; ids that another transport has left in it are harmless."""
     if on.settings.transport == "postgres":
         return [ok("not used: TRANSPORT is postgres")]
     judgements = []
@@ -260,7 +260,7 @@ def check_outbox(on: Database) -> Judgements:
             limit = HOUR_SECONDS
             fix = "start more workers for this queue, or check that orchestrators run with TRANSPORT=servicebus"
         age = duration(queue.oldest_seconds)
-        observation = f"{counted(queue.messages, 'id')} of tasks in {queue.queue} not sent for {age}"
+        observation = f"{counted(queue.messages, 'task id')} for {queue.queue} not sent for {age}"
         judgements.append(judge(queue.oldest_seconds, observation, fix, warning=limit))
     return judgements or [ok("empty")]
 

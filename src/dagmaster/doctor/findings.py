@@ -1,6 +1,6 @@
 """Judgements, and how checks are run.
 
-A problem keeps the platform from working or from keeping its promises. A warning is worth knowing. Each check runs in a
+A problem keeps the platform from working correctly; a warning does not. Each check runs in a
 thread of its own, which is abandoned when it takes too long; a check that fails or hangs is a finding too.
 """
 
@@ -15,7 +15,7 @@ from dagmaster.errors import DagmasterError, Unavailable
 from dagmaster.extras import missing_extra
 from dagmaster.observe.redaction import redact
 
-PATIENCE_SECONDS = 15.0  # a busy machine is slow, and the doctor is asked then
+PATIENCE_SECONDS = 15.0  # checks are slow on a busy machine, on which `doctor` is often run
 SHOWN = 5
 
 T = TypeVar("T")
@@ -50,7 +50,7 @@ skipped = partial(Judgement, FindingLevel.SKIPPED)
 def judge(
     value: float, observation: str, fix: str, *, warning: float, problem: float | None = None, is_least: bool = False
 ) -> Judgement:
-    """Compare a value with the limits above which there is a warning or a problem; with `is_least` below which."""
+    """Compare a value with the limits above which (with `is_least`: below which) there is a warning or a problem."""
     for level, limit in ((FindingLevel.PROBLEM, problem), (FindingLevel.WARNING, warning)):
         if limit is not None and (value < limit if is_least else value > limit):
             return Judgement(level, observation, fix)
@@ -82,7 +82,7 @@ def _failed(error: BaseException) -> Judgement:
         error = missing_extra(error) or error
     if isinstance(error, DagmasterError):
         return problem(error.message, error.hint)
-    fix = "see whether another finding explains it; if not, report it as a bug of dagmaster"
+    fix = "see whether another finding explains it; if not, report it as a bug in dagmaster"
     return problem(f"this check failed: {type(error).__name__}: {error}", fix)
 
 

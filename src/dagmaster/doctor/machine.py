@@ -100,7 +100,7 @@ def check_data_folder(target: Target) -> Judgements:
 
 
 def judge_private(path: Path, mode: int, owner: str, wanted_owner: str) -> Judgements:
-    """What holds secrets, or is safe only as long as others cannot enter it."""
+    """Judge a file with secrets, or a folder that other users must not be able to enter."""
     if owner != wanted_owner:
         yield problem(f"{path} belongs to {owner}, not to {wanted_owner}", f"chown {wanted_owner} {path}")
     elif mode & 0o077:
@@ -233,7 +233,7 @@ def check_health_port(target: Target) -> Judgements:
 
 
 def check_port(settings: Settings, endpoint: Endpoint) -> Judgements:
-    """If the user chose the port of the API, no other one will do."""
+    """A port of the API that the user chose must be free. Otherwise another free port is taken."""
     name, variable = endpoint.name, f"{endpoint.name.upper()}_PORT"
     host, port = getattr(settings, f"{name}_host"), getattr(settings, f"{name}_port")
     if not getattr(settings, f"{name}_enabled"):

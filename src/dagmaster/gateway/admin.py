@@ -1,4 +1,4 @@
-"""Operators and administrators: the state of the platform as the gateway sees it, and requests to any path of it."""
+"""Operators and administrators: the state of the platform as the gateway sees it, and a proxy to all other paths."""
 
 from typing import Annotated, Any, Literal
 from urllib.parse import unquote
@@ -59,7 +59,9 @@ async def active_jobs(services: Services, limit: Most = 50) -> list[GatewayJob]:
     return await services.reads.jobs(limit=limit, status=_ACTIVE)
 
 
-@router.get("/recent-events", operation_id="admin_recent_events", summary="List new events", responses=responses(429))
+@router.get(
+    "/recent-events", operation_id="admin_recent_events", summary="List the newest events", responses=responses(429)
+)
 async def recent_events(services: Services, limit: Most = 50) -> list[GatewayEvent]:
     return await services.reads.recent_events(limit)
 
@@ -83,7 +85,7 @@ async def _proxied(
     target: Literal["orchestrator", "worker"],
     path: Annotated[str, Path(max_length=2000, description="The path on the target, without its first slash")],
 ) -> Response:
-    """The request as it is, with the credentials of the caller, which the target verifies again."""
+    """The request is forwarded unchanged, with the credentials of the caller, which the target verifies again."""
     forwarder = services.forwarder if target == "orchestrator" else services.workers
     forwarded = ForwardedRequest(
         request.method,

@@ -47,7 +47,7 @@ async def livez() -> ProcessLiveness:
 
 @probes.get("/readyz", operation_id="get_readyz", summary="Check whether requests can be read", responses=responses())
 async def readyz(services: Services, response: Response) -> dict[str, bool]:
-    """Ready as soon as the database can be read: polling works while no orchestrator does."""
+    """Ready if the database can be read: clients can poll while no orchestrator is available."""
     health = await health_of(services)
     response.status_code = 200 if health.is_ready else 503
     return {"is_ready": health.is_ready, "can_read": health.can_read, "can_forward": health.can_forward}
@@ -83,7 +83,7 @@ def create_app(settings: Settings, dsn: str) -> FastAPI:
     )
     app.state.services = services
     register(app)
-    # Before those of `platform`, whose last part of a path may be a decision.
+    # Before the routes of `platform`, because `/{action}` there would also match `/uploads`.
     app.include_router(uploads.router)
     for router in (
         platform.router,
@@ -142,7 +142,7 @@ class GatewayMiddleware(RequestMiddleware):
         self._limit = limit
 
     def needs_caller(self, path: str) -> bool:
-        """Probes are answered whatever credentials they have, also while the database is down."""
+        """Probes get a response whatever credentials they have, also while the database is down."""
         return path not in _PROBES
 
     async def _authenticate(self, scope: Scope, headers: Headers) -> DagmasterError | None:

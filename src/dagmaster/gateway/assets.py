@@ -29,7 +29,7 @@ Reviewer = Annotated[Caller, Depends(needs(Permission.ASSETS_REVIEW))]
 Decider = Annotated[Caller, Depends(needs(Permission.ASSETS_DECIDE))]
 Editor = Annotated[Caller, Depends(needs(Permission.METADATA_WRITE))]
 Remover = Annotated[Caller, Depends(needs(Permission.ASSETS_DELETE))]
-LayerName = Annotated[str, Path(max_length=128, description="The layer; of a raster it is `raster`")]
+LayerName = Annotated[str, Path(max_length=128, description="The layer; `raster` for a raster")]
 AssetName = Annotated[str, Path(max_length=200, description="The id of the asset, or of its dataset")]
 Ordinal = Annotated[int, Path(ge=0, le=2**31 - 1, description="The number of the version, from 0")]
 
@@ -99,7 +99,7 @@ async def list_layers_of_asset(services: Services, caller: Reader, asset_id: Ass
 async def get_layer_metadata(
     services: Services, caller: Reader, response: Response, asset_id: AssetName, layer: LayerName
 ) -> LayerMetadataInfo:
-    """With an ETag for changes, which go to the same address."""
+    """The response has an ETag for changes, which are sent to the same URL."""
     asset = await _asset(services, caller, asset_id)
     for metadata in await services.reads.layer_metadata(asset.asset_id):
         if metadata.layer == layer:
@@ -210,7 +210,7 @@ async def _asset(services: GatewayServices, caller: Caller, name: str) -> Gatewa
 
 
 def _require_preview(caller: Caller) -> None:
-    """Viewers read what is published from the map server; here they would see what is not."""
+    """Viewers read what is published from the map server; here they would also see what is not published."""
     if not caller.has(Scope.B2B) and not may_preview(caller):
         raise NotFound("there is no such asset", code="asset.not-found", hint="the map server lists what is published")
 

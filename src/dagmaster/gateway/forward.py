@@ -84,7 +84,7 @@ class Forwarder:
             except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
                 backend.note_failure(error)  # nothing was sent
             except httpx2.PoolTimeout:
-                break  # neither: too many requests wait for responses
+                break  # nothing was sent: too many requests wait for responses
             except httpx2.DecodingError as error:
                 backend.note_failure(error)
                 raise bad_response() from None
@@ -110,7 +110,7 @@ class Forwarder:
     ) -> httpx2.Response:
         query = f"?{request.query}" if request.query else ""
         passed_on = _PASSED_ON if body is None else (*_PASSED_ON, "content-length")
-        # As the bytes that the caller has sent, which need not be ASCII.
+        # The bytes are those that the caller has sent, which need not be ASCII.
         headers = {
             name.encode(): value.encode("latin-1")
             for name, value in request.headers.items()
@@ -161,14 +161,14 @@ def json_of(response: httpx2.Response) -> Any:
 
 def bad_response() -> Unavailable:
     return Unavailable(
-        "the address of an orchestrator responds with something else",
+        "the server at the address of an orchestrator does not respond as an orchestrator",
         code="gateway.bad-response",
         hint="ask for the status before you repeat the request; operators: check ORCHESTRATOR_URLS",
     )
 
 
 def encoded(content: Any) -> bytes:
-    """A body to be forwarded. Texts with lone surrogates and integers of any size are sent on as they came: the
+    """A body to be forwarded. Texts with lone surrogates and integers of any size are sent on unchanged: the
     orchestrator says what is wrong with them."""
     try:
         return json.dumps(content, separators=(",", ":")).encode()

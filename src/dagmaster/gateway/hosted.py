@@ -31,7 +31,7 @@ class HostedGateway:
         if scope["type"] == "lifespan":
             await receive()
             await send({"type": "lifespan.startup.complete"})
-            return  # the end is not awaited: it would be called in another event loop
+            return  # the shutdown is not awaited: it would come in another event loop
         await self._start()
         await self._app(_corrected(scope), receive, send)
 
@@ -40,7 +40,7 @@ class HostedGateway:
         if self._loop is loop:
             return
         if self._loop is not None and self._loop.is_closed():
-            self._starting = asyncio.Lock()  # what belongs to a closed loop cannot be ended any more
+            self._starting = asyncio.Lock()  # services of a closed event loop can no longer be closed
             self._services = AsyncExitStack()
         async with self._starting:
             if self._loop is not loop:
@@ -53,9 +53,8 @@ class HostedGateway:
 
 
 def _corrected(scope: Scope) -> Scope:
-    """The scope as the ASGI specification demands it: the host sends the path as it is in the URL, names of headers in
-    any case, and no client. The address of the client is the last one that the proxies in front of the host have
-    added."""
+    """The scope as the ASGI specification requires it: the host sends the path as it is in the URL, header names in any
+    case, and no client. The address of the client is the last one that the proxies in front of the host have added."""
     headers = [(name.lower(), value) for name, value in scope["headers"]]
     forwarded = [value for name, value in headers if name == b"x-forwarded-for"]
     addresses = b",".join(forwarded).decode("latin-1").split(",")

@@ -37,7 +37,7 @@ async def submit(services: Services, request: Request, submission: Annotated[dic
 @router.post(
     "/submit/batch",
     operation_id="gateway_submit_batch",
-    summary="Submit jobs, each for itself",
+    summary="Submit several jobs independently",
     responses=responses(429),
     dependencies=[requires(Permission.JOBS_SUBMIT)],
 )
@@ -54,7 +54,7 @@ async def submit_batch(services: Services, request: Request, batch: BatchSubmiss
 
 @router.get("/health", operation_id="gateway_health", summary="Get the health of the gateway", responses=responses())
 async def health(services: Services, _caller: Annotated[object, requires(Permission.ANYONE)]) -> GatewayHealth:
-    """Without the addresses of orchestrators, which operators see under `/api/admin/health`."""
+    """The addresses of orchestrators are left out; operators see them under `/api/admin/health`."""
     state = await health_of(services)
     return state.model_copy(update={"orchestrators": []})
 

@@ -36,15 +36,15 @@ _RECEIPT_FIELDS = frozenset(PartnerReceipt.model_fields) - {"request_id", "statu
     status_code=202,
     response_model=PartnerReceipt,
     responses={
-        200: {"model": PartnerReceipt, "description": "The same exists already, or a dry run"},
+        200: {"model": PartnerReceipt, "description": "The data was submitted before, or a dry run"},
         **responses(404, 409, 429, 504),
     },
 )
 async def submit(services: Services, caller: Submitter, request: Request, submission: PartnerSubmission) -> Response:
-    """The request is recorded before the response is sent. Send the same `request_id` again to get the same answer."""
+    """The request is recorded before the response is sent. A repeated `request_id` gets the same response."""
     _require_own(caller, submission.platform_id)
     request_id = submission.request_id or uuid4().hex
-    # The parameters as they came: the orchestrator says what is wrong with them.
+    # The parameters are sent on unchanged: the orchestrator says what is wrong with them.
     fields = submission.model_dump(mode="json", exclude_none=True, exclude={"parameters"})
     body = fields | {"parameters": submission.parameters, "request_id": request_id}
     forwarded = ForwardedRequest(
@@ -69,7 +69,7 @@ async def submit(services: Services, caller: Submitter, request: Request, submis
     responses=responses(404, 409, 429),
 )
 async def status(services: Services, caller: Reader, request_id: RequestName) -> PartnerStatus:
-    """Works without orchestrators."""
+    """Works while no orchestrator is available."""
     return await read_request(services, caller, request_id)
 
 
@@ -109,7 +109,7 @@ async def decide(
 
 
 async def read_request(services: GatewayServices, caller: Caller, request_id: str) -> PartnerStatus:
-    """The request, if the caller may see it; else as if there were none."""
+    """The request, if the caller may see it; otherwise NotFound, as for a request that does not exist."""
     request = await services.reads.request(request_id, platform_of(caller))
     if request is None:
         raise NotFound("there is no such submission", code="submission.not-found")

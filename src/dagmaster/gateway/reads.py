@@ -56,14 +56,14 @@ class GatewayReads:
         return keys[0] if keys else None
 
     async def request(self, request_id: str, platform_id: str | None) -> PartnerStatus | None:
-        """Of this platform only; of any, without one: then Conflict if several platforms use the id."""
+        """The request of this platform; without a platform, that of any. Conflict if several platforms use the id."""
         requests = await self.requests(request_id, platform_id)
         if len(requests) > 1:
             raise ambiguous(request_id, (request.platform_id for request in requests))
         return requests[0] if requests else None
 
     async def requests(self, request_id: str, platform_id: str | None) -> list[PartnerStatus]:
-        """The requests with this id, the first one first."""
+        """The requests with this id, the oldest first."""
         platform_ids = [platform_id] if platform_id else [each.platform_id for each in await self.platforms(None)]
         values = {"request_ids": possible_ids(request_id, platform_ids), "platform_id": platform_id}
         return await self._planned("gateway_request", values, PartnerStatus)

@@ -28,7 +28,7 @@ MAX_REPORTED: Final = 1000  # keys in one request
 
 
 class ViewedKeys:
-    """Keys by the view of their hashes. That they were used is reported to an orchestrator, in batches."""
+    """Looks up keys in the view of their hashes. Their use is reported to an orchestrator, in batches."""
 
     def __init__(self, reads: GatewayReads, forwarder: Forwarder, own_key: str | None) -> None:
         self._reads = reads
@@ -40,7 +40,7 @@ class ViewedKeys:
         return await self._reads.key(key_id)
 
     async def has_keys(self) -> bool:
-        return True  # the orchestrators say so if there is none
+        return True  # orchestrators warn if there is none
 
     def note_use(self, key_id: str) -> None:
         if self._own_key:
@@ -62,7 +62,9 @@ class ViewedKeys:
         try:
             response = await self._forwarder.send(request)
             if response.status_code != HTTPStatus.OK:
-                raise Unavailable(f"the orchestrator answers {response.status_code}", code="gateway.key-uses")
+                raise Unavailable(
+                    f"the orchestrator responded with status {response.status_code}", code="gateway.key-uses"
+                )
         except BaseException:
             self._used |= used
             raise

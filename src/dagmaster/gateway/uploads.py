@@ -60,7 +60,7 @@ async def begin(
     _caller: Submitter,
     request: Request,
     upload: Annotated[UploadRequest | None, Body()] = None,
-    upload_length: Annotated[str | None, Header(description="tus: the size of the file; without a body")] = None,
+    upload_length: Annotated[str | None, Header(description="tus: the size of the file, if there is no body")] = None,
     upload_metadata: Annotated[
         str | None, Header(max_length=8192, description="tus: `filename`, and `sha256`, `if_exists`, in Base64")
     ] = None,
@@ -86,7 +86,7 @@ async def list_uploads(
     services: Services,
     _caller: Submitter,
     request: Request,
-    state: Annotated[Literal["open", "finished"] | None, Query(description="Only those in this state")] = None,
+    state: Annotated[Literal["open", "finished"] | None, Query(description="Only uploads in this state")] = None,
     after: Cursor = None,
     limit: Limit = 50,
 ) -> Response:
@@ -108,7 +108,7 @@ async def get(services: Services, _caller: Submitter, request: Request, upload_i
 @router.head(
     "/uploads/{upload_id}",
     operation_id="platform_upload_offset",
-    summary="Ask how many bytes have arrived",
+    summary="Get the number of bytes that have arrived",
     response_class=Response,
     responses=responses(404, 409, 412, 429, 504),
 )
@@ -130,7 +130,7 @@ async def append(
     _caller: Submitter,
     request: Request,
     upload_id: UploadId,
-    upload_offset: Annotated[str, Header(description="How many bytes have arrived before")],
+    upload_offset: Annotated[str, Header(description="The number of bytes that have arrived before")],
 ) -> Response:
     """The body has the bytes from `Upload-Offset` on, at most `UPLOAD_CHUNK_MB`. After a lost connection or 504, ask
     for the offset with HEAD, and continue there."""
@@ -164,7 +164,9 @@ async def list_sources(
     services: Services,
     _caller: Submitter,
     request: Request,
-    prefix: Annotated[str, Query(max_length=MAX_NAME_LENGTH, description="Only objects whose names begin so")] = "",
+    prefix: Annotated[
+        str, Query(max_length=MAX_NAME_LENGTH, description="Only objects whose names begin with this")
+    ] = "",
     after: Annotated[str, Query(max_length=MAX_NAME_LENGTH, description="`next` of the previous page")] = "",
     limit: Limit = 50,
 ) -> Response:
@@ -195,8 +197,8 @@ async def _forwarded(
 
 
 def _answered(response: httpx2.Response, request: Request) -> Response:
-    """With the address of the upload on this server."""
-    if not response.is_success and request.method != "HEAD":  # whose response has no body
+    """The response to the client, with the URL of the upload on this server."""
+    if not response.is_success and request.method != "HEAD":  # a response to HEAD has no body
         return partner_problem(response, request)
     passed = passed_back(response)
     where = passed.headers.get("location")

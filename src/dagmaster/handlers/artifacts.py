@@ -54,7 +54,7 @@ def described(artifact: Places | None) -> Iterable[Artifact]:
 def problem_of(artifact: Artifact) -> str | None:
     """How an artifact has changed; None if it has not.
 
-    Raises if it cannot be read, which proves nothing. May read large files.
+    Raises an error if the artifact cannot be read: that does not prove a change. May read large files.
     """
     measurements = MEASUREMENTS.get(_scheme_of(artifact.uri), {})
     if not artifact.facts or artifact.facts.keys() - measurements.keys():

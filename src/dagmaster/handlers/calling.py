@@ -93,7 +93,7 @@ def _unfit(error: ValidationError) -> UnfitData:
 
 
 def accept(returned: Any) -> HandlerOutput:
-    """Check what a handler returned. HandlerFailed if it cannot be stored, or reports a failure."""
+    """Check what a handler returned. Raises HandlerFailed if the value cannot be stored or reports a failure."""
     if returned is None:
         return _NO_OUTPUT
     output, metrics = check(returned)
@@ -114,7 +114,7 @@ def check(returned: Any) -> tuple[Any, dict[str, Any] | None]:
                 hint="put large values into the output",
             )
     output = to_json(returned, "output")
-    # Before it is encoded: the text of a value that is far too large may not fit into memory.
+    # Checked before encoding: the JSON of a value that is far too large may not fit into memory.
     if (at_least := least_bytes(output)) > MAX_OUTPUT_BYTES:
         raise _too_large(at_least, "at least ")
     return output, metrics
@@ -151,7 +151,7 @@ def _too_large(size_bytes: int, about: str = "") -> HandlerFailed:
 
 
 def to_json(value: Any, path: str, depth: int = 0) -> Any:
-    """The value as plain JSON types that jsonb can store. HandlerFailed names the path of a value that it cannot."""
+    """The value as plain JSON types. Raises HandlerFailed with the path of a value that jsonb cannot store."""
     kind = type(value)
     if value is None or kind is bool:
         return value

@@ -70,7 +70,7 @@ def last_trusted(
 
 
 def refusal(phase: Phase, is_valid: IsValid | None) -> str | None:
-    """Whether the handler itself rejects a phase, as a reason."""
+    """The reason if the handler itself rejects a phase; None otherwise."""
     return "the handler rejects it" if is_valid is not None and not is_valid(phase.name, phase.data) else None
 
 
@@ -79,7 +79,7 @@ def refused_by_check(artifact: Artifact) -> str:
 
 
 def log_invalid(warn: Warn, phase: Phase, problem: str) -> None:
-    warn("a checkpoint is not valid; an earlier one is used", checkpoint=phase.name, why=problem)
+    warn("a checkpoint is not valid and is not used", checkpoint=phase.name, why=problem)
 
 
 def _problem(artifact: Artifact, check: Check | None) -> str | None:

@@ -40,7 +40,7 @@ class HandlerResult(BaseModel):
 
 
 class GiveBack(Exception):
-    """Raised by a handler that stops early because the worker shuts down. It uses up no retry."""
+    """Raised by a handler that stops early because the worker stops or its task is cancelled. Uses up no retry."""
 
 
 class TaskLogger:
@@ -109,7 +109,7 @@ class _Common(Protocol):
 
     @property
     def exporter(self) -> "Exporter":
-        """What copies objects to the external zone."""
+        """Copies objects to the external zone."""
         ...
 
     @property
@@ -119,7 +119,7 @@ class _Common(Protocol):
 
     @property
     def shutting_down(self) -> bool:
-        """The worker stops: save a checkpoint if useful, and return or `raise ctx.give_back()`."""
+        """The worker is stopping: save a checkpoint if useful, and return or `raise ctx.give_back()`."""
         ...
 
     def give_back(self) -> GiveBack:

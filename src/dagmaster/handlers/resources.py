@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
 
 class Resources:
-    """Opened when a handler first uses them: most tasks need none of them.
+    """Each resource is opened when a handler first uses it: most tasks need none of them.
 
-    Without settings, those of the environment count.
+    Without `settings`, the settings are read from the environment.
     """
 
     def __init__(self, settings: "Settings | None" = None) -> None:

@@ -1,7 +1,7 @@
 """The handlers that ship, named as strings, so that none of their packages is imported.
 
-Each names its queue: LIGHT for validation, catalogue and bookkeeping; HEAVY for what writes pixels or copies files.
-Examples name none, so that the workflows which use them decide.
+Each names its queue: LIGHT for validation, catalogue and bookkeeping; HEAVY for handlers that write pixels or copy
+files. Examples name no queue: the workflows that use them do.
 """
 
 from typing import Final
@@ -22,14 +22,14 @@ def _stac(function: str) -> Registration:
 
 
 def _raster(module: str, function: str, queue: str = HEAVY) -> Registration:
-    """In a child process: GDAL may crash, hang, or use up all memory. Those that write a revision first read from the
-    database whether their job may."""
+    """Plain handlers, because GDAL may crash, hang, or use up all memory. Those that write a revision first check in
+    the database whether their job may write it."""
     target = f"dagmaster.handlers.raster.{module}:{function}"
     return Registration(f"raster.{function}", target, False, queue, needs_database=module != "files")
 
 
 def _export(module: str, function: str, *, is_async: bool = False, queue: str = LIGHT) -> Registration:
-    """Copying may block for long, so it has a child process of its own."""
+    """Plain handlers by default: copying may block for a long time, so it runs in a child process."""
     target = f"dagmaster.handlers.export.{module}:{function}"
     return Registration(f"export.{function}", target, is_async, queue, needs_database=True)
 

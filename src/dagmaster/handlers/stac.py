@@ -1,7 +1,7 @@
-"""Handlers that write STAC documents for the revision that a job processes, and publish nothing: approval does.
+"""Handlers that write STAC documents for the revision that a job processes. Only its approval publishes them.
 
-The documents are complete when they arrive. Each handler may run twice, and at the same time as others: a document
-replaces the one with the same id.
+The params contain complete documents. Each handler may run twice, and at the same time as others: a document replaces
+the one with the same id.
 """
 
 import asyncio
@@ -63,7 +63,7 @@ def _documents(ctx: Context, key: RevisionKey) -> RevisionDocuments:
 
 
 def _key_of(document: Json) -> RevisionKey:
-    """The revision that a document belongs to. A document of other software is of the first one."""
+    """The revision that a document belongs to. A document of other software belongs to revision 1 of version 0."""
     is_item = document.get("type") == "Feature"
     fields = document["properties"] if is_item else document
     dataset_id = str((document.get("collection") if is_item else document["id"]) or "")
@@ -79,7 +79,7 @@ def _key_of(document: Json) -> RevisionKey:
 
 
 async def _require_publishable(ctx: Context, documents: list[Json]) -> None:
-    """Refuse documents that are not valid, or whose files are elsewhere. In a thread: it takes a second for 1,000."""
+    """Refuse documents that are not valid or have links that are not allowed. In a thread: 1,000 take a second."""
     addresses = ctx.addresses
 
     def check() -> None:
@@ -125,7 +125,7 @@ async def register_items(ctx: Context, params: ItemsParams) -> ItemsResult:
 
 
 class FinalizeParams(ItemSource):
-    """Without `version_ordinal` and `revision`, they are those of the items, or 0 and 1."""
+    """`version_ordinal` and `revision` default to those of the items in `results_of`, else to 0 and 1."""
 
     collection_id: str
     item_ids: list[str] | None = None
@@ -168,7 +168,7 @@ async def _expected(ctx: Context, params: FinalizeParams) -> tuple[RevisionKey, 
             ids.append(item["id"])
             key = _key_of(item)
             ordinal, revision = ordinal if ordinal is not None else key.ordinal, revision or key.revision
-    # Of two tiles with the same id only one would be in the catalogue.
+    # If two tiles had the same id, only one of them would be in the catalogue.
     if repeated := [item_id for item_id, times in Counter(ids).items() if times > 1]:
         raise UnfitData(f"several items have the same id: {_named(repeated)}", code="stac.duplicate-items")
     if params.expected_count not in (None, len(ids)):

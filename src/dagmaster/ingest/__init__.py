@@ -2,9 +2,9 @@
 
     sources, options ─▶ validation ─▶ bronze ─▶ submission ─▶ (the job) ─▶ review ─▶ results, preview
 
-`sources` finds the files, `options` checks what was asked for, `validation` checks the files, `bronze` copies them into
+`sources` finds the files, `options` checks the options, `validation` checks the files, `bronze` copies them into
 the bronze zone, `submission` submits them as an asset or resumes a job that failed, `review` approves the result.
 
-`dagmaster process` and `dagmaster demo` run these steps and print them. Nothing here prints; what takes long reports
-its progress.
+`dagmaster process` and `dagmaster demo` run these steps and print them. Nothing here prints; long steps report their
+progress.
 """

@@ -57,7 +57,7 @@ def places_in_bronze(storage: "Storage", files: Sequence[LocalFile], progress: O
 def _place_in_bronze(
     storage: "Storage", file: LocalFile, copies: Mapping[Location, BronzeCopy], progress: OpenBar
 ) -> BronzeCopy:
-    """If another file has the name, that of this one gets a suffix from the hash of its content."""
+    """If another file has the name, a suffix from the hash of the content is added."""
     location = storage.location(blob_name(file.path), zone=Zone.BRONZE)
     if location not in copies and not storage.exists(location):
         return BronzeCopy(file, location, is_there=False)
@@ -78,7 +78,7 @@ def _place_in_bronze(
 
 
 def blob_name(file: Path) -> str:
-    """The name of the file, unless it is not a valid blob name."""
+    """The name of the file, or a similar one if that is not a valid blob name."""
     name = unicodedata.normalize("NFC", file.name)
     try:
         Location(Zone.BRONZE, "any", name)
@@ -99,7 +99,7 @@ def _digest(file: Path, progress: OpenBar) -> str:
 def copy_missing(
     storage: "Storage", copies: Sequence[BronzeCopy], progress: OpenBar, note: Callable[[str], None]
 ) -> None:
-    """Copy each file that the zone does not have yet. `note` gets the new name of a file whose own is in use."""
+    """Copy each file that the zone does not have yet. `note` receives the new name of a file whose own is in use."""
     for copy in copies:
         if copy.is_there:
             continue

@@ -1,4 +1,4 @@
-"""The options of `dagmaster process`, checked before anything is done, and as the inputs of a job."""
+"""The options of `dagmaster process`, checked before anything is done, and converted to inputs of a job."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -34,7 +34,7 @@ def workflow_for(count: int, chosen: str | None, tile_size: int | None) -> str:
 
 
 def checked(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options with licence, keywords and providers as the job takes them; None for what was not given."""
+    """The options with licence, keywords and providers as the job needs them; None for options that are not given."""
     from dagmaster.stac.validate import require_license, require_providers
     from dagmaster.stac.when import parse_when
 
@@ -85,7 +85,7 @@ def _require_crs(*names: str | None) -> None:
 
 
 def raster_options(workflow: str, options: Mapping[str, Any]) -> "Options":
-    """What the handlers of a workflow make of the options."""
+    """The options in the form that the handlers of a workflow use."""
     from dagmaster.handlers.raster.options import TILE_ABOVE_MB, Options
 
     chosen = {name: options[name] for name in ("target_crs", "tile_size", "output_tier") if options[name] is not None}

@@ -1,4 +1,4 @@
-"""How steps that take long report their progress. The command line shows it as a bar."""
+"""Progress of steps that take long. The command line shows it as a bar."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -16,7 +16,7 @@ class Bar(Protocol):
 
 
 class OpenBar(Protocol):
-    """Opens a bar with a title. It counts bytes, or things."""
+    """Opens a bar with a title. It counts bytes or items."""
 
     def __call__(self, title: str, *, is_bytes: bool = True) -> AbstractContextManager[Bar]: ...
 

@@ -51,7 +51,7 @@ class ResultSummary:
 
 
 def summarise(storage: "Storage", edition: Edition, urls: ResultUrls) -> ResultSummary:
-    """What storage contains now, including files from before a resume."""
+    """The results that storage contains now, including files from before a resume."""
     cogs = _siblings(storage, edition.cog("x"))
     mosaic = storage.location(edition.mosaic(), zone=Zone.SILVER)
     return ResultSummary(
@@ -65,7 +65,7 @@ def summarise(storage: "Storage", edition: Edition, urls: ResultUrls) -> ResultS
 
 
 def summarise_remote(edition: Edition, result: object, urls: ResultUrls) -> ResultSummary:
-    """What a platform on another machine says of its job."""
+    """The results of a job on another machine, as its platform reports them."""
     fields = result if isinstance(result, dict) else {}
     count = fields.get("total_tiles") or fields.get("item_count") or 1
     return ResultSummary(
@@ -103,7 +103,7 @@ def is_complete(storage: "Storage", edition: Edition, result: dict[str, Any]) ->
 
 
 def warnings_of(result: object) -> "list[Finding]":
-    """Warnings that needed every pixel: those of the validation are printed before the job. `result` is the job's."""
+    """Warnings of the processing, which reads every pixel; those of the validation are printed before the job."""
     from dagmaster.raster.validation.findings import Finding, Severity
 
     findings = result.get("findings") if isinstance(result, dict) else None
@@ -115,7 +115,7 @@ def warnings_of(result: object) -> "list[Finding]":
 
 
 def _places_text(finding: dict[str, Any]) -> str:
-    """`r000c001.tif and 3 more: ` of the tiles that have it; empty for a single COG."""
+    """The tiles that have the finding, such as `r000c001.tif and 3 more: `; empty for a single COG."""
     places, count = finding["places"][:_MAX_PLACES], finding["count"]
     more = f" and {count - len(places)} more" if count > len(places) else ""
     return f"{', '.join(places)}{more}: " if places else ""

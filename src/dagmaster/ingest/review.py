@@ -1,4 +1,4 @@
-"""The review of what was processed: `dagmaster process` approves its own result, unless --review is given."""
+"""The review of a result: `dagmaster process` approves its own result, unless --review is given."""
 
 from dataclasses import dataclass
 
@@ -24,7 +24,7 @@ class ReviewState:
 
 
 def decide(client: JsonClient, ingestion: Ingestion) -> ReviewState:
-    """Approve what was processed, unless it is to be reviewed first, or was reviewed already."""
+    """Approve the result, unless it is to be reviewed first, or was reviewed already."""
     result = ingestion.submitted
     asset = read(AssetInfo, client.asset(result.asset_id))
     ordinal = result.version_ordinal or 0
@@ -34,7 +34,7 @@ def decide(client: JsonClient, ingestion: Ingestion) -> ReviewState:
     if version.revision != result.revision:
         return ReviewState(False, asset, ordinal, f"revision {version.revision} was submitted meanwhile")
     if version.approval_state == "rejected":
-        return ReviewState(False, asset, ordinal, f"it was rejected: {version.rejection_reason}")
+        return ReviewState(False, asset, ordinal, f"the result was rejected: {version.rejection_reason}")
     if ingestion.is_to_review:
         return ReviewState(False, asset, ordinal)
     clearance = CLEARANCE if asset.clearance_state == "uncleared" else None
@@ -42,7 +42,7 @@ def decide(client: JsonClient, ingestion: Ingestion) -> ReviewState:
     try:
         response = client.change_asset(result.asset_id, "approve", request, version=ordinal)
     except (Conflict, NotAllowed) as error:
-        return ReviewState(False, asset, ordinal, f"it is not approved: {error.message}")
+        return ReviewState(False, asset, ordinal, f"the result is not approved: {error.message}")
     return ReviewState(True, read(AssetInfo, response), ordinal)
 
 

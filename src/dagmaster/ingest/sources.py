@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dagmaster.settings import Settings
     from dagmaster.storage.zones import Storage
 
-# Of the files in a folder; a file that is given by its name may have any.
+# Suffixes of the files that are taken from a folder; a file that is given by its name may have any suffix.
 _SUFFIXES = frozenset({".tif", ".tiff", ".jp2", ".img"})
 _MAX_NAMED = 5
 
@@ -48,7 +48,7 @@ class LocalFile:
 
 
 def find_sources(arguments: Sequence[str], settings: "Settings") -> list[Source]:
-    """The sources in the order of the arguments; every argument that is wrong is named."""
+    """The sources in the order of the arguments; the error names every invalid argument."""
     sources: list[Source] = []
     problems: list[InvalidRequest | NotFound | NotAllowed] = []
     for argument in arguments:
@@ -115,7 +115,7 @@ def _files_in(folder: Path) -> list[Path]:
         raise NotFound(
             f"the folder {folder} has no rasters ({what})",
             code="folder.empty",
-            hint=f"its subfolders have: use '{folder}/**/*{suffix}'" if in_subfolders else None,
+            hint=f"its subfolders have rasters: use '{folder}/**/*{suffix}'" if in_subfolders else None,
         )
     return files
 
@@ -133,7 +133,7 @@ def _matching(pattern: str) -> list[Path]:
 
 
 def _all_of(sources: list[Source]) -> list[Source]:
-    """Resolve each file; all that cannot be read are named."""
+    """Resolve each file; the error names all files that cannot be read."""
     problems: list[str] = []
     readable: list[Source] = []
     for source in sources:
@@ -204,7 +204,7 @@ def downloaded(
 def _download(source: Source, folder: Path, settings: "Settings", progress: OpenBar) -> LocalFile:
     from dagmaster.storage.download import DownloadRules, download, file_name
 
-    folder.mkdir()  # one for each, because names may repeat
+    folder.mkdir()  # one for each file, because names may repeat
     rules = DownloadRules(settings.max_download_mb * 1_000_000, settings.allow_private_sources)
     get = ObjectSources(settings).download if is_object_url(source.argument) else download
     with progress(f"downloading {file_name(source.argument)}") as bar:

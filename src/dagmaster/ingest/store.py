@@ -1,4 +1,4 @@
-"""Put files of this machine into the bronze zone: copied if this machine reaches it, else sent to the platform."""
+"""Put files of this machine into the bronze zone: they are copied if this machine can reach it, else uploaded."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING

@@ -2,7 +2,7 @@
 
     submit ─▶ new_asset, new_version, new_revision, already_processing ─▶ a job to wait for
            ├▶ already_completed ─▶ its results are in storage, or it is submitted again
-           └▶ resumed ─▶ the job of the version that failed, if it did the same
+           └▶ resumed ─▶ the failed job of the version, if it had the same source and options
 
 The caller waits for the job; `review` decides on its result.
 """
@@ -32,8 +32,8 @@ RESUMED = "resumed"
 
 @dataclass(slots=True)
 class Ingestion:
-    """What is processed, and how. `storage` is that of the platform, if this machine reaches it. `result` is set once
-    it is submitted, `outcome` says what that led to."""
+    """What is processed, and how. `storage` is that of the platform, if this machine can reach it. `submit` sets
+    `result` and `outcome`."""
 
     dataset: str
     workflow: str
@@ -87,7 +87,7 @@ class Ingestion:
 
 
 def submit(client: JsonClient, ingestion: Ingestion, note: Callable[[str], None]) -> None:
-    """Submit, or resume the job that failed. `note` gets what else is worth knowing."""
+    """Submit, or resume the job that failed. `note` receives remarks for the user."""
     if ingestion.is_resumed and _resume(client, ingestion, note):
         return
     _submit(client, ingestion)
@@ -102,7 +102,7 @@ def _submit(client: JsonClient, ingestion: Ingestion) -> None:
         response = client.submit_asset(ingestion.request())
     except Unavailable as error:
         if error.code in UNANSWERED:
-            error.hint = "run the same command again: what was submitted already is not processed twice"
+            error.hint = "run the same command again: data that was already submitted is not processed twice"
         raise
     except Conflict as error:
         if error.code == "version.unresolved":
@@ -116,7 +116,7 @@ def _submit(client: JsonClient, ingestion: Ingestion) -> None:
 
 
 def _has_results(client: JsonClient, ingestion: Ingestion) -> bool:
-    """Of a platform elsewhere it is believed."""
+    """Whether the results still exist. On another machine this cannot be checked, and is assumed."""
     if ingestion.storage is None:
         return True
     job = _job(client, ingestion.job_id)
@@ -134,7 +134,7 @@ def _job(client: JsonClient, job_id: str | None) -> Json | None:
 
 
 def _resume(client: JsonClient, ingestion: Ingestion, note: Callable[[str], None]) -> bool:
-    """Resume the failed job of the version, if it did the same; False if there is none."""
+    """Resume the failed job of the version, if it had the same source and options. False if there is none."""
     try:
         asset = read(AssetInfo, client.asset(ingestion.dataset))
     except NotFound:
@@ -164,7 +164,7 @@ def _resume(client: JsonClient, ingestion: Ingestion, note: Callable[[str], None
 
 
 def _is_same_work(client: JsonClient, ingestion: Ingestion, job_id: str) -> bool:
-    """Whether a job has the source and the options of this command. What the platform decides is not compared."""
+    """Whether a job has the source and the options of this command. Inputs that the platform sets are not compared."""
     job = _job(client, job_id)
     if job is None or job.get("workflow_id") != ingestion.workflow:
         return False

@@ -1,4 +1,4 @@
-"""Send files of this machine to the bronze zone of a platform elsewhere, under their own names where possible."""
+"""Send files of this machine to the bronze zone of a remote platform, under their own names where possible."""
 
 from collections.abc import Callable, Sequence
 
@@ -16,8 +16,8 @@ from dagmaster.quantities import size_text
 def upload_files(
     client: JsonClient, files: Sequence[LocalFile], platform_id: str, progress: OpenBar, note: Callable[[str], None]
 ) -> list[UploadedSource]:
-    """Where each file is now. A file that the platform has already is not sent again; one whose name another file has
-    gets a suffix, which `note` gets. The same content twice is refused."""
+    """Where each file is now. A file that the platform has already is not sent again. If another file has the name, a
+    suffix is added, and `note` receives the new name. Two files with the same content are refused."""
     sources: dict[str, LocalFile] = {}
     uploaded = []
     for file in files:

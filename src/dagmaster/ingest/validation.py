@@ -71,7 +71,7 @@ def _validate(file: LocalFile, rules: FileRules) -> CheckedFile:
 
 
 def _advised(file: LocalFile, checked: "Checked", options: "Options") -> CheckedFile:
-    """With findings on the options."""
+    """The check with additional findings on the options."""
     from rasterio import Env
 
     from dagmaster.handlers.raster.options import advice_on, require_possible
@@ -84,7 +84,7 @@ def _advised(file: LocalFile, checked: "Checked", options: "Options") -> Checked
 
 
 def findings_on_all(checks: Sequence[CheckedFile], options: "Options") -> "list[Finding]":
-    """What concerns valid files together. UnfitData if they cannot become one collection."""
+    """Findings on valid files as a whole. Raises UnfitData if they cannot become one collection."""
     from rasterio import Env
 
     from dagmaster.handlers.raster.collection import layout_of
@@ -104,14 +104,14 @@ def public_check(checks: Sequence[CheckedFile]) -> dict[str, Any]:
 
 
 def with_date(check: CheckedFile) -> CheckedFile:
-    """With a finding on the date that the job will use. A later revision uses the date of the one before."""
+    """The check with a finding on the date that the job will use. A later revision uses the previous one's date."""
     from dagmaster.raster.validation.findings import info
     from dagmaster.stac.when import choose_when
 
     written_at = datetime.fromtimestamp(check.file.path.stat().st_mtime, UTC)
     if choose_when(given=None, tags=check.facts.tags, supplied_at=written_at).basis != "publication":
         return check
-    message = f"the file has no date of the data; its own date is used as date of publication: {written_at:%Y-%m-%d}"
+    message = f"the file has no date of its data; the file's date is used as date of publication: {written_at:%Y-%m-%d}"
     advice = "to set it, use --datetime with a time, a day, a year, or start/end"
     finding = info("time.publication", message, advice)
     return replace(check, checked=replace(check.checked, findings=(*check.checked.findings, finding)))

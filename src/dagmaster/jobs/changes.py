@@ -19,9 +19,9 @@ from dagmaster.workflows.model import Aggregation
 class NodeChange:
     """The last state that a node reaches in this transaction. None leaves a column as it is.
 
-    It is not a `NodeView`: it has only what changes, and counts children by difference, because other transactions
-    count too. `takes_result`: the output is the one that this attempt reported. `wait_seconds`: ready, but not before
-    that time.
+    Unlike a `NodeView`, it has only the columns that change, and it counts children by difference, because other
+    transactions count too. `takes_result`: the output is the one that this attempt reported. `wait_seconds`: the node
+    is ready, but is not dispatched before this delay is over.
     """
 
     node_id: str
@@ -64,7 +64,7 @@ class NewTask:
     attempt: int
     queue: str
     handler: str
-    params: dict[str, Any] | None  # None if they are kept by reference
+    params: dict[str, Any] | None  # None if they are a payload, see `params_ref`
     timeout_seconds: float
     retry_count: int
     queue_timeout_seconds: float | None = None
@@ -130,7 +130,7 @@ class Changes:
     completed_fan_ins: list[FanInCompletion] = field(default_factory=list)
     events: list[NewEvent] = field(default_factory=list)
     job_moves: list[JobTransition] = field(default_factory=list)
-    stopping: Stop | None = None  # from now on
+    stopping: Stop | None = None  # set if this transaction begins to stop the job
     traceparent: str | None = None  # of this step, for the tasks that it dispatches
     deferred: Mapping[str, DeferredWork] | None = None  # every node that waits for a route; None: unchanged
     payloads: dict[str, bytes] = field(default_factory=dict)  # payloads that the rows refer to, by hash
@@ -150,5 +150,5 @@ class Changes:
 
     @property
     def is_empty(self) -> bool:
-        """Every change comes with an event, except that nodes wait for an orchestrator that knows their handler."""
+        """Every change has an event, except `deferred`: nodes wait for an orchestrator that knows their handler."""
         return not self.events and self.deferred is None

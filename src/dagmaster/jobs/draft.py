@@ -174,7 +174,7 @@ class Draft:
     # What workers reported, for nodes of the definition and children alike
 
     def _child(self, update: _UpdateOfNode, to: NodeStatus, **facts: Any) -> None:
-        """Move a child. It is in no view; its fan_out counts it when it ends."""
+        """Move a child. Children are not in the view; their fan_out counts them when they end."""
         row = self._rows.get(update.node_id)
         previous = row.status if row else update.status
         if to not in NODE_MOVES[previous]:
@@ -219,7 +219,7 @@ class Draft:
             if update.has_output:
                 self.view.outputs[update.node_id] = update.output
         else:
-            # The most frequent update, so it is short: both legal moves of a child in one row.
+            # This is the most frequent update, so both transitions of the child are written as one row.
             if update.status is NodeStatus.DISPATCHED:
                 self._record_started(update, update.started_at)
             self._rows[update.node_id] = NodeChange(
@@ -374,7 +374,7 @@ class Draft:
         return counts
 
     def exceeds_tolerance(self, fan_out: str) -> bool:
-        """More children failed than are tolerated, those of this transaction included."""
+        """Whether more children failed or were cancelled than are tolerated, including those of this transaction."""
         counts, state = self._countdown(fan_out), self.view.nodes[fan_out]
         node = self.view.graph.workflow.nodes[fan_out]
         assert isinstance(node, FanOutNode)

@@ -4,8 +4,8 @@
     the durations of past runs of the node   ──▶ their median     ──┴─▶ seconds until a node ends
     the longest path through the nodes that have not ended          ──▶ seconds until a stage or the job ends
 
-An estimate is a finite number from 0 on, or None. It is None if nothing is known: a node without a past, one that takes
-longer than it usually does, or one that waits for such a node.
+An estimate is a finite number of at least 0, or None. It is None for a node without past runs, for one that already
+takes longer than usual, and for one that waits for such a node.
 """
 
 import math
@@ -19,7 +19,7 @@ from dagmaster.jobs.states import NodeStatus
 from dagmaster.workflows.graph import Graph
 from dagmaster.workflows.model import FanOutNode
 
-# With less than this, a rate says nothing.
+# Below these, a rate is not reliable.
 MIN_FRACTION = 0.02
 MIN_SECONDS = 0.05
 MAX_SECONDS = 10 * 365 * 86400.0
@@ -57,7 +57,7 @@ class NodeProgress:
 
 
 def node_histories(graph: Graph, nodes: Iterable[PastNode]) -> dict[str, NodeHistory]:
-    """The past of each node. A fan_out lasts until the first node after it begins: its own row only says when its
+    """The past runs of each node. A fan_out lasts until the first node after it begins: its own row only says when its
     children were created."""
     runs: dict[object, dict[str, PastNode]] = defaultdict(dict)
     for node in nodes:
@@ -89,7 +89,7 @@ def _duration(graph: Graph, run: Mapping[str, PastNode], node_id: str) -> float 
 
 
 def seconds_left(node: NodeProgress, past: NodeHistory) -> float | None:
-    """Until a node ends, from now or from when it can begin."""
+    """Seconds until a node ends, from now or from when it can begin."""
     if node.is_ended or not node.has_work:
         return 0.0
     by_rate = from_rate(node.elapsed, node.fraction)
@@ -101,7 +101,7 @@ def seconds_left(node: NodeProgress, past: NodeHistory) -> float | None:
 
 
 def from_rate(elapsed: float | None, fraction: float | None) -> float | None:
-    """If it goes on as fast as until now."""
+    """Seconds left if the node continues at its rate so far."""
     if elapsed is None or fraction is None or not math.isfinite(elapsed) or not math.isfinite(fraction):
         return None
     if fraction < MIN_FRACTION or fraction > 1 or elapsed < MIN_SECONDS:
@@ -110,7 +110,7 @@ def from_rate(elapsed: float | None, fraction: float | None) -> float | None:
 
 
 def from_past(elapsed: float, usual: float | None) -> float | None:
-    """If it takes as long as usual. What takes longer than that says nothing about the future."""
+    """Seconds left if the node takes as long as usual; None if it already takes longer."""
     if usual is None or elapsed > usual:
         return None
     return sensible(usual - elapsed)
@@ -123,7 +123,7 @@ def sensible(seconds: float | None) -> float | None:
 
 
 def seconds_until_end(graph: Graph, left: Mapping[str, float | None]) -> dict[str, float | None]:
-    """Until each node ends, with the nodes that it waits for. `left` has the seconds that each takes by itself."""
+    """Seconds until each node ends, including the nodes that it waits for. `left` has the seconds of each by itself."""
     ends: dict[str, float | None] = {}
     for node_id in graph.order:
         own = left.get(node_id)
@@ -134,7 +134,7 @@ def seconds_until_end(graph: Graph, left: Mapping[str, float | None]) -> dict[st
 
 
 def of_all(ends: Iterable[float | None]) -> float | None:
-    """Until the last of several nodes ends; None if one of them is not known."""
+    """Seconds until the last of several nodes ends; None if one of them is not known."""
     known = list(ends)
     return max((each for each in known if each is not None), default=None) if None not in known else None
 

@@ -22,7 +22,7 @@ _CHILD_NAMES = frozenset({"item", "index", "items"})  # names whose values diffe
 class Expansion:
     """A fan_out in one decision: its source is rendered once.
 
-    `items` is None with `results_of`: then children read their results from the database.
+    With `results_of`, `items` is None: the children read the results of the other fan_out from the database.
     """
 
     def __init__(

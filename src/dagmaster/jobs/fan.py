@@ -14,13 +14,13 @@ from dagmaster.jobs.payload import INLINE_BYTES
 from dagmaster.jobs.states import NodeStatus
 from dagmaster.workflows.model import Aggregation, FanOutNode
 
-# What JSON readers hold as an integer, and what no sum of 64-bit floats exceeds in digits.
+# The integers that JSON readers support, and more digits than a sum of 64-bit floats can have.
 _SMALLEST, _LARGEST = -(2**63), 2**64 - 1
 _EXACT = Context(prec=1_000)
 
 
 class SumOutOfRange(InvalidRequest):
-    """A sum that no JSON reader could hold: of integers beyond 64 bits, or beyond the largest 64-bit float."""
+    """A sum that JSON readers cannot represent: of integers beyond 64 bits, or beyond the largest 64-bit float."""
 
     default_code = "fan-in.sum-out-of-range"
 
@@ -91,7 +91,7 @@ def _combined(mode: Aggregation, outputs: list[Any]) -> dict[str, Any]:
 
 
 def total_of(outputs: Iterable[Any]) -> int | float:
-    """Every number in these values, added up exactly. A sum of integers is an integer, any other the nearest float."""
+    """The exact sum of all numbers in these values. A sum of integers is an integer, any other is the nearest float."""
     total, is_whole = Decimal(0), True
     for number in (number for output in outputs for number in numbers_in(output)):
         exact = Decimal(orjson.dumps(number).decode())  # as the database reads it

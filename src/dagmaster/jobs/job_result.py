@@ -59,7 +59,7 @@ class JobResult:
         ]
 
     def first_error(self) -> str:
-        """The failure that the others followed from: the first one of the most important nodes, in their order."""
+        """The first failure among the most important nodes, in their order: the likely cause of the others."""
         ranks, nodes = list(Importance), self.graph.workflow.nodes
         for node_id in sorted(self.graph.order, key=lambda each: ranks.index(nodes[each].importance)):
             state = self.draft.node(node_id)
@@ -87,7 +87,7 @@ class JobResult:
         )
 
     def _rendered(self, name: str, compiled: Compiled, context: TemplateContext, is_partial: bool) -> Any:
-        """One of the workflow's outputs. In a job that succeeded in part, an output that cannot be rendered is null."""
+        """One of the workflow's outputs. If a job succeeds partially, an output that cannot be rendered is null."""
         try:
             return self.rendering.render((OUTPUTS, name), compiled, context)
         except DagmasterError:

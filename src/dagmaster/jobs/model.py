@@ -39,7 +39,7 @@ def _shown(value: Any) -> Any:
     return value if isinstance(value, dict) else {"unreadable": value}
 
 
-# An object in a row. A row that was changed by hand may hold another value there; it is shown instead of an error.
+# An object in a row. A row that was changed by hand may have another type of value; it is shown instead of an error.
 StoredObject = Annotated[dict[str, Any], BeforeValidator(_shown)]
 StoredObjects = Annotated[
     list[StoredObject], BeforeValidator(lambda value: value if isinstance(value, list) else [value])
@@ -59,7 +59,7 @@ def task_id(job_id: UUID, node_id: str, attempt: int) -> str:
 
 
 def task_key(task_id: str) -> tuple[UUID, str, int]:
-    """The job, node and attempt of a task id. ValueError if it is none."""
+    """The job, node and attempt of a task id. Raises ValueError if it is not a task id."""
     job_id, _, remainder = task_id.partition("_")
     node_id, _, attempt = remainder.rpartition("_")
     if not node_id or not (attempt.isascii() and attempt.isdigit()):
@@ -100,7 +100,7 @@ class Job(Record):
             Index("dag_jobs_by_submitter", ("submitted_by", "job_id"), where="submitted_by IS NOT NULL"),
             Index("dag_jobs_by_definition", ("definition_hash",)),  # for retention: which definitions are used
             Index("dag_jobs_by_correlation", ("correlation_id",), where="correlation_id IS NOT NULL"),
-            # For streams: which jobs ended since. A job gets an entry when it ends, when its status changes anyway.
+            # For streams: the jobs that ended after a time. Only the end of a job, which changes its status, adds one.
             Index("dag_jobs_by_end", ("completed_at",), where="completed_at IS NOT NULL"),
         ),
         checks={"priority": "priority BETWEEN 0 AND 10"},
@@ -165,7 +165,7 @@ class JobWords(Record):
     table: ClassVar[Table] = Table(
         "dag_job_search",
         key=("job_id",),
-        # A search reads the entries that are not sorted into the index yet one by one: there must be few (kB).
+        # A search scans the pending list of the index sequentially, so the limit (kB) is low.
         indexes=(
             Index("dag_job_search_by_words", ("document",), method="gin", storage=(("gin_pending_list_limit", 256),)),
         ),
@@ -366,14 +366,14 @@ class OrchestratorRecord(Record):
     started_at: datetime
     heartbeat_at: datetime
     stats: dict[str, Any] = {}
-    workflow_generation: int | None = None  # of the workflows that it has read; NULL until it has compared it
+    workflow_generation: int | None = None  # of the workflows that it has read; NULL before the first comparison
     workflow_count: int | None = None
     workflows_refused: int | None = None
     workflows_read_at: datetime | None = None
 
 
 class CacheGeneration(Record):
-    """How often a cache of all processes was invalidated. A process whose generation is older reads it again."""
+    """How often a cache that every process has was invalidated. A process with an older generation reads it again."""
 
     table: ClassVar[Table] = Table("cache_generations", key=("cache",), defaults={"invalidated_at": "dagapp.clock()"})
 
@@ -403,8 +403,8 @@ class WorkerRecord(Record):
 
 
 class Checkpoint(Record):
-    """The last state that a handler saved under a name, kept for later attempts. It is valid if its `artifacts`
-    exist."""
+    """The last state that a handler saved under a name, kept for later attempts. It is valid while its `artifacts` are
+    unchanged."""
 
     table: ClassVar[Table] = Table(
         "dag_checkpoints",
@@ -423,8 +423,8 @@ class Checkpoint(Record):
 
 
 class Payload(Record):
-    """JSON that is too large for a row, which refers to it by its hash. Until a row does (`is_kept`), its worker may
-    have died before the report; such a payload is deleted some time after it was stored."""
+    """JSON that is too large for a row. A row refers to it by its hash; then it `is_kept`. A payload that no row refers
+    to, because its worker died before the report, is deleted some time after it was stored."""
 
     table: ClassVar[Table] = Table(
         "dag_payloads",
@@ -452,7 +452,7 @@ class PayloadPart(Record):
 
 
 class JobMessage(Record):
-    """A submission by a producer that uses only a queue, waiting in the queue `dag-jobs`."""
+    """A submission that a producer sent to the queue `dag-jobs`, and that no orchestrator has processed yet."""
 
     table: ClassVar[Table] = Table(
         "dag_job_messages",
@@ -481,7 +481,7 @@ class OutboxMessage(Record):
     node_id: str
     attempt: int
     queue: str
-    not_before: datetime  # when it is sent; while an orchestrator sends it, when another one may
+    not_before: datetime  # when it may be sent; while an orchestrator sends it, when another one may try
     tries: int = 0
     error: str | None = None
     written_at: datetime
@@ -583,8 +583,8 @@ RECORDS: tuple[type[Record], ...] = (
 
 
 class Subscriber(BaseModel):
-    """The URLs of callbacks as OGC API - Processes names them: for processing that ended well, that has begun, and that
-    failed. A callback whose URL is not given is not sent."""
+    """The URLs of callbacks, with the names of OGC API - Processes: for processing that has succeeded, has begun, or
+    has failed. A callback without a URL is not sent."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -610,7 +610,7 @@ class Submission(BaseModel):
     correlation_id: ShortId | None = None
     submitted_by: ShortId | None = None
     callback_url: CallbackUrl | None = None
-    subscriber: Subscriber | None = Field(None, description="Instead of `callback_url`: one for each kind of callback")
+    subscriber: Subscriber | None = Field(None, description="Replaces `callback_url`: one URL per kind of callback")
     idempotency_key: ShortId | None = None
     priority: Priority = 0
     submitted_at: datetime | None = None

@@ -109,8 +109,8 @@ class Planner:
         unroutable: Collection[DeferredWork] = (),
         rendered: Mapping[Key, Any] | None = None,
     ) -> Plan:
-        """`unroutable` is deferred work that no live process has known for too long: its nodes fail.
-        `rendered` are the outcomes of templates that were slow in a decision before.
+        """`unroutable` is deferred work that no live process could route for too long: its nodes fail.
+        `rendered` are the outcomes of templates that were slow in an earlier decision.
         """
         draft = Draft(view, epoch, sequence)
         if stop is not None and view.stopping is None:
@@ -173,7 +173,7 @@ class _Decision:
         return _CANCEL_REASONS[stopping] if stopping else JOB_FAILED
 
     def _close(self) -> None:
-        """The job is stopping: cancel what was not dispatched."""
+        """The job is stopping: cancel the nodes that were not dispatched."""
         for node_id in self.graph.order:
             if self.draft.node(node_id).status in (NodeStatus.PENDING, NodeStatus.READY):
                 self.draft.cancel(node_id, self._cancel_reason)
@@ -181,7 +181,7 @@ class _Decision:
     def _is_over(self, view: JobView) -> bool:
         return view.status not in (JobStatus.PENDING, JobStatus.RUNNING)
 
-    # Folding in what happened
+    # Applying updates
 
     def _apply_update(self, update: TaskUpdate) -> None:
         draft = self.draft
@@ -303,7 +303,7 @@ class _Decision:
     # Settling nodes whose dependencies have ended
 
     def _follow_consequences(self) -> None:
-        """Follow the consequences until no node changes. Every node ends once, so this ends."""
+        """Follow the consequences until no node changes. Every node ends once, so the loop ends."""
         while self.draft.touched:
             affected = self._affected(self.draft.touched)
             self.draft.touched = set()
@@ -345,7 +345,7 @@ class _Decision:
                 pass
 
     def _may_start(self, node_id: str) -> bool:
-        """In a failing job only fan_ins without a handler start: they gather results or report failed children."""
+        """In a failing job only fan_ins that need no worker start: they gather results or report failed children."""
         node = self.nodes[node_id]
         if not self.failing:
             return True
@@ -360,7 +360,7 @@ class _Decision:
         return not missing
 
     def _can_start(self, node_id: str) -> bool:
-        """Whether this transaction has what the node's templates need, and the bytes and the time for them."""
+        """Whether the outputs that the node's templates need are loaded, and the budget suffices to render them."""
         return self._has_outputs(node_id) and self._has_budget(node_id) and self._is_rendered(node_id)
 
     def _is_rendered(self, node_id: str) -> bool:
@@ -409,18 +409,18 @@ class _Decision:
             self._defer(node_id, error)
         except DagmasterError as error:
             self._fail_without_worker(node_id, error)
-        except Exception as error:  # a mistake in this software: the node fails with it, so that the job ends
+        except Exception as error:  # a bug of this software: the node fails with it, so that the job ends
             self._fail_without_worker(node_id, unexpected(error))
 
     def _defer(self, node_id: str, error: UnknownRoute) -> None:
-        """The node stays ready until an orchestrator owns the job that knows the handler and the queue."""
+        """The node stays ready until an orchestrator that knows the handler and the queue owns the job."""
         if error.work in self.unroutable:
             self._fail_without_worker(node_id, error, is_final=True)
         else:
             self.draft.view.deferred[node_id] = error.work
 
     def _fail_without_worker(self, node_id: str, error: DagmasterError, *, is_final: bool = False) -> None:
-        """Templates, configuration, routing: retried like any failure where the node has a retry policy of its own."""
+        """Fail a node because of its templates, configuration or routing. It is retried if it has a retry policy."""
         node, state = self.nodes[node_id], self.draft.node(node_id)
         schedule = None
         is_final = is_final or self.failing or error.code in _FINAL
@@ -569,7 +569,7 @@ class _Decision:
             self.draft.add_children(node_id, children, tasks)
 
     def _stop_at(self) -> float | None:
-        """Templates may be slow: the rest of a chunk then waits for the next transaction, and other jobs continue."""
+        """When to stop creating children: if templates are slow, the next transaction continues after other jobs."""
         return None if self.planner.clock is None else self.planner.clock() + self.planner.expansion_seconds
 
     # Ending
@@ -609,7 +609,7 @@ class _Decision:
             self.is_unfinished = True
             return
         if status is JobStatus.PARTIAL_SUCCESS and view.status is JobStatus.PENDING:
-            # No task was ever dispatched. There is no transition from pending, and a transaction makes one transition.
+            # No task was dispatched. A pending job must first become running, and a transaction makes one transition.
             self.draft.move_job(JobStatus.RUNNING)
             self.is_unfinished = True
             return
@@ -617,7 +617,7 @@ class _Decision:
             self.draft.move_job(status, result=self.result.render(is_partial=status is JobStatus.PARTIAL_SUCCESS))
         except SlowTemplate as slow:
             self.slow[slow.key] = slow
-        except Exception as error:  # also a mistake in this software: the job ends with it
+        except Exception as error:  # including a bug of this software: the job ends with it
             reason = error if isinstance(error, DagmasterError) else unexpected(error)
             self.draft.move_job(JobStatus.FAILED, error_message=f"the workflow's outputs: {reason}")
 
@@ -626,7 +626,7 @@ class _Decision:
             self.draft.move_job(JobStatus.CANCELLED)
             return
         seconds = self.graph.workflow.timeout_seconds
-        within = f"its {seconds:g} s" if seconds else "its time"
+        within = f"its timeout of {seconds:g} s" if seconds else "its timeout"
         self.draft.move_job(
             JobStatus.FAILED, error_message=f"the job did not end within {within}", reason=Stop.DEADLINE.value
         )
@@ -640,7 +640,9 @@ def _idle_last(update: TaskUpdate) -> tuple[bool, int]:
 def _overrun(update: Overran) -> str:
     seconds = f"{round(update.seconds, 2):g} s"
     return (
-        f"waited longer than {seconds} in its queue" if update.started_at is None else f"took longer than its {seconds}"
+        f"waited longer than {seconds} in its queue"
+        if update.started_at is None
+        else f"took longer than its timeout of {seconds}"
     )
 
 

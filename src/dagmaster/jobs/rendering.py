@@ -1,8 +1,8 @@
 """Render the templates of one decision within its time.
 
-A decision is made while the job's row is locked, in the event loop of the orchestrator, so a template gets only a
-moment there. One that needs longer raises `SlowTemplate`: the node waits, the caller renders the template in another
-thread and passes the outcome to the next decision. A template that exceeds its whole time fails its node.
+A decision is made while the job's row is locked, in the event loop of the orchestrator, so a template may take only a
+short time there. One that needs longer raises `SlowTemplate`: the node waits, the caller renders the template in
+another thread and passes the outcome to the next decision. A template that exceeds its total time fails its node.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from dagmaster.workflows.meter import TEMPLATE_SECONDS, UNITS_PER_SECOND, Meter,
 
 Key = tuple[str | int, ...]  # the node, and which of its templates
 
-AT_ONCE_SECONDS = 0.05  # what a template may take in a decision; a heartbeat or another job waits as long
+AT_ONCE_SECONDS = 0.05  # the time for a template within a decision; heartbeats and other jobs wait for it
 RENDERING: Any = object()  # the outcome of a template that is being rendered
 
 
@@ -38,14 +38,14 @@ class SlowTemplate(Exception):
     seconds: float
 
     def outcome(self) -> Any:
-        """The value, or the error with which the template fails. For another thread."""
+        """The value, or the error with which the template fails. Called in another thread."""
         try:
             return self.compiled.render(self.context, Meter(self.seconds))
         except OutOfTime:
             return too_slow(self.compiled.text, self.seconds)
         except DagmasterError as error:
             return error
-        except Exception as error:  # a mistake in this software: the node fails with it
+        except Exception as error:  # a bug of this software: the node fails with it
             return unexpected(error)
 
 
@@ -58,7 +58,7 @@ class TemplateRendering:
         self._outcomes = dict(outcomes)
 
     def render(self, key: Key, compiled: Compiled, context: TemplateContext) -> Any:
-        """The value of a template. SlowTemplate: it needs longer than a decision may take."""
+        """The value of a template. Raises SlowTemplate if it needs longer than a decision may take."""
         if compiled.is_cheap:
             return compiled.render(context)
         if key not in self._outcomes:

@@ -1,8 +1,8 @@
 """What runs again when a job that has ended is resumed, or a part of it is retried.
 
-A resume runs again what failed, was cancelled, or was skipped because of that; completed nodes stay. Failed children of
-a fan_out run again if their results are still needed: no reader has completed without them, and too many are missing or
-a reader runs again.
+A resume runs nodes again that failed, were cancelled, or were skipped because of that; completed nodes stay. Failed
+children of a fan_out run again if their results are still needed: no node that reads them has completed without them,
+and either more are missing than tolerated or a node that reads them runs again.
 
 A retry runs the named nodes and everything downstream of them. A fan_out among them reads its source again, so it may
 have other children than before. Checkpoints are deleted, because the inputs of a node may have changed; a resume uses
@@ -40,7 +40,7 @@ def resume(view: JobView) -> Rerun:
     children: dict[str, int] = {}
     for node_id in reversed(view.graph.order):  # whether children are needed depends on their readers
         state = view.nodes[node_id]
-        # A fan_out that continues may also have stale children, which are in no counter.
+        # A fan_out that continues may also have stale children, which `unsuccessful_count` does not include.
         if _are_wanted(view, node_id, rerun_nodes, children) and (state.unsuccessful_count or node_id in rerun_nodes):
             children[node_id] = state.unsuccessful_count
     if not rerun_nodes and not children:
@@ -91,8 +91,8 @@ def _refuse_single_child(view: JobView, fan_out: str, child: str, *, has_complet
     others = state.unsuccessful_count - (0 if has_completed else 1)
     if others > tolerated(node, state.total):
         raise Conflict(
-            f"{others} other children of '{fan_out}' have failed, and only {tolerated(node, state.total)} may: "
-            f"retrying '{child}' alone is not enough",
+            f"{others} other children of '{fan_out}' have failed, and only {tolerated(node, state.total)} are "
+            f"tolerated: retrying '{child}' alone is not enough",
             code="job.other-failures",
             hint=f"retry the failed children of '{fan_out}' first, or resume the job",
         )
@@ -161,7 +161,7 @@ def _refuse_other_failures(view: JobView, rerun_nodes: set[str], fan_outs: set[s
         raise Conflict(
             f"'{other_failures[0]}' has failed too and is not retried: the job would fail again",
             code="job.other-failures",
-            hint="resume the job: that runs everything again that failed",
+            hint="resume the job: that runs all failed nodes again",
             nodes=other_failures,
         )
 

@@ -34,7 +34,7 @@ def backoff_seconds(policy: Retry, nth: int, random: Random) -> float:
 def after_failure(
     policy: Retry, blame: Blame, *, retry_count: int, loss_count: int, max_losses: int, random: Random
 ) -> RetrySchedule | None:
-    """None: the failure is final."""
+    """The schedule of the retry; None if the failure is final."""
     match blame:
         case Blame.DATA:
             return None
@@ -49,7 +49,8 @@ def after_failure(
 
 
 def after_loss(*, retry_count: int, loss_count: int, max_losses: int, random: Random) -> RetrySchedule | None:
-    """The worker of a task was lost. The first loss is retried at once: the lease was wait enough."""
+    """The worker of a task was lost. The first loss is retried at once: waiting for the end of the lease was enough
+    delay."""
     if loss_count >= max_losses:
         return None
     wait = backoff_seconds(LOSS_POLICY, loss_count, random) if loss_count else 0.0

@@ -38,5 +38,5 @@ class Router(Protocol):
         ...
 
     def routable_handlers(self) -> list[str]:
-        """The handlers whose own queue is known too."""
+        """The handlers of which this process also knows the default queue."""
         ...

@@ -1,4 +1,4 @@
-"""Stages: labels that group nodes for people, with their progress."""
+"""Stages: labels that group nodes for display, with their progress."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ class Stage:
 
 
 def stages_of(view: JobView) -> list[Stage]:
-    """The stages in order; each is complete or failed as its nodes are."""
+    """The stages in order. The states of its nodes decide whether a stage is complete or has failed."""
     members: dict[tuple[int, str], list[str]] = {}
     for node_id in view.graph.order:
         members.setdefault(view.graph.stages[node_id], []).append(node_id)

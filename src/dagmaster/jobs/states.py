@@ -50,7 +50,7 @@ JOB_MOVES: Mapping[JobStatus, frozenset[JobStatus]] = {
     _J.FAILED: frozenset(),
     _J.CANCELLED: frozenset(),
 }
-# Only together with a raised resume_count: by resume or retry.
+# These transitions also raise `resume_count`; a resume or a retry on request makes them.
 JOB_RERUNS: Mapping[JobStatus, frozenset[JobStatus]] = {
     state: frozenset({_J.RUNNING}) for state in (_J.FAILED, _J.PARTIAL_SUCCESS, _J.CANCELLED, _J.COMPLETED)
 }
@@ -65,7 +65,7 @@ NODE_MOVES: Mapping[NodeStatus, frozenset[NodeStatus]] = {
     _N.SKIPPED: frozenset(),
     _N.CANCELLED: frozenset(),
 }
-# Only together with a raised `run` number: by resume or retry.
+# These transitions also raise `run`; a resume or a retry on request makes them.
 NODE_RERUNS: Mapping[NodeStatus, frozenset[NodeStatus]] = {
     state: frozenset({_N.PENDING}) for state in (_N.FAILED, _N.SKIPPED, _N.CANCELLED, _N.COMPLETED)
 }
@@ -105,11 +105,11 @@ class Stop(StrEnum):
     DEADLINE = "deadline"
 
 
-NOT_ADVANCED = "not_advanced"  # the reason of a job, and of its nodes, that failed because it could not be advanced
+NOT_ADVANCED = "not_advanced"  # the reason of a job that failed because it could not be advanced, and of its nodes
 
 
 class Blame(StrEnum):
-    """Who is responsible for a failure; decides about retries."""
+    """The cause that a failure is attributed to. It decides about retries."""
 
     DATA = "data"
     ENVIRONMENT = "environment"

@@ -20,7 +20,7 @@ from dagmaster.workflows.expressions import fits
 from dagmaster.workflows.storable import encode
 
 _SURELY_INLINE_BYTES = INLINE_BYTES // 2  # fits into a message whatever the other fields are
-_MANY = 10**9  # more attempts, retries or losses than there will be
+_MANY = 10**9  # more attempts, retries or losses than can occur
 
 
 @dataclass(slots=True)
@@ -66,7 +66,7 @@ class ParamsWriter:
         self._shared[id(params)] = None
 
     def task(self, task: NewTask, what: str = "the params") -> NewTask:
-        """The task as its row has it: params that would make its message too large are kept by reference."""
+        """The task as its row stores it: params that would make its message too large are kept by reference."""
         assert task.params is not None
         encoded = self._encoded(task.params, what)
         size = len(encoded.text)
@@ -89,7 +89,7 @@ class ParamsWriter:
         return by_reference(self._keep(_Encoded(text)))
 
     def _encoded(self, params: dict[str, Any], what: str) -> _Encoded:
-        """Params as JSON, or an error: they are too large, or JSON cannot represent them."""
+        """Params as JSON. Raises InvalidRequest if they are too large, or JSON cannot represent them."""
         shared = self._shared.get(id(params))
         if shared is not None:
             return shared
@@ -108,7 +108,7 @@ class ParamsWriter:
         return encoded
 
     def _envelope_bytes(self, task: NewTask) -> int:
-        """The most that a message takes apart from the params, for any attempt."""
+        """The maximum size of a message without its params, for any attempt."""
         job_id = self.changes.job_id
         message = TaskMessage(
             task_id=task_id(job_id, task.node_id, _MANY),

@@ -89,7 +89,7 @@ class JobView:
     nodes: dict[str, NodeView] = field(default_factory=dict)
     outputs: dict[str, Any] = field(
         default_factory=dict
-    )  # those that are loaded; others are when a template needs them
+    )  # the outputs that are loaded; others are loaded when a template needs them
     unloadable: dict[str, DagmasterError] = field(default_factory=dict)  # outputs that cannot be loaded, and why
     stopping: Stop | None = None  # why the job is being stopped
     deferred: dict[str, DeferredWork] = field(default_factory=dict)  # ready nodes that no owner could route so far
@@ -210,7 +210,7 @@ def readiness(view: JobView, target: str) -> Readiness:
 
 
 def _have_children_ended(view: JobView, target: str) -> bool:
-    """A node that reads the children of a fan_out waits for all of them, whatever its edges say."""
+    """A node that reads the results of a fan_out's children waits for all of them, whatever the states of its edges."""
     fan_out = fan_out_read_by(view.graph, target)
     if fan_out is None:
         return True
@@ -247,7 +247,7 @@ def is_failing(view: JobView) -> bool:
 
 
 def is_busy(view: JobView) -> bool:
-    """Some task is with the workers, or waits for its next attempt."""
+    """Some task is queued or running, or some node waits for its next attempt."""
     return any(
         state.status in NODE_LIVE or state.status is NodeStatus.READY or state.open_children or state.stale_count
         for state in view.nodes.values()
@@ -269,8 +269,10 @@ def is_cut_short(view: JobView) -> bool:
 
 
 def rerunnable_children(view: JobView, at_most: int, *, unlimited: bool = False) -> dict[str, int]:
-    """How many children of each fan_out may run again now, of those that wait for it since a resume or a retry;
-    `unlimited` if they are only to be closed."""
+    """How many of the children that wait to run again since a resume or a retry may do so now, for each fan_out.
+
+    `unlimited`: they are only closed, so `max_parallel` does not apply.
+    """
     counts: dict[str, int] = {}
     for node_id, state in view.nodes.items():
         if not state.idle_count and not state.stale_count:
@@ -286,7 +288,7 @@ def rerunnable_children(view: JobView, at_most: int, *, unlimited: bool = False)
             ready = state.stale_count if is_closing or (state.status is NodeStatus.READY and state.is_sized) else 0
             if node_id in view.deferred and not is_closing:
                 ready = 0
-            is_waiting = not _have_children_ended(view, node_id)  # what they read runs again itself
+            is_waiting = not _have_children_ended(view, node_id)  # the fan_out whose results they read runs again
             if is_waiting and not unlimited and (state.idle_count or not is_closing):
                 continue
             counts[node_id] = max(0, min(state.idle_count + ready, free, at_most))

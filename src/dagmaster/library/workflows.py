@@ -1,4 +1,4 @@
-"""The workflows that can be submitted: those that ship, those of other packages, and those in configured folders.
+"""The workflows that can be submitted: the shipped ones, those of other packages, and those in configured folders.
 
 A file that is refused is listed with its problems, and the others are loaded.
 """
@@ -44,7 +44,7 @@ class WorkflowLibrary:
             ) from None
 
     def _hint(self, known: Collection[str], *, with_refused: bool) -> str:
-        """Also names refused files: the workflow may be in one of them."""
+        """The known workflows, and the refused files: the workflow may be in one of them."""
         refused = "; ".join(without_folders(error.message) for error in self.refused[:SHOWN_REFUSALS])
         listed = f"known: {', '.join(sorted(known))}"
         return f"{listed}; refused: {refused}" if refused and with_refused else listed

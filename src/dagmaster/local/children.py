@@ -6,8 +6,8 @@
 
 A held process has loaded its software, which takes longest, and waits until it is released.
 
-Each has its own session, so that Ctrl-C in a terminal reaches only the parent. The kernel kills each when the parent
-dies, however that happens.
+Each process has its own session, so that Ctrl-C in a terminal reaches only the parent. The kernel kills it when the
+parent dies, for whatever reason.
 """
 
 import ctypes
@@ -37,7 +37,7 @@ _TICK_SECONDS = 0.05
 
 @dataclass(slots=True)
 class ChildProcess:
-    """One process, which serves on `listening`. `failures` counts its unrequested ends since it last ran well."""
+    """One process, which serves on `listening`. `failures` counts its unexpected ends since it last ran well."""
 
     role: str
     number: int
@@ -152,7 +152,7 @@ def ending(code: int) -> str:
 
 @contextmanager
 def stop_signals_blocked() -> Iterator[None]:
-    """Delay a stop signal until a process that is started here is recorded. Otherwise it would keep running."""
+    """Delay stop signals until the process that the block starts is recorded; otherwise it would not be stopped."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         yield

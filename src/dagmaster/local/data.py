@@ -3,7 +3,7 @@
     <home>/folders/<id>   the path of a data folder that a platform has used; <home> is the default data folder
     <home>/<id>           as root, the database of that data folder; otherwise it is in the data folder
 
-A database of root whose data folder is not recorded, because an older version made it, has an id only.
+A database of root whose data folder is not recorded, because an older version created it, has an id only.
 """
 
 import os
@@ -67,7 +67,7 @@ def record(folder: Path, settings: Settings) -> None:
 
 
 def local_data() -> list[LocalData]:
-    """Everything that is there; as a normal user also the databases that root has made."""
+    """All local data; for a normal user also the databases that root has created."""
     folders: dict[str, Path | None] = {_DEFAULT: _home()}
     folders |= {entry.name: Path(entry.read_text()) for entry in _files(_home() / "folders")}
     if os.geteuid() == 0:
@@ -85,12 +85,12 @@ def local_data() -> list[LocalData]:
 
 
 def find_local_data(name: str) -> LocalData:
-    """By its id, or by its data folder."""
+    """Local data by its id, or by its data folder."""
     path = Path(name).absolute()
     for each in local_data():
         if name == each.id or (each.folder is not None and each.folder.absolute() == path):
             return each
-    raise NotFound(f"there is no local data {name}", code="local.not-found", hint="list it with `dagmaster local ls`")
+    raise NotFound(f"no local data is named {name}", code="local.not-found", hint="list it with `dagmaster local ls`")
 
 
 def remove(data: LocalData) -> int:

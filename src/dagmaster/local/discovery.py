@@ -78,7 +78,7 @@ def awaited_platform(
 
 
 def publish(folder: Path, platform: RunningPlatform) -> None:
-    """Let others find this platform."""
+    """Let other processes find this platform."""
     unfinished = folder / f"platform.json.{os.getpid()}"
     with folder_errors(folder):
         descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | NO_SYMLINK, 0o600)
@@ -93,7 +93,7 @@ def withdraw(folder: Path) -> None:
 
 @contextlib.contextmanager
 def hold(folder: Path) -> Iterator[None]:
-    """Be the only platform of this data folder."""
+    """Lock the data folder, so that it has only one platform."""
     with folder_errors(folder):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(folder / "platform.lock", os.O_RDWR | os.O_CREAT | NO_SYMLINK, 0o600)

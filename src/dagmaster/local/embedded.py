@@ -8,7 +8,7 @@
     <socket folder>       short, because socket paths are limited to 107 bytes; 0700
 
 As root the folder is /var/lib/dagmaster/<id> and the server runs as an unprivileged user, because it refuses root and
-because other users often have no access to checkouts. The permissions of existing folders are never changed.
+because that user often cannot enter the data folder. The permissions of existing folders are never changed.
 """
 
 import contextlib
@@ -54,8 +54,8 @@ _STOP_SIGNALS = {"smart": signal.SIGTERM, "fast": signal.SIGINT, "immediate": si
 
 @dataclass(slots=True)
 class Cluster:
-    """One data folder and, while started, its server. `fast` gives up durability, and only gateways need a password:
-    for tests. So does `asks_passwords=False` for the passwords alone."""
+    """One data folder and, while started, its server. `fast` is for tests: it gives up durability, and only
+    gateways need a password. `asks_passwords=False` changes the passwords alone."""
 
     folder: Path
     socket_folder: Path
@@ -88,7 +88,7 @@ class Cluster:
 
     @classmethod
     def of_root(cls, identity: str) -> Self:
-        """The cluster that root has made under this identity."""
+        """The cluster that root has created under this identity."""
         return cls(ROOT_HOME / identity, Path("/run") / f"dagmaster-{identity}", pwd.getpwuid(os.geteuid()))
 
     @property
@@ -144,7 +144,7 @@ class Cluster:
         """Start the server with an empty database. `meanwhile` is called during initdb and during the start."""
         if threading.current_thread() is not threading.main_thread():
             # The kernel sends the death signal when the forking thread ends, not the process.
-            raise RuntimeError("a cluster is started from the main thread")
+            raise RuntimeError("a cluster must be started from the main thread")
         with self._lock() as lock:
             self._initialise(meanwhile)
             self._remove_leftovers()
@@ -267,7 +267,7 @@ class Cluster:
         _sync(self.folder)
 
     def _remove_leftovers(self) -> None:
-        """Remove the pid files of a server that was cut off, if another process has its pid now.
+        """Remove the pid files of a server that was killed, if another process has its pid now.
 
         If no process has that pid, PostgreSQL notices it itself, and checks more than we can.
         """
@@ -278,15 +278,15 @@ class Cluster:
                 leftover.unlink(missing_ok=True)
 
     def _write_hba(self) -> None:
-        """Without a password of the superuser, as in a new folder, it is not asked for one until it has one. In tests
-        only roles of gateways are: a connection with a password takes some milliseconds more."""
+        """Require passwords, unless the superuser has none yet, as in a new folder. In tests only gateways need one,
+        because a password makes each connection some milliseconds slower."""
         needs_passwords = self._passwords.exists() and not self._is_open
         rules = ["local all all scram-sha-256"] if needs_passwords else [f"local all +{GROUP} scram-sha-256"]
         rules += [] if needs_passwords else ["local all all trust"]
         self._write_private(self._hba, "\n".join([*rules, ""]))
 
     def _ensure_password(self) -> None:
-        """Give the superuser a password, once. If this process dies in between, the next one gives it another."""
+        """Give the superuser a password, once. If this process dies in between, the next start sets another one."""
         if self._is_open or self._passwords.exists():
             return
         password = secrets.token_urlsafe(32)

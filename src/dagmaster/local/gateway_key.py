@@ -22,7 +22,7 @@ from dagmaster.operations.keys import create_key, rotate_key
 
 FILE: Final = "gateway.key"
 _MAX_TEXT_LENGTH = 200
-_OVERLAP_HOURS = 1.0  # a gateway that still stops may report with the secret before
+_OVERLAP_HOURS = 1.0  # a gateway that is still stopping may report with the previous secret
 _CHANGE = KeyChange("system", "the gateway of `dagmaster up` starts")
 
 
@@ -39,7 +39,7 @@ async def _renewed(dsn: str, file: Path) -> str:
 
 
 async def _rotated(keys: KeyStore, key_id: str | None) -> str | None:
-    """None if there is no such key, or one that may do something else."""
+    """The key with a new secret. None if there is no such key, or if it has other scopes."""
     stored = await keys.find(key_id) if key_id else None
     if stored is None or stored.is_revoked or stored.scopes != [Scope.GATEWAY]:
         return None
@@ -50,7 +50,7 @@ async def _rotated(keys: KeyStore, key_id: str | None) -> str | None:
 
 
 async def _created(keys: KeyStore) -> str:
-    """Under a name of its own: no two keys ever have the same one."""
+    """A new key, with a random name, because the names of keys are unique."""
     request = KeyRequest(name=f"gateway-{secrets.token_hex(4)}", scopes=[Scope.GATEWAY])
     return (await create_key(keys, request, _CHANGE)).key
 

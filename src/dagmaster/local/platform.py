@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from dagmaster.settings import Settings
 
 READY_PATIENCE_SECONDS = 60.0
-# What a worker may need after its handlers' grace period: to kill those that still run, and to write the last reports.
+# The time a worker may need after its handlers' grace period, to kill those that still run and write the last reports.
 _LEAVING_SECONDS = 18.0
 _DATABASE_CHECK_SECONDS = 1.0
 _ADDRESSES_OF_THIS_MACHINE = ("127.0.0.1", "::1")
@@ -105,7 +105,7 @@ class LocalPlatform:
                 self._stop()
 
     def tend(self) -> None:
-        """Restart what has ended. To be called every moment or so.
+        """Restart processes that have ended. To be called several times a second.
 
         Raises KeyboardInterrupt after a stop signal: a library may have caught the one that the signal raised.
         """
@@ -116,7 +116,7 @@ class LocalPlatform:
             child.tend(self.say)
 
     def interrupt(self) -> None:
-        """Begin to stop; if that has begun, do not wait any longer for processes that stop: kill them."""
+        """Begin to stop. If stopping has begun already, kill the remaining processes instead of waiting for them."""
         if self._is_stopping:
             self._is_stopped_again = True
             return
@@ -192,7 +192,7 @@ class LocalPlatform:
         return f"{self.api_url}{UI}/" if self.api_url else None
 
     def _start_maps(self, maps: socket.socket | None) -> None:
-        """After the others, because it loads most. Requests that arrive earlier wait in its socket."""
+        """Start the map server after the other roles, because it loads most. Earlier requests wait in its socket."""
         if maps:
             # The API forwards requests to it, from an address of this machine.
             own = (*self.settings.trusted_proxies, *_ADDRESSES_OF_THIS_MACHINE, self.settings.serving_host)
@@ -201,7 +201,7 @@ class LocalPlatform:
             self.children[-1].start()
 
     def _start_gateway(self, gateway: socket.socket | None) -> None:
-        """With a database role that may only read; its password is a new one at each start."""
+        """Start the gateway with a database role that may only read, and that gets a new password at each start."""
         from dagmaster.database.schema.gateway_role import ensure_gateway_role
 
         if gateway is None or self.api_url is None:
@@ -212,7 +212,7 @@ class LocalPlatform:
             self.say(f"no gateway: {error}")
             return
         self.gateway_url = _url(self.settings.gateway_host, gateway.getsockname()[1])
-        # Nothing that could write: neither the database of the others nor its variables.
+        # The gateway must not be able to write, so it gets no settings of the main database.
         writing = ("DATABASE_", "POSTGRES_", "PG")
         environment = {name: value for name, value in self._environment().items() if not name.startswith(writing)}
         environment |= {"GATEWAY_DATABASE_URL": dsn, "ORCHESTRATOR_URLS": self.api_url}
@@ -319,7 +319,7 @@ def _is_address(text: str) -> bool:
 
 
 def ensure_schema(dsn: str, say: Say) -> "SchemaState":
-    """Create or extend the schema; report what only a person may decide. Returns what was there before."""
+    """Create or migrate the schema, and report the changes. Returns the state of the schema before."""
     from dagmaster.database.schema import deploy
 
     schema = deploy.deploy(dsn)
@@ -329,7 +329,7 @@ def ensure_schema(dsn: str, say: Say) -> "SchemaState":
 
 
 def complete_schema(dsn: str, say: Say) -> None:
-    """Add what the schema lacks, including what was dropped by hand. Others may use it meanwhile."""
+    """Add what the schema lacks, including what was dropped by hand. Other processes may use it meanwhile."""
     from dagmaster.database.schema import deploy
 
     if deploy.pending(dsn):
@@ -362,7 +362,7 @@ def _first_key(dsn: str) -> str | None:
 
 
 def _gateway_key(dsn: str, folder: Path) -> str:
-    """With it the gateway reports which keys were used."""
+    """The key with which the gateway reports that keys were used."""
     from dagmaster.local.gateway_key import renewed_gateway_key
 
     return renewed_gateway_key(dsn, folder)
@@ -413,7 +413,7 @@ def stopping_on_signals(local: LocalPlatform) -> Iterator[None]:
 
 
 def processes_for(settings: "Settings") -> dict[str, str]:
-    """All processors of this machine, unless configured: the platform runs only this job."""
+    """A process for each processor, from 2 to 8, unless configured: the platform runs only this job."""
     if "worker_processes" in settings.model_fields_set:
         return {}
     return {"WORKER_PROCESSES": str(max(2, min(8, len(os.sched_getaffinity(0)))))}

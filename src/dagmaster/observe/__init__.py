@@ -1,1 +1,1 @@
-"""What a running process shows of itself: logs without secrets, health probes and metrics."""
+"""How a running process is observed: logs without secrets, health probes, metrics and traces."""

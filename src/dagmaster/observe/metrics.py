@@ -33,7 +33,7 @@ class Reading(Collector):
         self._read = read
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing: the registry would otherwise read the values when they are registered."""
+        """Return nothing: otherwise the registry would read the values when they are registered."""
         return ()
 
     def collect(self) -> Iterable[Metric]:
@@ -80,7 +80,7 @@ def gauges(name: str, meaning: str, labels: Labels, samples: Mapping[Values, flo
 
 
 class Durations:
-    """How long things took, as a histogram for each combination of labels. Only the event loop adds to it."""
+    """Durations of operations, as a histogram for each combination of labels. Only the event loop adds to it."""
 
     def __init__(self, name: str, meaning: str, labels: Labels, buckets: tuple[float, ...]) -> None:
         self._name, self._meaning, self._labels = name, meaning, labels

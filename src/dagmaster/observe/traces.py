@@ -130,7 +130,7 @@ def headers() -> dict[str, str]:
 
 
 def received(value: str | None) -> str | None:
-    """The `traceparent` of a request, if it is well-formed. Any other is ignored, as the standard demands."""
+    """The `traceparent` of a request, if it is well-formed. Any other is ignored, as the standard requires."""
     return value if value is not None and _TRACEPARENT.fullmatch(value) else None
 
 
@@ -141,7 +141,7 @@ def is_within(node_id: str, limit: int) -> bool:
 
 
 def ids_of(traceparent: str | None) -> dict[str, str]:
-    """For log lines."""
+    """The ids of a trace and its span, for log lines."""
     if traceparent is None:
         return {}
     _, trace_id, span_id, _ = traceparent.split("-")
@@ -150,7 +150,7 @@ def ids_of(traceparent: str | None) -> dict[str, str]:
 
 def configure(role: str, endpoint: str | None, *, headers: str | None = None, ratio: float = 1.0) -> None:
     """Export the spans of this process to a collector. `headers` are pairs NAME=VALUE, separated by commas."""
-    global _tracing  # noqa: PLW0603 - like logging, it is a matter of the process
+    global _tracing  # noqa: PLW0603 - configured once for the process, like logging
     shutdown()
     if endpoint is not None:
         _tracing = _Tracing(role, endpoint, headers, ratio)
@@ -158,7 +158,7 @@ def configure(role: str, endpoint: str | None, *, headers: str | None = None, ra
 
 
 def shutdown() -> None:
-    """Export what is left, for a moment. Without a collector, the spans are lost, and the process ends all the same."""
+    """Export the remaining spans for a moment. If the collector is down, they are lost, and the process ends anyway."""
     global _tracing
     tracing, _tracing = _tracing, None
     if tracing is not None:
@@ -256,7 +256,7 @@ def _context(parent: str | None) -> Any:
 
 
 def _clean(attributes: Attributes) -> dict[str, Any]:
-    """Without secrets, and none longer than a name."""
+    """The attributes without secrets and without long texts."""
     cleaned = ((name, redact_named(name, value)) for name, value in attributes.items() if value is not None)
     return {name: value[:_MAX_VALUE_LENGTH] if isinstance(value, str) else value for name, value in cleaned}
 
@@ -281,7 +281,7 @@ def _exporter(endpoint: str, headers: str | None) -> Any:
         def export(self, spans: "Sequence[ReadableSpan]") -> SpanExportResult:
             try:
                 result = self._exporter.export(spans)
-            except Exception:  # nothing that the collector does may disturb
+            except Exception:  # a failure of the collector must not affect the process
                 result = SpanExportResult.FAILURE
             self._note(result is SpanExportResult.SUCCESS, len(spans))
             return result

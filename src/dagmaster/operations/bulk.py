@@ -31,7 +31,8 @@ async def act_on(
     reason: str | None = None,
     is_preview: bool = False,
 ) -> BulkResult:
-    """Do it with one job, or say what would happen. `job` is the job as it was listed; None if there is none."""
+    """Apply an action to one job, or report what would happen. `job` is the job as it was listed; None if there is
+    none."""
     try:
         if job is None:
             raise no_such_job(job_id)

@@ -5,7 +5,7 @@ from dagmaster.jobs.model import Submission, Subscriber
 
 
 def main_callback_url(callback_url: str | None, subscriber: Subscriber | None) -> str | None:
-    """Where callbacks go that no other URL of a subscriber gets."""
+    """The URL for all callbacks that are not sent to another URL of a subscriber."""
     return callback_url if subscriber is None else subscriber.successUri
 
 

@@ -72,7 +72,7 @@ async def _run_again(
     *,
     resume_count: int | None = None,
 ) -> Resumed:
-    """With a `resume_count`: a conflict if the job has run again since it had that count."""
+    """With a `resume_count`, Conflict is raised if the job has run again since it had that count."""
     status: Literal["resumed", "dry_run"] = "dry_run" if is_dry_run else "resumed"
     children: dict[str, int] = {}
 

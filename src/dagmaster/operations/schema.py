@@ -86,7 +86,7 @@ def gateway_database_url(dsn: str) -> str:
 
 
 def _ensure_gateway_role(dsn: str) -> list[str]:
-    """What is left to do by hand."""
+    """Create or update the gateway's role. Returns what must be done manually."""
     from dagmaster.database.schema.gateway_role import ensure_gateway_role
 
     try:

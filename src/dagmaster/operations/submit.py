@@ -146,7 +146,7 @@ async def _name_other_workflow(error: Conflict, ledger: SubmissionLedger, job: N
 
 async def _resumed(ledger: SubmissionLedger, answer: SubmissionResult, by: str | None) -> SubmissionResult:
     try:
-        resumed = await resume_job(ledger, answer.job_id, by=by, reason="the same was submitted again")
+        resumed = await resume_job(ledger, answer.job_id, by=by, reason="an identical submission was sent")
     except Conflict:  # another submission has resumed it a moment ago; or it has nothing that could run again
         job = await ledger.load_job(answer.job_id)
         return answer if job is None else _answer_of(job)
@@ -155,7 +155,7 @@ async def _resumed(ledger: SubmissionLedger, answer: SubmissionResult, by: str |
 
 
 def _with_key(job: NewJob) -> NewJob:
-    """With the hash that identifies a repeated submission; with `idempotent: true` it is also the key."""
+    """The job with the hash that identifies a repeated submission; with `idempotent: true` it is also the key."""
     request = request_hash(job)
     is_keyless = job.idempotency_key is None and job.workflow.idempotent
     return replace(job, request_hash=request, idempotency_key=request if is_keyless else job.idempotency_key)

@@ -1,11 +1,11 @@
 """Upload files to the bronze zone in parts: begin, append, ask, cancel.
 
     begin ──▶ a row, which reserves the name
-    append ──▶ the file of the upload, behind the bytes that are there
+    append ──▶ the file of the upload, after the bytes that it has
                  └── the last byte ──▶ hash ──▶ the object ──▶ the row is finished
 
 The offset is the number of bytes that the storage has, whichever process received them. A crash loses no bytes
-that were written: the next request continues there, and if all bytes are there, it finishes the upload. The object
+that were written: the next request continues there, and if no bytes are missing, it finishes the upload. The object
 appears at once and complete, and never replaces another one.
 """
 
@@ -96,7 +96,7 @@ class UploadOperations:
             return await self._settle(upload, caller, writer)
 
     async def get(self, upload_id: UUID, caller: Caller) -> UploadInfo:
-        """The upload as it is now. If all bytes are there and the process that received them died, it is finished."""
+        """The upload as it is now. If no bytes are missing and the process that received them died, it is finished."""
         upload = await self._visible(upload_id, caller)
         info = await self._described(upload, caller)
         if info.is_finished or info.offset_bytes < info.size_bytes:
@@ -106,7 +106,7 @@ class UploadOperations:
         except Conflict as error:
             if error.code != "upload.locked":
                 raise
-            return info  # the process that received the last bytes is still at it
+            return info  # the process that received the last bytes is still finishing the upload
 
     async def uploads(self, rows: Sequence[Upload], caller: Caller) -> list[UploadInfo]:
         return [await self._described(row, caller) for row in rows]
@@ -128,7 +128,7 @@ class UploadOperations:
     async def sources(
         self, caller: Caller, *, prefix: str, after: str, limit: int, container: str | None = None
     ) -> Sequence[SourceObject]:
-        """Objects of the bronze zone in the order of their names; of a partner, its own."""
+        """Objects of the bronze zone in the order of their names; for a partner, only its own."""
         own = own_platform(caller)
         if own is not None and container not in (None, self.storage.containers[Zone.BRONZE]):
             return []
@@ -176,7 +176,7 @@ class UploadOperations:
             await self.store.note_bytes(upload.upload_id, self.rules.expiry_seconds)
 
     async def _settle(self, upload: Upload, caller: Caller, writer: PartWriter) -> UploadInfo:
-        """Finish the upload if all bytes are there."""
+        """Finish the upload if no bytes are missing."""
         current = await self.store.find(upload.upload_id)
         if current is None:  # it expired or was cancelled before this request locked it
             await _in_thread(writer.remove)
@@ -198,7 +198,7 @@ class UploadOperations:
         return await self._described(finished, caller)
 
     async def _repeated(self, upload: Upload, caller: Caller, offset: int, length: int | None) -> UploadInfo:
-        """A request to a finished upload: the last one repeated, if it has no bytes."""
+        """A request to a finished upload. It is accepted only if it adds no bytes at the end."""
         if offset != upload.size_bytes or length != 0:
             raise wrong_offset(upload.upload_id, upload.size_bytes)
         return await self._described(upload, caller)
@@ -259,7 +259,7 @@ class UploadOperations:
             )
 
     async def _visible(self, upload_id: UUID, caller: Caller) -> Upload:
-        """The upload, if the caller may see it; else as if there were none."""
+        """The upload, if the caller may see it; otherwise NotFound, as for an upload that does not exist."""
         upload = await self.store.find(upload_id)
         if upload is None or own_platform(caller) not in (None, upload.platform_id):
             raise _not_found(upload_id)
@@ -304,7 +304,7 @@ def wrong_offset(upload_id: UUID, offset: int) -> Conflict:
     return Conflict(
         f"{offset} bytes of this upload have arrived, so it continues there",
         code="upload.wrong-offset",
-        hint="send the bytes from this offset on; HEAD asks for it",
+        hint="send the bytes from this offset on; HEAD returns it",
         upload_id=str(upload_id),
         offset=offset,
     )
@@ -337,7 +337,7 @@ def _name_taken(name: str) -> Conflict:
     return Conflict(
         f"an object or an unfinished upload has the name '{name}', and objects are never overwritten",
         code="upload.name-taken",
-        hint="choose another name, or let it get a suffix with `if_exists: rename`",
+        hint="choose another name, or use `if_exists: rename`, which adds a suffix",
     )
 
 
@@ -356,7 +356,7 @@ def _location(upload: Upload) -> Location:
 
 async def _no_bytes() -> AsyncIterator[bytes]:
     return
-    yield b""  # what makes it a generator
+    yield b""  # makes this function a generator
 
 
 async def _in_thread(call: Callable[..., T], *arguments: object) -> T:

@@ -1,11 +1,11 @@
-"""Compare what the database names with the objects of the zones. Reads only.
+"""Compare the references in the database with the objects of the zones. Reads only.
 
     list objects ──▶ temporary table ─┐
                                       ├──▶ compare ──▶ check each finding again ──▶ report
     read references, in a snapshot ───┘
 
-Jobs may run meanwhile. An object that is written or removed after the objects were listed can seem missing or unnamed:
-each finding is checked again before it is reported, and young objects are not reported as unnamed.
+Jobs may run meanwhile. An object that is written or removed after the objects were listed can seem missing or
+unreferenced: each finding is checked again before it is reported, and young objects are not reported as unreferenced.
 """
 
 import asyncio
@@ -120,8 +120,8 @@ async def verify_storage(
     limit: int = MAX_FINDINGS,
     on_progress: OnProgress = lambda _report: None,
 ) -> StorageReport:
-    """With `reads_content`, the SHA-256 of each object is compared, too. Objects younger than `least_age` that nothing
-    names are not reported: their row may not be written yet."""
+    """With `reads_content`, the SHA-256 of each object is compared, too. Unreferenced objects younger than `least_age`
+    are not reported: their row may not be written yet."""
     async with opened(dsn) as comparison:
         verification = _StorageVerification(comparison, storage, StorageReport(limit), least_age, on_progress)
         await verification.list_objects()
@@ -175,7 +175,7 @@ class _StorageVerification:
         self.on_progress(self.report)
 
     def _of_manifest(self, row: Row) -> Iterator[StorageReference]:
-        """A manifest in the external zone, and the objects that it names. One that is missing is reported as such."""
+        """A manifest in the external zone, and the objects that it names. A missing manifest is reported as missing."""
         try:
             manifest = Location.parse(row["path"], Zone.EXTERNAL)
         except InvalidRequest:
@@ -205,7 +205,8 @@ class _StorageVerification:
             self.report.findings.append(StorageFinding(StorageProblem.UNREADABLE, message, **facts))
 
     async def _look_up_other_containers(self) -> None:
-        """Objects in other containers than those of the zones. What is unnamed there is not ours."""
+        """Look up referenced objects in other containers than those of the zones. Other objects there do not belong to
+        the platform."""
         containers = self.storage.containers
         values = {"zones": [zone.value for zone in containers], "containers": list(containers.values())}
         async for rows in self.comparison.stream("storage_elsewhere", values):
@@ -266,7 +267,7 @@ class _StorageVerification:
     # Unfinished uploads
 
     async def compare_uploads(self) -> None:
-        """Bytes of uploads that the database does not know any more, and uploads whose time is over."""
+        """Find bytes of uploads that are no longer in the database, and uploads that have expired."""
         before = datetime.now(UTC) - self.least_age
         parts = {part.upload_id: part for part in await asyncio.to_thread(lambda: list(self.storage.uploads.all()))}
         old = [upload_id for upload_id, part in parts.items() if part.modified_at < before]
@@ -316,7 +317,7 @@ class _StorageVerification:
         self.report.counts[code] += 1
         self.report.served += bool(row["is_served"])
         if self.report.counts[code] <= self.report.limit:
-            message = f"{_named(row)} has other content than {_reference_text(row)} says"
+            message = f"the SHA-256 of {_named(row)} is not that of {_reference_text(row)}"
             self.report.findings.append(_finding(code, message, row))
 
     async def _in_threads(self, call: Callable[[Any], Any], values: Iterable[Any], at_once: int = AT_ONCE) -> list[Any]:
@@ -351,7 +352,7 @@ def _stored(info: ObjectInfo) -> StoredObject:
 
 
 def _manifest_entries(content: bytes) -> list[tuple[str, int | None, str | None]]:
-    """Name, size and SHA-256 of each object. ValueError, KeyError or TypeError if it is no manifest."""
+    """Name, size and SHA-256 of each object. ValueError, KeyError or TypeError if it is not a manifest."""
     return [
         (str(entry["blob"]), None if entry.get("size_bytes") is None else int(entry["size_bytes"]), entry.get("sha256"))
         for entry in _objects(orjson.loads(content))

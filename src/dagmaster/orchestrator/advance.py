@@ -41,7 +41,7 @@ _log = log.get("orchestrator")
 
 
 class StaleViewError(Exception):
-    """A commit whose answer was lost took effect after the job was read again: the view is outdated."""
+    """A commit whose response was lost took effect after the job was read again: the view is outdated."""
 
 
 class JobAdvancing(OrchestratorLiveness):
@@ -181,7 +181,7 @@ class JobAdvancing(OrchestratorLiveness):
             await self.transport.publish([Ticket(queue) for queue in sorted(queues)])
 
     async def _keep(self, plans: dict[UUID, Plan]) -> None:
-        """The step is committed: the planned views are the present state."""
+        """The step is committed: the planned views are the current state."""
         for job_id, plan in plans.items():
             owned = self._owned[job_id]
             owned.view, owned.checks_all_nodes, owned.failures = plan.view, plan.is_unfinished, 0

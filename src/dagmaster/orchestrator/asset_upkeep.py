@@ -62,7 +62,7 @@ class AssetUpkeep:
     errors: int = 0
 
     async def run(self) -> None:
-        """Until cancelled. Instances that were started together spread out."""
+        """Run until cancelled. Instances that were started together spread out."""
         pause = self.settings.janitor_interval_sec * self.random.random()
         while True:
             await asyncio.sleep(pause)
@@ -76,7 +76,8 @@ class AssetUpkeep:
             await self.external.close()
 
     async def run_once(self) -> bool:
-        """Whether all is done until the next interval. Failures are tried again then."""
+        """Run all chores. Returns whether nothing is left to do before the next interval, when failures are tried
+        again."""
         chores = (
             self.adopt,
             self.purge,
@@ -105,7 +106,7 @@ class AssetUpkeep:
         return True
 
     async def purge(self) -> bool:
-        """Purge a bounded number of revisions. Whether none is left."""
+        """Purge a bounded number of revisions. Returns whether none is left."""
         if self.settings.purge_days:
             await self.store.begin_purge(self.settings.purge_days * DAY_SECONDS, PURGED_AT_ONCE)
         revisions = await self.store.pending_purges(PURGED_AT_ONCE)
@@ -117,7 +118,7 @@ class AssetUpkeep:
         return len(revisions) < PURGED_AT_ONCE
 
     async def remove_collections(self) -> bool:
-        """Remove what the catalogue keeps of assets that have no data any more. Whether none is left."""
+        """Remove the collections of assets that have no data any more. Returns whether none is left."""
         left = await self.store.collections_left(PURGED_AT_ONCE)
         for dataset_id in left:
             if await self.store.remove_collection(dataset_id):
@@ -125,7 +126,8 @@ class AssetUpkeep:
         return len(left) < PURGED_AT_ONCE
 
     async def recheck_withdrawals(self) -> bool:
-        """Withdraw again what is outside although it was withdrawn. Some of the last day, in each run others."""
+        """Withdraw copies again that exist although they were withdrawn. Each run checks a random part of the
+        withdrawals of the last day."""
         for revision in await self.store.withdrawn(RECHECK_SECONDS, RECHECKED_AT_ONCE):
             edition = Edition(revision.dataset_id, revision.version_ordinal, revision.revision)
             if await asyncio.to_thread(self._has_external, edition) and await self.store.withdraw_again(revision):
@@ -166,7 +168,8 @@ class AssetUpkeep:
         return not age or await self.store.forget_events(age, EVENTS_AT_ONCE) < EVENTS_AT_ONCE
 
     async def expire_uploads(self) -> bool:
-        """Remove a bounded number of uploads. Whether none is left. One that receives bytes right now is skipped."""
+        """Remove a bounded number of expired uploads. Returns whether none is left. One that receives bytes right now
+        is skipped."""
         expired = await self.store.expired_uploads(EXPIRED_AT_ONCE)
         removed = [await self._expire(upload_id) for upload_id in expired]
         if any(removed):
@@ -187,7 +190,8 @@ class AssetUpkeep:
             writer.close()
 
     async def remove_stray_bytes(self) -> bool:
-        """Bytes of uploads that a killed process has finished or removed. Those of new ones may not have a row yet."""
+        """Remove bytes that belong to no upload, left by a killed process. Bytes of a new upload are kept, because it
+        may not have a row yet."""
         before = datetime.now(UTC) - timedelta(seconds=STRAY_SECONDS)
         parts = await asyncio.to_thread(lambda: list(self.storage.uploads.all()))
         old = [part.upload_id for part in parts if part.modified_at < before]

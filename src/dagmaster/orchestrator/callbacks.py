@@ -36,8 +36,8 @@ AT_ONCE: Final = 16
 PER_RECEIVER: Final = 4
 LEASE_SECONDS: Final = 60.0  # far more than an attempt may take
 TURN_SECONDS: Final = 0.2  # at most this often, however many jobs end
-IDLE_POLLS: Final = 5  # without pending callbacks, polls are so many times as far apart
-LAST_SECONDS: Final = 2.0  # for attempts that are under way when the process is stopped
+IDLE_POLLS: Final = 5  # without pending callbacks, the time between polls is this many times longer
+LAST_SECONDS: Final = 2.0  # how long attempts may take that are under way when the process is stopped
 _log = log.get("callbacks")
 
 Send = Callable[..., Awaitable[int]]
@@ -65,7 +65,7 @@ class CallbackSender:
         self._is_wanted = asyncio.Event()
 
     async def run(self) -> None:
-        """Until cancelled. Attempts that are under way then have a moment to end."""
+        """Run until cancelled. Attempts that are under way then have a moment to end."""
         try:
             while True:
                 await self._pause(await self._run_once_safely())
@@ -84,7 +84,7 @@ class CallbackSender:
         return {**counted, "under_way": len(self._under_way)}
 
     async def run_once(self) -> bool:
-        """Begin attempts for callbacks that are due. Whether any callback is pending."""
+        """Begin attempts for callbacks that are due. Returns whether any callback is pending."""
         free = AT_ONCE - len(self._under_way)
         if not free:
             return True
@@ -102,7 +102,7 @@ class CallbackSender:
             await asyncio.wait(list(self._under_way))
 
     async def _run_once_safely(self) -> float:
-        """Seconds until the next turn, unless it is wanted earlier."""
+        """Returns the seconds until the next run, unless it is requested earlier."""
         try:
             are_pending = await self.run_once()
         except Exception as error:  # no failure may end the sender

@@ -4,7 +4,7 @@
                          ──▶ for each, in one transaction: lock it, decide (assets/external), create the job, record it
 
 It runs as a task in each orchestrator's process; any number of them share the work, and one of them starts each job.
-The end of a job reaches its revision by a trigger. Revisions that an earlier release has marked are carried out too.
+A trigger records the end of a job in its revision. Revisions that an earlier release has marked are processed too.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from dagmaster.orchestrator.pause import pause
 from dagmaster.settings import Settings
 
 AT_ONCE: Final = 50
-IDLE_POLLS: Final = 5  # polls are so many times as far apart as those of the orchestrator
+IDLE_POLLS: Final = 5  # the time between polls is this many times that of the orchestrator
 TURN_SECONDS: Final = 0.2  # at most this often, however many jobs end
 _log = log.get("external")
 
@@ -40,7 +40,7 @@ class ExternalCopyChore:
         self._is_wanted = asyncio.Event()
 
     async def run(self) -> None:
-        """Until cancelled. Instances that were started together spread out."""
+        """Run until cancelled. Instances that were started together spread out."""
         while True:
             interval = IDLE_POLLS * self.settings.orchestrator_poll_interval
             has_more = await self._run_once_safely()
@@ -50,11 +50,11 @@ class ExternalCopyChore:
         await self.store.close()
 
     def wake(self) -> None:
-        """An asset was decided on."""
+        """There may be copies to make or remove."""
         self._is_wanted.set()
 
     async def run_once(self) -> bool:
-        """Do what is due for a bounded number of revisions. Whether more may be due."""
+        """Start the jobs that are due for a bounded number of revisions. Returns whether more may be due."""
         due = await self.store.due(AT_ONCE)
         for key in due:
             await self._carry_out(key)

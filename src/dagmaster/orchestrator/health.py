@@ -18,7 +18,7 @@ from dagmaster.orchestrator.loop import Orchestrator
 from dagmaster.orchestrator.relay import Relay
 
 MEANINGS = {
-    "cycles": "Turns of its loop",
+    "cycles": "Iterations of its loop",
     "claimed": "Jobs claimed",
     "reclaimed": "Jobs claimed that another orchestrator, or an earlier run, had owned before",
     "advanced": "Jobs advanced, one for each step of each job",
@@ -26,7 +26,7 @@ MEANINGS = {
     "finished": "Jobs that ended",
     "dispatched": "Tasks written to queues",
     "results": "Reports of tasks processed",
-    "errors": "Turns and jobs that failed and are tried again",
+    "errors": "Iterations and jobs that failed and are tried again",
     "messages": "Submissions taken from the queue of jobs",
 }
 
@@ -50,8 +50,10 @@ class OrchestratorHealth:
         if age is not None:
             is_recent = age < orchestrator.settings.orphan_threshold_sec
             known = Check("heartbeat", is_recent, f"reached the database {age:.1f} s ago")
-        moves = Check("loop", silent < orchestrator.patience_seconds, f"got on {silent:.1f} s ago")
-        stays = Check("claiming", not orchestrator.is_stopping, "stops" if orchestrator.is_stopping else "claims jobs")
+        moves = Check("loop", silent < orchestrator.patience_seconds, f"advanced {silent:.1f} s ago")
+        stays = Check(
+            "claiming", not orchestrator.is_stopping, "is stopping" if orchestrator.is_stopping else "claims jobs"
+        )
         return [known, moves, stays]
 
     def about(self) -> dict[str, Any]:
@@ -96,7 +98,7 @@ def _relay_metrics(relay: Relay) -> Iterable[Metric]:
     by_outcome = asdict(relay.counters)
     errors = by_outcome.pop("errors")
     samples = {(name,): float(value) for name, value in by_outcome.items()}
-    yield counters(
-        "dagmaster_relay_messages_total", "Messages of the outbox, by what became of them", ("outcome",), samples
+    yield counters("dagmaster_relay_messages_total", "Messages of the outbox, by outcome", ("outcome",), samples)
+    yield counter(
+        "dagmaster_relay_errors_total", "Iterations of the relay that could not read or write the outbox", errors
     )
-    yield counter("dagmaster_relay_errors_total", "Turns of the relay that could not read or write the outbox", errors)

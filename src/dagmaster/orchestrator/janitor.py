@@ -62,7 +62,7 @@ class Janitor:
         self._ran_at: float | None = None
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._sweep_forever())
             if self.tidy:
@@ -93,7 +93,7 @@ class Janitor:
         self._is_wanted.set()
 
     def stats(self) -> dict[str, Any]:
-        """`silent_seconds` far above the interval means that it is stuck. Also for other threads."""
+        """`silent_seconds` far above the interval means that it is stuck. Other threads may call it."""
         silent = None if self._ran_at is None else round(time.monotonic() - self._ran_at, 1)
         counted = {name: getattr(self.counters, name) for name in JanitorCounters.__dataclass_fields__}
         tidied = {"tidied_jobs": self.tidy.tidied_jobs, "tidy_errors": self.tidy.errors} if self.tidy else {}
@@ -101,7 +101,7 @@ class Janitor:
         return {**counted, **tidied, **kept, "silent_seconds": silent}
 
     async def _run_once_safely(self) -> bool:
-        """Whether all is done until the next interval."""
+        """Returns whether nothing is left to do before the next interval."""
         try:
             await self.sweep()
             is_done = await self._prune()
@@ -150,7 +150,7 @@ class Janitor:
             await self.post(
                 self.settings.janitor_webhook_url, content, allow_private=self.settings.allow_private_webhooks
             )
-        except Exception as error:  # the actions are done and logged, whether or not the webhook answers
+        except Exception as error:  # the actions are done and logged, whether or not the webhook responds
             log.failure(_log, "the webhook could not be called", error)
 
     async def _prune(self) -> bool:

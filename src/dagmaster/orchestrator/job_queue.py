@@ -66,7 +66,7 @@ class JobQueue:
         self._failures = 0
 
     async def run(self) -> None:
-        """Until cancelled. No failure ends it."""
+        """Run until cancelled. No failure ends it."""
         try:
             while True:
                 await self._run_once_safely()
@@ -78,7 +78,7 @@ class JobQueue:
 
     async def run_once(self, wait_seconds: float = WAIT_SECONDS) -> int:
         """Take what waits; returns how many messages were received."""
-        # The first alone, so that it need not wait for others; more of them if there are any.
+        # The first message is received alone, so that it need not wait for others; then more, if there are any.
         messages = await self.receiver.receive(1, wait_seconds)
         if messages:
             messages += await self.receiver.receive(MAX_AT_ONCE, 0.05)
@@ -146,7 +146,7 @@ class JobQueue:
 
 
 def _id_of(message: BrokerMessage, body: Any, queue: str) -> str:
-    """The producer's id: of the submission, else of the message; else that of this message in its queue."""
+    """The producer's id of the submission or of the message; without one, a hash of its place in the queue."""
     named = body.get("message_id") if isinstance(body, dict) else None
     own = named if isinstance(named, str) and named else message.message_id
     if own:

@@ -90,7 +90,7 @@ class OrchestratorLiveness:
 
     @property
     def owned_count(self) -> int:
-        """Also for other threads."""
+        """The number of jobs that it owns. Other threads may read it."""
         return len(self._owned)
 
     def _now(self) -> float:
@@ -98,12 +98,12 @@ class OrchestratorLiveness:
 
     @property
     def silent_seconds(self) -> float:
-        """Seconds since the loop last finished a turn. Also for other threads."""
+        """Seconds since the loop last made progress. Other threads may read it."""
         return time.monotonic() - self._progressed_at if self._progressed_at else 0.0
 
     @property
     def patience_seconds(self) -> float:
-        """A loop that has been silent for longer sends no heartbeat any more."""
+        """A loop that has been silent for longer sends no more heartbeats."""
         return max(self.settings.orphan_threshold_sec / 2, 3 * self.settings.orchestrator_poll_interval)
 
     @property

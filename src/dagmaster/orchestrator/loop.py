@@ -37,7 +37,7 @@ from dagmaster.transports.transport import Transport
 
 SWEEP_SECONDS = 0.2  # at most this often, however many notifications arrive
 SWEEP_SHARE = 0.05  # at most this share of the time, but one sweep at every poll
-COUNT_SECONDS = 10.0  # how often an instance without jobs checks whether it has some by the rows
+COUNT_SECONDS = 10.0  # how often an instance without jobs checks in the database whether it owns some
 CHORES_SECONDS = 3600.0
 FEW_JOBS = 16  # up to this many are opened without asking first which of them have reports
 _log = log.get("orchestrator")
@@ -47,7 +47,7 @@ _log = log.get("orchestrator")
 class Orchestrator(JobAdvancing):
     settings: Settings
     ledger: OrchestratorLedger
-    beat_ledger: OrchestratorLedger  # a connection of its own, so that a busy loop still shows that it lives
+    beat_ledger: OrchestratorLedger  # a connection of its own, so that heartbeats are sent while the loop is busy
     notifier: Notifier
     transport: Transport
     planner: Planner
@@ -55,7 +55,7 @@ class Orchestrator(JobAdvancing):
     host: str = "localhost"
     pid: int = 0
     software_version: str = ""
-    owner_id: UUID = field(default_factory=uuid4)  # fresh at every start
+    owner_id: UUID = field(default_factory=uuid4)  # new at every start
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     janitor: Janitor | None = None
     callbacks: CallbackSender | None = None
@@ -143,7 +143,7 @@ class Orchestrator(JobAdvancing):
         until = self._next_poll
         if self._next_due is not None:
             until = min(until, max(self._next_due, self._next_sweep))
-        if self._dirty:  # those that were set aside may wait
+        if self._dirty:  # jobs that were set aside wait until their time
             until = min(until, *(self._owned[job_id].set_aside_until for job_id in self._dirty))
         timeout = max(0.0, until - self._now())
         waiting = asyncio.ensure_future(self.notifier.wait(timeout))
@@ -159,19 +159,19 @@ class Orchestrator(JobAdvancing):
             self._waiting = None
             waiting.cancel()
 
-    # One turn
+    # One iteration
 
     async def _run_once_safely(self, topics: frozenset[str]) -> None:
         try:
             await self._run_once(topics)
         except Exception as error:  # neither an outage nor a mistake in this software may end the loop
-            log.failure(_log, "a turn failed, trying again", error)
+            log.failure(_log, "an iteration failed, trying again", error)
             await self._recover()
         self._progressed_at = self._now()
 
     async def _recover(self) -> None:
         self.counters.errors += 1
-        self._next_count = 0.0  # the lost answer may be that of a claim
+        self._next_count = 0.0  # the response to a claim may have been lost
         self._discard_views(self._owned)
         await self.sleep(min(1.0, self.settings.orchestrator_poll_interval))
 
@@ -283,11 +283,11 @@ class Orchestrator(JobAdvancing):
             await self._compare_ownership()
 
     async def _compare_ownership(self) -> None:
-        """By the rows this instance owns more jobs than it knows of, or fewer.
+        """According to the database, this instance owns more jobs than it knows of, or fewer.
 
-        Fewer: others claimed them while this instance was paused or cut off. All jobs are read again, and the fence
-        shows which. More: the answer to a claim was lost. No instance would ever advance those, because their owner is
-        alive.
+        Fewer: others claimed them while this instance was paused or disconnected. All jobs are read again, and the
+        fence shows which. More: the response to a claim was lost. These jobs are released, because no instance would
+        ever advance them while their owner is alive.
         """
         self._discard_views(self._owned)
         released = await self.ledger.release_unknown(self.owner_id, list(self._owned))

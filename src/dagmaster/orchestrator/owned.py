@@ -14,8 +14,8 @@ from dagmaster.observe.redaction import redact
 from dagmaster.workflows.graph import Graph, build
 
 GRAPHS_KEPT = 256
-# A job that fails this often in a row is failed itself. One whose statements only take too long gets more attempts,
-# because the server may be slow for another reason.
+# After this many failed attempts in a row to advance a job, it fails. A job whose statements only take too long gets
+# more attempts, because the server may be slow for another reason.
 ATTEMPTS = 5
 STATEMENT_ATTEMPTS = 20
 
@@ -37,10 +37,10 @@ class Owned:
     refused_sums: dict[str, DagmasterError] = field(default_factory=dict)
     traceparent: str | None = None  # of its submission
     traced_steps: int = 0
-    rendered: dict[Key, Any] = field(default_factory=dict)  # the outcomes of slow templates, also of those under way
+    rendered: dict[Key, Any] = field(default_factory=dict)  # the outcomes of slow templates, or RENDERING
 
     def keep(self, job: LoadedJob, graph: Graph) -> None:
-        """The rows were read: this is the present state."""
+        """The rows were read: this is the current state."""
         self.view = replace(job.view(graph), refused_sums=self.refused_sums)
         self.sequence = job.last_sequence
         self.traceparent = job.traceparent
@@ -48,7 +48,7 @@ class Owned:
         self.is_failing = is_failing(self.view)
 
     def is_last_attempt(self, error: Exception) -> bool:
-        """Whether another attempt to advance the job makes no sense after this error."""
+        """Whether this error ends the last attempt to advance the job."""
         return self.failures >= (STATEMENT_ATTEMPTS if isinstance(error, Unavailable) else ATTEMPTS)
 
 

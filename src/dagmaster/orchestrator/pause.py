@@ -1,10 +1,10 @@
-"""Waiting between two turns of a background task."""
+"""Waiting between two runs of a background task."""
 
 import asyncio
 
 
 async def pause(wanted: asyncio.Event, seconds: float) -> None:
-    """Wait until the next turn is due, or requested earlier. That turn serves the request, so the event is cleared."""
+    """Wait until the next run is due, or requested earlier. That run serves the request, so the event is cleared."""
     try:
         async with asyncio.timeout(seconds):
             await wanted.wait()

@@ -5,7 +5,7 @@
                   ──▶ delete what the broker has acknowledged; postpone the others
 
 It runs as a task in each orchestrator's process, with a connection of its own; any number of them share the work. If
-the process dies between the broker's answer and the deletion, the lease expires and the ids are sent again: a message
+the process dies between the acknowledgement and the deletion, the lease expires and the ids are sent again: a message
 arrives at least once, and a second one does no harm.
 
 A queue is busy while tasks wait whose ids were sent: the workers have work, and a worker that is busy takes its next
@@ -16,7 +16,7 @@ relay looks again later.
 
 An error of a queue (it does not exist, access is denied, the broker is away) postpones its messages and is shown in the
 log, in the statistics of the orchestrator and by `dagmaster doctor`; workers find the tasks by polling meanwhile. An
-error of a single message, which no repetition would cure, fails its task with that reason.
+error of a single message, which would occur again, fails its task with that reason.
 """
 
 import asyncio
@@ -39,13 +39,13 @@ WINDOW: Final = 64  # ids that are sent at once; each wakes one worker, which cl
 SMALLEST_WINDOW: Final = 8  # if few workers serve the queue: two ids for each, because some workers receive several
 COUNT_SECONDS: Final = 10.0  # between two counts of the workers
 ALIVE_SECONDS: Final = 60.0  # without a heartbeat, a worker is not counted
-WINDOW_AFTER_BUSY: Final = 16  # of a queue that was busy: most workers claim its tasks without messages
+WINDOW_AFTER_BUSY: Final = 16  # for a queue that was busy: most workers claim its tasks without messages
 FEW_WAITING: Final = SMALLEST_WINDOW  # if fewer announced tasks wait, more are announced
 REMEMBERED_SECONDS: Final = 30.0  # an older id is not counted: its message may be lost
 BUSY_SECONDS: Final = 0.5  # between two checks of a busy queue
 NEWEST: Final = 4  # ids of new tasks that are sent for a busy queue
 NEWEST_SECONDS: Final = 0.05  # between two of these for a queue
-FORGOTTEN_AT_ONCE: Final = (100, 2000)  # messages that are looked at; twice as many as were unneeded the last time
+FORGOTTEN_AT_ONCE: Final = (100, 2000)  # least and most messages to check; twice as many as were unneeded before
 LEASE_SECONDS: Final = 60.0  # more than sending may take
 _log = log.get("relay")
 
@@ -91,7 +91,7 @@ class Relay:
         self._is_wanted = asyncio.Event()
 
     async def run(self) -> None:
-        """Until cancelled. No failure ends it."""
+        """Run until cancelled. No failure ends it."""
         while True:
             self._is_wanted.clear()  # before the claim: what is committed from now on wakes it again
             if not await self._run_once_safely():
@@ -149,12 +149,13 @@ class Relay:
         return self._windows.get(queue, self._widest(queue))
 
     def _widest(self, queue: str) -> int:
-        """More messages than wake every worker would be outdated, and their workers would have to complete them."""
+        """The largest window. More messages than it takes to wake every worker would be outdated when they arrive, and
+        workers would have to complete them."""
         workers = self._workers.get(queue)
         return min(WINDOW, max(SMALLEST_WINDOW, 2 * workers)) if workers else WINDOW
 
     async def _forget(self, unneeded: Sequence[ClaimedMessage]) -> None:
-        """Delete these, and those behind them whose tasks were claimed meanwhile."""
+        """Delete these messages, and those after them whose tasks were claimed meanwhile."""
         await self.outbox.delete_messages(unneeded)
         forgotten = await self.outbox.forget_messages(self._forgotten_at_once)
         self.counters.unneeded += len(unneeded) + forgotten
@@ -162,7 +163,7 @@ class Relay:
         self._forgotten_at_once = max(fewest, min(most, 2 * forgotten))
 
     def _note_polling_workers(self, messages: Sequence[ClaimedMessage]) -> None:
-        """Of a queue that was busy, all that would be sent next is claimed already: its workers need no messages."""
+        """If all tasks of a queue that would be announced next are claimed already, its workers need no messages."""
         now = asyncio.get_running_loop().time()
         needed = {message.queue for message in messages if message.is_queued}
         for queue, count in Counter(message.queue for message in messages).items():
@@ -228,7 +229,7 @@ class Relay:
             return 0
 
     async def _send(self, queue: str, messages: Sequence[ClaimedMessage]) -> Sequence[ClaimedMessage]:
-        """Those that the broker has acknowledged."""
+        """Returns the messages that the broker has acknowledged."""
         try:
             await self.sender.send_tasks(queue, [message.task_id for message in messages])
         except DagmasterError as error:

@@ -34,7 +34,7 @@ class WorkflowReload:
     _is_wanted: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         while True:
             try:
                 await self.run_once()
@@ -49,7 +49,7 @@ class WorkflowReload:
         await self.caches.close()
 
     async def run_once(self) -> None:
-        """Compare generations, and read the workflows if theirs has grown."""
+        """Compare generations, and read the workflows if the one in the database is newer."""
         assert self.owner_id is not None
         state = await self.caches.state(self.owner_id)
         if self.generation is None or state.generation > self.generation:

@@ -21,7 +21,8 @@ class SlowTemplates:
         self._threads: ThreadPoolExecutor | None = None
 
     def render(self, owned: Owned, templates: Iterable[SlowTemplate]) -> None:
-        """Start with those that are not under way. `on_rendered` is called in the event loop after each."""
+        """Start to render the templates that were not started before. `on_rendered` is called in the event loop after
+        each."""
         loop = asyncio.get_running_loop()
         for slow in templates:
             if slow.key in owned.rendered:
@@ -33,7 +34,7 @@ class SlowTemplates:
             self._threads.submit(slow.outcome).add_done_callback(done)
 
     def _report(self, loop: asyncio.AbstractEventLoop, owned: Owned, slow: SlowTemplate, outcome: Future[Any]) -> None:
-        """In the thread. The loop may have ended in the meantime."""
+        """Called in the thread. The loop may have ended in the meantime."""
         if not outcome.cancelled():
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(self._keep, owned, slow, outcome.result())

@@ -7,7 +7,7 @@
       ──▶ free the space, which may take long and blocks no job
 
 It runs as a task of its own: a disk that hangs must not block the janitor. Only folders whose name is exactly a job id,
-or that of a job's own dataset, are read. If the storage is on another machine, there are none, and it does nothing.
+or that of a job's own dataset, are read. If the storage is a folder of another machine, it finds none.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ class Tidy:
     errors: int = 0
 
     async def run(self) -> None:
-        """Until cancelled. Instances that were started together spread out."""
+        """Run until cancelled. Instances that were started together spread out."""
         pause = self.settings.janitor_interval_sec * self.random.random()
         while True:
             await asyncio.sleep(pause)
@@ -80,11 +80,12 @@ class Tidy:
         swept = await self.store.tidy(run_id, checked, graces_of(self.settings), JOBS_AT_ONCE, remove, is_dry=is_dry)
         if swept.actions and not is_dry:
             self.tidied_jobs += len(swept.actions)
-            _log.info("files of jobs that are over are removed", jobs=len(swept.actions), run_id=str(run_id))
+            _log.info("files of jobs that have ended were removed", jobs=len(swept.actions), run_id=str(run_id))
         return swept
 
     def _remove(self, over: Sequence[JobFiles], is_dry: bool) -> list[RemovedFiles]:
-        """Remove files by renaming, which is fast. A job whose files cannot be removed does not block the others."""
+        """Remove files; in a folder by renaming, which is fast. A job whose files cannot be removed does not block the
+        others."""
         until = time.monotonic() + REMOVING_SECONDS
         removed = []
         for leftovers in over:
@@ -98,11 +99,11 @@ class Tidy:
 
     def _note_failure(self, error: Exception, **facts: str) -> None:
         self.errors += 1
-        log.failure(_log, "files of jobs are not removed, trying again later", error, **facts)
+        log.failure(_log, "files of jobs could not be removed, trying again later", error, **facts)
 
 
 def tidy_of(settings: Settings, dsn: str, role: str = "tidy") -> Tidy | None:
-    """None if it is switched off."""
+    """None if it is disabled."""
     return Tidy(settings, PostgresJanitor(dsn, role), open_storage(settings)) if settings.tidy_enabled else None
 
 

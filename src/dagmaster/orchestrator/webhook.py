@@ -1,7 +1,7 @@
 """Call a webhook: one POST, connected to exactly the address that was checked.
 
-The host is resolved once. Every address that it has must be public, unless addresses of the own network are allowed;
-those of metadata services never are. The connection goes to a checked address, and TLS verifies the certificate for the
+The host is resolved once. Every address that it has must be public, unless private addresses are allowed; those of
+metadata services never are. The connection goes to a checked address, and TLS verifies the certificate for the
 host of the URL. Redirects are not followed, proxies of the environment are not used, and the body of the response is
 discarded.
 """
@@ -49,7 +49,7 @@ async def post(url: str, content: Any, *, allow_private: bool) -> None:
     """Post JSON. Raises if the address is refused, the response is late, or its status is not a success."""
     status = await send(url, orjson.dumps(content), {}, allow_private=allow_private)
     if not 200 <= status < 300:
-        raise Unavailable(f"the webhook answered {status}", code="webhook.refused", status=status)
+        raise Unavailable(f"the webhook responded with status {status}", code="webhook.refused", status=status)
 
 
 async def send(
@@ -94,7 +94,7 @@ async def _connect(
 async def _connect_to_any(
     target: _Target, addresses: Sequence[str], tls: ssl.SSLContext | None
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """To the first address that accepts. Each gets its share of the time."""
+    """Connect to the first address that accepts. Each gets its share of the time."""
     failure: Exception = OSError("no address")
     for address in addresses:
         try:
@@ -137,7 +137,9 @@ def _target_of(url: str) -> _Target:
     except ValueError:
         raise InvalidRequest("the URL of the webhook has an invalid host or port", code="webhook.bad-url") from None
     if parts.scheme not in {"http", "https"} or not host or "@" in parts.netloc:
-        raise InvalidRequest("the URL of the webhook is not http(s) without user name", code="webhook.bad-url")
+        raise InvalidRequest(
+            "the URL of the webhook must be http or https, without a user name", code="webhook.bad-url"
+        )
     is_secure = parts.scheme == "https"
     return _Target(host, port or (443 if is_secure else 80), is_secure, parts.netloc, _path(parts))
 

@@ -47,7 +47,7 @@ def make_landscape(
     >>> make_landscape(Path("scene.tif"), 1024)
     """
     if size % BLOCK or not 0 < size <= 65_536:
-        raise InvalidRequest(f"a landscape is a multiple of {BLOCK} pixels wide, 65536 at most", code="landscape.size")
+        raise InvalidRequest(f"the size must be a multiple of {BLOCK} pixels, at most 65536", code="landscape.size")
     land = _Land.grown(size, seed)
     corners = [(row, col) for row in range(0, size, BLOCK) for col in range(0, size, BLOCK)]
     with rasterio.open(path, "w", **_profile(size)) as file:
@@ -222,7 +222,7 @@ def _rise(surface: Plane, axis: int) -> Plane:
 
 
 def _distance(surface: Plane) -> Plane:
-    """Pixels to where a coarse surface is 0, near there."""
+    """The distance in pixels to where a coarse surface is 0; accurate only near there."""
     rise = np.hypot(_rise(surface, 0), _rise(surface, 1))
     return (surface / (rise + 0.004) * _STEP).astype(np.float32)
 

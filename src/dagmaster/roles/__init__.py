@@ -1,1 +1,1 @@
-"""Each role as a process: an orchestrator, a worker or a map server, wired from its parts, run until stopped."""
+"""Each role as a process: an orchestrator, worker, map server or gateway, wired from its parts, run until stopped."""

@@ -1,4 +1,4 @@
-"""The gateway as a process: it reads views, and forwards the rest. It needs neither GDAL nor credentials that write."""
+"""The gateway as a process: it reads views, and forwards all other requests. It needs neither GDAL nor write access."""
 
 import socket
 

@@ -79,7 +79,7 @@ def traced(settings: Settings, role: str) -> Iterator[None]:
 
 
 async def _compare_schema(dsn: str, name: str) -> None:
-    """Log which schema the database has if it is not the one of this software."""
+    """Log a warning if the schema of the database is not that of this software."""
     from dagmaster.database.reads.installation import InstallationReads
 
     try:
@@ -105,7 +105,7 @@ async def _compare_schema(dsn: str, name: str) -> None:
 
 
 def _needed_schema() -> str:
-    """Written beside the schema: computing it would load SQLAlchemy, more than 20 MB, into every role."""
+    """The schema's fingerprint, from a file: computing it would load SQLAlchemy, more than 20 MB, into every role."""
     return resources.files("dagmaster.database.schema").joinpath("fingerprint.txt").read_text().strip()
 
 
@@ -140,7 +140,7 @@ def log_authentication(settings: Settings, endpoint: Endpoint) -> None:
 
 async def run_until_stopped(role: Role) -> None:
     stop_on_signals(role)
-    gc.freeze()  # Loaded modules stay. Collecting them again and again would block the event loop.
+    gc.freeze()  # Loaded modules are never freed; examining them in each collection would block the event loop.
     await role.run()
 
 

@@ -27,7 +27,7 @@ from dagmaster.worker.loop import Worker
 from dagmaster.worker.process import worker_process
 
 NAME = "worker"
-# Each is a request, and those of all workers reach one server.
+# Seconds between reports of progress. Each is a request, and the requests of all workers reach one server.
 PROGRESS_SECONDS = 2.0
 
 
@@ -80,5 +80,5 @@ def wired(settings: Settings, started: StartedWorker, requests: WorkerRequests, 
 
 
 def without_database(registry: Registry) -> Registry:
-    """The handlers that need no database. Others are left to workers that have one."""
+    """The handlers that need no database. Tasks of other handlers are left to workers with a database."""
     return Registry((each for each in registry.values() if not each.needs_database), refused=registry.refused)

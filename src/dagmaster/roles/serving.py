@@ -1,6 +1,6 @@
 """The map server as a process: STAC API, tiles, files and pages, without jobs.
 
-It starts without its database too: its health probes say whether it is ready, and a restart would not help.
+It also starts while its database is unavailable: its readiness probe reports that, and a restart would not help.
 """
 
 import socket

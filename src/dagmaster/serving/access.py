@@ -3,8 +3,8 @@
     request ──▶ caller, signed link ─┐
     asset or dataset, version, rev ──┴▶ one query ──▶ access.decision ──▶ the revision that is read, or 404
 
-Nothing is cached, so that what a reviewer decides takes effect with the next request in every process. What a caller
-may not read is answered as if it did not exist: the response depends only on what the caller may see anyway.
+Nothing is cached, so that what a reviewer decides takes effect with the next request in every process. For data that a
+caller may not read, the error says that it does not exist: the response depends only on what the caller may see anyway.
 """
 
 import re
@@ -35,7 +35,7 @@ class ReadableRevision:
     """A revision that the caller may read.
 
     `is_published` is false for a preview: it may still be processed again. `is_public`: anyone may read it, so that
-    caches of others may keep it. `metadata` is what people have written about it; a preview has none.
+    shared caches may keep it. `metadata` is what people have written about it; a preview has none.
     """
 
     asset_id: str
@@ -68,7 +68,7 @@ class ExpectedPublication:
 
 
 def expected_publication(path: str, query: str) -> ExpectedPublication | None:
-    """None if it is unknown. It need not be right: then the decision asks for something else."""
+    """None if the URL does not show it. It may be wrong: the decision then reads what it needs itself."""
     if named := _NAMED_REVISION.match(path):
         return ExpectedPublication(named["name"], int(named["ordinal"]), int(named["revision"]))
     if not (named := _NAMED_DATASET.match(path)):
@@ -102,7 +102,7 @@ class AccessDecisions:
         raise reader.refusal(asset, revision)
 
     def expecting(self, path: str, query: str) -> AbstractContextManager[None]:
-        """Inside, what the decision on a request needs is read together with the key of the caller."""
+        """Inside this context, what the decision on a request needs is read together with the key of the caller."""
         expected = expected_publication(path, query)
         if expected is None:
             return nullcontext()
@@ -116,7 +116,7 @@ class AccessDecisions:
         return read_access(caller_of(request), asset.version) == ReadAccess.DATA
 
     async def listed_collections(self, request: Request) -> tuple[str, ...] | None:
-        """The collections that the catalogue shows to the caller; None if it has no others."""
+        """The collections that the catalogue shows to the caller; None if these are all."""
         collections = await self._catalog.collections(readable_clearances(caller_of(request)))
         return collections.ids if collections.has_others else None
 

@@ -149,7 +149,8 @@ def create_app(settings: Settings, dsn: str, *, storage: Storage | None = None) 
 
 
 def _everyone(settings: Settings) -> Caller:
-    """The caller of every request. Others than the user of this machine may send them if it has a public URL."""
+    """The caller of every request if authentication is disabled: an administrator if only this machine can reach the
+    server, else a viewer."""
     public_host = urlsplit(settings.public_url).hostname if settings.public_url else None
     is_local = not settings.serving_insecure and (public_host is None or is_loopback(public_host))
     return LOCAL_ADMIN if is_local else LOCAL_VIEWER

@@ -1,6 +1,6 @@
 """How long clients may cache responses.
 
-What only some callers may read is never kept by caches of others, and `latest` can become another version at any time:
+What only some callers may read is never kept by shared caches, and `latest` can become another version at any time:
 both are private, kept for seconds and revalidated by their ETag, which names the version and the revision. The content
 of a URL that names both never changes, so that it is cached for a year if anyone may read it. The TileJSON contains
 such tile URLs: an open map never mixes tiles of two versions.
@@ -19,9 +19,9 @@ from dagmaster.access.links import PARAMETER
 
 SHORT = "private, max-age=10, must-revalidate"
 FOR_EVER = "public, max-age=31536000, immutable"
-# Of responses that say nothing else: they may depend on the caller.
+# For responses that set no other value: they may depend on the caller.
 BY_DEFAULT = "private, no-cache"
-# Where a request has its credentials.
+# The headers that may contain credentials.
 CREDENTIALS = "Authorization, X-API-Key, Cookie"
 _KEY = "dagmaster.caching"
 _ANY = "*"

@@ -64,7 +64,7 @@ class DatasetPool:
                 self._release(_IdleDataset(path, stamp, dataset, self._clock()))
 
     def close_idle(self, seconds: float = _MAX_IDLE_SECONDS) -> None:
-        """Close datasets that have been idle for so many seconds."""
+        """Close datasets that have been idle for this many seconds."""
         until = self._clock() - seconds
         with self._lock:
             expired = [idle for idle in self._idle if idle.idle_since <= until]

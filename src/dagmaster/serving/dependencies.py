@@ -78,7 +78,7 @@ PARAMETERS: Mapping[str, re.Pattern[str]] = {
 }
 
 
-# Those of the mosaics of searches, which have neither versions nor a WMTS. `assets` is required by titiler-pgstac.
+# The parameters of mosaics of searches, which have neither versions nor a WMTS. `assets` is required by titiler-pgstac.
 SEARCH_PARAMETERS: Mapping[str, re.Pattern[str]] = {
     "assets": re.compile("data"),
     **{
@@ -98,7 +98,7 @@ def require_allowed(request: Request, allowed: Mapping[str, re.Pattern[str]] = P
         raise InvalidRequest(f"the request has more than {_MAX_PARAMETERS} parameters", code="request.invalid")
     for name, value in parameters:
         if name not in allowed:
-            hint = f"allowed are {', '.join(sorted(allowed))}"
+            hint = f"allowed parameters: {', '.join(sorted(allowed))}"
             raise InvalidRequest(f"unknown parameter {name[:40]!r}", code="tiles.no-parameter", hint=hint)
         if not allowed[name].fullmatch(value):
             raise InvalidRequest(f"the value of {name} is not allowed", code="tiles.bad-parameter")
@@ -159,7 +159,7 @@ async def selected_bands(bidx: Bands = None, expression: Expression = None) -> B
 
 def _expression_params(bidx: list[int] | None, expression: str) -> BidxExprParams:
     if bidx:
-        raise InvalidRequest("a request has either bidx or an expression", code="tiles.bad-parameter")
+        raise InvalidRequest("bidx and expression cannot be combined", code="tiles.bad-parameter")
     return BidxExprParams(expression=require_expression(expression))
 
 
@@ -209,7 +209,7 @@ async def colormap(
 
 def _given_colormap(text: str, name: str | None) -> Any:
     if name is not None:
-        raise InvalidRequest("a request has either colormap or colormap_name", code="tiles.bad-parameter")
+        raise InvalidRequest("colormap and colormap_name cannot be combined", code="tiles.bad-parameter")
     try:
         return parse_colormap(orjson.loads(text))
     except ValueError as error:
@@ -288,7 +288,7 @@ async def require_box(
 ) -> None:
     """Refuse a box that is not west, south, east, north in degrees."""
     if not (minx < maxx and miny < maxy):
-        raise InvalidRequest("a box is west,south,east,north", code="tiles.bad-parameter")
+        raise InvalidRequest("a box must be west,south,east,north", code="tiles.bad-parameter")
 
 
 async def require_areas(request: Request) -> None:
@@ -308,7 +308,7 @@ async def require_areas(request: Request) -> None:
         )
     if len(features) > MAX_AREAS or len(positions) > MAX_VERTICES:
         raise InvalidRequest(
-            f"the body may have {MAX_AREAS} features and {MAX_VERTICES:,} vertices",
+            f"the body may have at most {MAX_AREAS} features and {MAX_VERTICES:,} vertices",
             code="tiles.bad-geometry",
             hint="simplify the polygons, or send several requests",
         )

@@ -1,7 +1,7 @@
-"""Encodes images where it blocks nothing else.
+"""Encodes images without blocking other requests.
 
 GDAL encodes while it holds Python's global lock: a PNG of 2048 × 2048 pixels takes seconds, in which this process would
-answer no request at all. Large images are therefore encoded by a child process. Small ones are encoded here, because
+handle no other request. Large images are therefore encoded by a child process. Small ones are encoded here, because
 that takes milliseconds.
 """
 
@@ -26,7 +26,7 @@ _PROCESSES = max(1, (os.cpu_count() or 1) // 2)
 _MAX_SECONDS = 60.0
 # Pixels up to which this process encodes: 40 ms for a PNG, 10 ms for the others.
 _SMALL_PNG, _SMALL_IMAGE = 256 * 256, 512 * 512
-# In six times less time than at the usual level, a PNG of imagery is a sixth larger.
+# Six times faster than the default level; a PNG of imagery is a sixth larger.
 _FAST_ZLEVEL = 1
 
 
@@ -75,7 +75,7 @@ class Encoder:
     def _started(self) -> ProcessPoolExecutor:
         with self._lock:
             if self._pool is None:
-                # Not forked: this process has threads, whose locks a copy would hold for ever.
+                # Not forked: this process has threads, and a copy would hold their locks forever.
                 context = get_context("spawn")
                 self._pool = ProcessPoolExecutor(self._processes, context, _start_child, (os.getpid(),))
             return self._pool
@@ -102,7 +102,7 @@ def _start_child(parent: int) -> None:
 
 
 def _end_with(parent: int) -> None:
-    """End this process when its parent has been killed: the pool would wait for work for ever."""
+    """End this process when its parent has been killed: the pool would wait for work forever."""
     while os.getppid() == parent:
         time.sleep(1)
     os._exit(0)

@@ -28,7 +28,7 @@ def require_expression(text: str) -> str:
     """
     parts = text.split(";")
     if len(text) > MAX_CHARACTERS or len(parts) > MAX_EXPRESSIONS:
-        raise _refused(f"it may have {MAX_CHARACTERS} characters and {MAX_EXPRESSIONS} parts")
+        raise _refused(f"it may have at most {MAX_CHARACTERS} characters and {MAX_EXPRESSIONS} parts")
     if not _CHARACTERS.fullmatch(text):
         raise _refused(_ALLOWED)
     for part in parts:
@@ -42,7 +42,7 @@ def require_expression(text: str) -> str:
 
 
 def _has_band(node: ast.expr) -> bool:
-    """Check a node and those below it. Whether one of them is a band."""
+    """Check a node and all nodes below it. Returns whether one of them is a band."""
     match node:
         case ast.Name(id=name) if _BAND.fullmatch(name):
             return True

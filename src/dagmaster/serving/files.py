@@ -4,10 +4,10 @@
     /files/external/…                                                    the copies of public revisions
 
 Only files that the STAC documents of a revision name are served, to those who may read that revision: its COGs, its
-mosaic and its tiling scheme. Any other object in its folders is not. Folders are not listed. Raw data, intermediate
-files, recipes and results of jobs that belong to no asset are not served. Of the external zone, everything that an
-export has written for a revision is served for as long as anyone may read the revision. A name must follow the rules of
-storage, which forbid `..`.
+mosaic and its tiling scheme. Other objects in its folders are not served. Folders are not listed. Raw data,
+intermediate files, recipes and results of jobs that belong to no asset are not served. In the external zone, everything
+that an export has written for a revision is served for as long as anyone may read the revision. A name must follow the
+rules of storage, which forbid `..`.
 
 Files are served as they are stored, except mosaics: they name their COGs relative to the storage, and are served with
 the URLs of the COGs, so that other programs can read them.
@@ -96,8 +96,8 @@ async def get_file(request: Request, zone: str, container: str, blob: str) -> Re
 
 
 def _head_and_content(request: Request, services: MapServices, location: Location) -> tuple[ObjectInfo, bytes | None]:
-    """A file, and what is sent of it if that is little: mostly a few blocks of a COG, for which a second thread and a
-    stream would take longer than to read them."""
+    """A file, and the requested bytes if they are few. Most requests are for a few blocks of a COG, for which a second
+    thread and a stream would take longer than reading them."""
     file = services.storage.head(location)
     if request.method == "HEAD" or is_mosaic(location) or _has_current(request, file):
         return file, None

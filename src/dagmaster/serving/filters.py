@@ -18,7 +18,7 @@ from dagmaster.errors import InvalidRequest
 MAX_CHARACTERS = 20_000
 MAX_TEXT_NESTING = 10
 MAX_JSON_NESTING = 60
-# Of all geometries of one request.
+# In all geometries of one request.
 MAX_VERTICES = 10_000
 # Beyond 180, because a geometry across the antimeridian may continue there.
 _MAX_DEGREES = 360

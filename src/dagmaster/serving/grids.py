@@ -1,4 +1,4 @@
-"""The grids of tiles (OGC tile matrix sets), their descriptions, and what of OGC API Tiles is implemented."""
+"""The grids of tiles (OGC tile matrix sets), their descriptions, and the implemented classes of OGC API Tiles."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -36,7 +36,7 @@ def grids_named(names: Sequence[str]) -> TileMatrixSets:
         raise InvalidRequest(
             f"SERVING_GRIDS names an unknown grid: {unknown[0][:60]!r}",
             code="settings.invalid",
-            hint=f"known are {', '.join(sorted(all_grids.list()))}",
+            hint=f"known grids: {', '.join(sorted(all_grids.list()))}",
         )
     return TileMatrixSets({name: all_grids.get(name) for name in dict.fromkeys([GRID, *names])})
 

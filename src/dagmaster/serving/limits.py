@@ -23,13 +23,14 @@ from dagmaster.web.authentication import CALLER
 _CORES = max(2, os.cpu_count() or 1)
 _SMALL_PATHS = re.compile(r"tiles(?:/.*)?|(?:.*/)?tilejson\.json|map|.*/map\.html|info(?:\.geojson)?|point/.*|.*\.xml")
 _PIXEL_PATHS = re.compile(rf"(?:{TILES}|{SEARCHES})/[^/]+/(?P<rest>.+)")
-# Routes match boxes and sizes by separators, in every possible way: for minutes if a path has hundreds of them.
+# The patterns of routes with boxes and sizes try every way to split a path: minutes, if it has hundreds of separators.
 _MAX_COMMAS, _MAX_PATH_CHARACTERS = 3, 500
 
 
 @dataclass(slots=True)
 class WorkLimit:
-    """At most `running` requests at once, `per_client` of one client; `waiting` wait, `waiting_per_client` of one."""
+    """At most `running` requests run at once, `per_client` of one client. At most `waiting` more wait for a slot,
+    `waiting_per_client` of one client."""
 
     running: int
     per_client: int
@@ -119,7 +120,7 @@ def _pixel_path(scope: Scope) -> str | None:
 class PixelLimits:
     """ASGI middleware: requests for pixels hold a slot until their response begins.
 
-    Not until it ends: a client that reads slowly would hold the slot, while the work is done.
+    A slot is not held until the response ends: a client that reads slowly would keep it after the work is done.
     """
 
     def __init__(self, app: ASGIApp, large: WorkLimit | None = None, small: WorkLimit | None = None) -> None:

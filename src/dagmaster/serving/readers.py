@@ -177,7 +177,7 @@ class CogReader(Reader):
     def _require_bands(self, indexes: Sequence[int] | None) -> None:
         count = self._dataset.count
         if any(not 1 <= band <= count for band in indexes or ()):
-            raise InvalidRequest(f"the band does not exist: the dataset has {count}", code="tiles.no-band")
+            raise InvalidRequest(f"the band does not exist: the dataset has bands 1 to {count}", code="tiles.no-band")
 
     @property
     def _dataset(self) -> Any:
@@ -206,7 +206,7 @@ class MosaicReader(BaseReader):
         return self._zooms()[1]
 
     def _zooms(self) -> tuple[int, int]:
-        """Those of the mosaic, which are of Web Mercator; in other grids, the ones with about the same pixel sizes."""
+        """The zooms of the mosaic, which are of Web Mercator; in other grids, those with about the same pixel sizes."""
         if self.tms is WEB_MERCATOR_TMS or self.tms.id == WEB_MERCATOR_TMS.id:
             return self.mosaic.minzoom, self.mosaic.maxzoom
         sizes = (_pixel_metres(WEB_MERCATOR_TMS, zoom) for zoom in (self.mosaic.minzoom, self.mosaic.maxzoom))
@@ -253,7 +253,7 @@ class MosaicReader(BaseReader):
         bounds_crs: CRS | None = None,
         **options: Any,
     ) -> ImageData:
-        """A box in degrees, also if it is partly or completely outside."""
+        """A box in degrees, also if it is partly or completely outside the mosaic."""
         box = BBox(*bbox)
         options.pop("align_bounds_with_dataset", None)  # there is no common grid
         assets = self._near(self.mosaic.assets_in(box), box)
@@ -289,7 +289,7 @@ class MosaicReader(BaseReader):
         return self._merge(assets, read)
 
     def point(self, lon: float, lat: float, **options: Any) -> PointData:
-        """From the first COG that has data there, else from the first COG."""
+        """The values from the first COG that has data at the point, else from the first COG."""
         zoom = self.mosaic.quadkey_zoom
         x, y, _ = WEB_MERCATOR_TMS.tile(lon, lat, zoom)
         require_tile(WEB_MERCATOR_TMS, x, y, zoom)
@@ -320,7 +320,8 @@ class MosaicReader(BaseReader):
         raise NotImplementedError  # TiTiler takes statistics from a preview
 
     def _continuous_bounds(self) -> BBox:
-        """Across the antimeridian the catalogue's bounds, with longitudes beyond 180: MosaicJSON has no such bounds."""
+        """The bounds of the mosaic. Across the antimeridian, those of the catalogue, whose longitudes go beyond 180:
+        MosaicJSON has no such bounds."""
         bounds = self.input.source.bounds
         return bounds.unrolled() if bounds.crosses_antimeridian else self.mosaic.bounds
 
@@ -330,7 +331,7 @@ class MosaicReader(BaseReader):
         return self.mosaic.assets[self.mosaic.quadkeys[0]][0]
 
     def _near(self, locations: list[Location], area: BBox) -> list[Location]:
-        """Without those whose extent is known and does not touch the area."""
+        """The locations without those whose extent is known and does not touch the area."""
         extents = self.mosaic.extents
         return [asset for asset in locations if asset not in extents or extents[asset].intersects(area)]
 

@@ -46,9 +46,9 @@ class Rendering:
 
 
 def rendering_of(metadata: Mapping[str, Any], asset: Mapping[str, Any], name: str = "default") -> Rendering:
-    """From the `renders` of an item or collection, and the `bands` of the asset, else of the item assets.
+    """The rendering from the `renders` of an item or collection, and the `bands` of the asset, else of the item assets.
 
-    Uses the render called `name` if there is one, else the default.
+    It uses the render called `name` if there is one, else the default.
     """
     bands = asset.get("bands") or _bands_of_item_assets(metadata)
     ranges = tuple(_range_of(band) for band in bands)

@@ -177,7 +177,7 @@ def _number(request: Request, name: str, default: int) -> int:
 
 
 def _plain(document_id: str) -> str:
-    """PostgreSQL has no text with the character zero."""
+    """PostgreSQL cannot store the character NUL."""
     if "\x00" in document_id:
         raise _no_document()
     return document_id

@@ -45,16 +45,16 @@ from dagmaster.serving.sources import WORLD, SourceKind, TileSource, bounds_of, 
 from dagmaster.serving.stac import Collections
 from dagmaster.serving.tiles import Format, TileSize, answer_head, raster_layer, read_tile, requested_grid
 
-# Of one tile: each is a file to open.
+# In one tile: each is a file to open.
 MAX_ITEMS = 25
 # A URL must contain the id; browsers and proxies accept some 8,000 characters.
 MAX_ID_CHARACTERS = 4_000
 MAX_SEARCH_BYTES = 20_000
 FIELDS = ("collections", "ids", "bbox", "intersects", "datetime", "filter", "query", "sortby")
 _FORMAT = "a"
-# Searched for the bounds of all.
+# How many items are read to compute the bounds of a search.
 _ITEMS_OF_BOUNDS = 100
-# How long the tiles of a search are rendered like its first item. Which items they show is never cached.
+# How long the rendering and the bounds of a search are cached. Which items its tiles show is never cached.
 _SUMMARY_SECONDS = 1.5
 _LANGUAGE = "cql2-json"
 _TIFF = "image/tiff"
@@ -62,7 +62,7 @@ _TILE_PATHS = {"/{search_id}/tiles/{tileMatrixSetId}/{z}/{x}/{y}": "", "/{search
 _EXAMPLE = {"collections": ["dem"], "bbox": [6, 45, 9, 47], "sortby": [{"field": "datetime", "direction": "desc"}]}
 
 SearchId = Annotated[str, Path(description="The id that `/searches/register` returned")]
-Assets = Annotated[str | None, Query(description="`data`, the asset that is shown in any case")]
+Assets = Annotated[str | None, Query(description="Must be `data`, which is the asset that is always shown")]
 
 
 def encode(search: Mapping[str, Any]) -> str:
@@ -98,7 +98,9 @@ def decode(search_id: str) -> dict[str, Any]:
 
 
 def _no_search() -> NotFound:
-    return NotFound("this is not the id of a search", code="search.not-found", hint="POST /searches/register makes ids")
+    return NotFound(
+        "this is not the id of a search", code="search.not-found", hint="POST /searches/register returns ids"
+    )
 
 
 async def summarized(services: MapServices, search_id: str, listed: Collections) -> TileSource:
@@ -126,7 +128,8 @@ def _bounds(search: Mapping[str, Any], sources: Iterable[TileSource], *, has_mor
 
 
 def _sources(search: Mapping[str, Any], items: Iterable[Mapping[str, Any]]) -> list[TileSource]:
-    """The items that have an image, in the order of the search. By id, pgSTAC sorts version 9 before version 10."""
+    """The items that have an image, in the order of the search. Items of the same time are sorted by version here:
+    pgSTAC sorts them by id, in which version 9 comes before version 10."""
     images = [item for item in items if _has_image(item)]
     if not search.get("sortby"):
         by_time = [sorted(same, key=_ordinal, reverse=True) for _, same in groupby(images, _time)]
@@ -154,7 +157,7 @@ def _within(search: Mapping[str, Any], area: BBox) -> dict[str, Any]:
 
 
 def _area(grid: TileMatrixSet, tile: Tile) -> BBox:
-    """The bounds of a tile in degrees. Near the poles of a grid they may not be numbers: all longitudes then."""
+    """The bounds of a tile in degrees. Near the poles of a grid they may be invalid: then the whole range is used."""
     west, south, east, north = grid.bounds(tile)
     if not -180 <= west < east <= 180:
         west, east = -180.0, 180.0
@@ -217,15 +220,15 @@ async def register(
     unknown = sorted(body.keys() - set(FIELDS))
     if unknown:
         raise InvalidRequest(
-            f"the search of a mosaic has no field {unknown[0][:40]!r}",
+            f"a search for a mosaic may not have the field {unknown[0][:40]!r}",
             code="search.no-field",
-            hint=f"allowed are {', '.join(FIELDS)} and filter-lang={_LANGUAGE}",
+            hint=f"allowed fields: {', '.join(FIELDS)} and filter-lang={_LANGUAGE}",
         )
     try:
         search_id = encode({name: value for name, value in body.items() if value is not None})
-    except (TypeError, RecursionError):  # of numbers and text that JSON of the database cannot represent
+    except (TypeError, RecursionError):  # numbers and text that JSON cannot represent, or too deep nesting
         raise InvalidRequest("a value of the search cannot be read", code="request.invalid") from None
-    # Found once, so that a search that the catalogue refuses gets no id; with an area, as tiles have.
+    # The search is run once, with an area as for tiles, so that one that the catalogue refuses gets no id.
     listed = await services.access.listed_collections(request)
     await services.item_search.page({**_within(decode(search_id), WORLD), "limit": 1}, listed)
     return {"id": search_id, "links": _links(request, search_id)}

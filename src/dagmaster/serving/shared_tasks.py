@@ -20,7 +20,7 @@ class SharedTasks(Generic[V]):
         self._tasks: OrderedDict[Hashable, tuple[asyncio.Task[V], float]] = OrderedDict()
 
     async def get(self, key: Hashable, load: Callable[[], Awaitable[V]], seconds: float = math.inf) -> V:
-        """The result for a key, loaded now if there is none, and then kept for so many seconds."""
+        """The result for a key, loaded now if there is none, and then kept for this many seconds."""
         task, expires_at = self._tasks.get(key, (None, 0.0))
         if task is None or self._clock() >= expires_at or _has_failed(task):
             task = asyncio.ensure_future(_awaited(load))

@@ -131,7 +131,7 @@ def _described(collection: Json, item: Json | None, layer: LayerTexts) -> tuple[
 
 
 def _combined(digest: str, layer: LayerTexts | None) -> str:
-    """Tiles change with the style, so their URLs do."""
+    """Tiles change with the style, so their URLs must change too."""
     return hashlib.sha256(f"{digest}\n{layer.digest}".encode()).hexdigest()[:10] if layer else digest
 
 

@@ -71,7 +71,7 @@ from stac_fastapi.pgstac.models.links import ItemLinks, PagingLinks  # noqa: E40
 from stac_fastapi.pgstac.utils import filter_fields  # noqa: E402
 from stac_fastapi.types.errors import NotFoundError  # noqa: E402
 
-Collections = tuple[str, ...] | None  # that a caller may see; None: all
+Collections = tuple[str, ...] | None  # the collections that a caller may see; None: all
 
 PREFIX = STAC
 TITLE = "dagmaster"
@@ -80,9 +80,9 @@ _MAX_CONNECTIONS = 4
 STATEMENT_SECONDS = 10.0
 # How long a search waits for a connection while others use all of them.
 WAIT_SECONDS = 20.0
-# On one page: it has a link to the next.
+# Items on one page, which has a link to the next one.
 MAX_ITEMS = 1000
-# Completed before other requests have their turn.
+# Items that are completed before the event loop can run other requests.
 _ITEMS_AT_ONCE = 50
 _GEOJSON = "application/geo+json"
 _HINT = "/stac/api describes the API"
@@ -109,8 +109,8 @@ _UNAVAILABLE_ERRORS = (
 _UNREADABLE_ERRORS = (
     asyncpg.DataError,
     asyncpg.RaiseError,
-    asyncpg.InternalServerError,  # of PostGIS, for a geometry
-    asyncpg.SyntaxOrAccessError,  # of the SQL that pgSTAC makes of a filter or a text search
+    asyncpg.InternalServerError,  # raised by PostGIS for a geometry
+    asyncpg.SyntaxOrAccessError,  # in the SQL that pgSTAC builds from a filter or a text search
     asyncpg.ProgramLimitExceededError,
     orjson.JSONDecodeError,
 )
@@ -199,7 +199,7 @@ class _Client(CoreCrudClient):  # type: ignore[misc]
         for number, item in enumerate(page["features"]):
             page["features"][number] = await _select_fields(item, include, exclude, request)
             if number % _ITEMS_AT_ONCE == 0:
-                await asyncio.sleep(0)  # other requests have their turn
+                await asyncio.sleep(0)  # let the event loop run other requests
         tokens = {link["rel"]: link["href"].partition(f"token={link['rel']}:")[2] for link in page.get("links", ())}
         paging = PagingLinks(request=request, next=tokens.get("next"), prev=tokens.get("prev"))
         links = await paging.get_links()
@@ -304,7 +304,7 @@ class ItemSearch:
 
 
 async def _read_items(search_request: Any, listed: Collections, pool: asyncpg.Pool) -> dict[str, Any]:
-    """A page of items, with a search that is planned fast for many collections if they are limited."""
+    """A page of items. If the collections are limited, it uses a search that is planned fast even for many of them."""
     search_request.conf = {**(search_request.conf or {}), "nohydrate": True}
     search = search_request.model_dump_json(exclude_none=True, by_alias=True)
     async with _connection(pool) as connection:
@@ -345,7 +345,7 @@ def _limit_search(search: dict[str, Any]) -> None:
 
 
 def _require_names(parameter: str, names: Iterable[str] | None) -> None:
-    """stac-fastapi reads the first character of each name."""
+    """Refuse empty names: stac-fastapi reads the first character of each name."""
     if not all(isinstance(name, str) and name.strip(" +-") for name in names or ()):
         raise InvalidRequest(f"{parameter} has an empty name", code="request.invalid", hint=_HINT)
 

@@ -222,7 +222,7 @@ def _require_limits(router: APIRouter) -> None:
 
 
 def _serve_only_reads(router: APIRouter) -> None:
-    """Remove other routes than those that read."""
+    """Remove all routes that do not read."""
     routes = [route for route in router.routes if isinstance(route, APIRoute)]
     reading = [route for route in routes if "GET" in (route.methods or ())]
     router.routes[:] = [*reading, *(route for route in routes if route not in reading and route.path in _POST_PATHS)]
@@ -230,7 +230,7 @@ def _serve_only_reads(router: APIRouter) -> None:
 
 
 def answer_head(router: APIRouter, routes: Iterable[APIRoute]) -> None:
-    """Answer HEAD like GET; the server omits the body.
+    """Handle HEAD like GET; the server omits the body.
 
     HEAD has routes of its own, so that each operation is in the OpenAPI document once.
     """
@@ -275,7 +275,7 @@ def read_tile(
 
 
 def _crs_uri(grid: TileMatrixSet) -> str | None:
-    """Computed once for each grid: it takes longer than to encode a tile."""
+    """Computed once for each grid: it takes longer than encoding a tile."""
     if grid.id not in _CRS_URIS:
         _CRS_URIS[grid.id] = CRS_to_uri(grid.rasterio_crs)
     return _CRS_URIS[grid.id]
@@ -351,7 +351,7 @@ def get_tilejson(
 
 
 def raster_layer(source: TileSource, info: Any, minzoom: int, maxzoom: int) -> dict[str, Any]:
-    """The bands behind the tiles, in the way of `vector_layers`."""
+    """The bands behind the tiles, described like `vector_layers` in TileJSON."""
     return {
         "id": source.dataset_id,
         "description": source.title or source.dataset_id,

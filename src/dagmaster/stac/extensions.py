@@ -95,18 +95,18 @@ def _declared_extensions(document: Json) -> Violations:
         if not is_used and declared & accepted:
             yield "stac_extensions", f"{name} is declared and not used"
     for _ in declared - known:
-        yield "stac_extensions", "an extension, or a version of one, that we do not use is declared"
+        yield "stac_extensions", "an extension, or a version of one, is declared that is not supported"
 
 
 def _known_fields(document: Json) -> Violations:
-    """What older versions of the extensions had, and what none has."""
+    """Refuse fields that only older versions of the extensions have, or none."""
     for where, owner in _owners(document):
         for name, (prefix, known) in _FIELDS.items():
             for field in owner:
                 if field.startswith(prefix) and field.removeprefix(prefix) not in known:
                     yield f"{where}.{field}".strip("."), f"{name} has no such field"
     if "renders" in document and document.get("type") == "Feature":
-        yield "renders", "an item has them in its properties"
+        yield "renders", "in an item, renders must be in its properties"
 
 
 # Projection
@@ -120,13 +120,13 @@ def _projection(document: Json) -> Violations:
         if "proj:epsg" in owner and code != f"EPSG:{owner['proj:epsg']}":
             yield f"{where}.proj:epsg", "it is not the number in `proj:code`"
         if shape is not None and not (len(shape) == 2 and all(_is_whole(side, 1) for side in shape)):
-            yield f"{where}.proj:shape", "it is the number of rows and of columns"
+            yield f"{where}.proj:shape", "it must be the number of rows and the number of columns"
         elif transform is not None and not (len(transform) in (6, 9) and all(map(_is_number, transform))):
-            yield f"{where}.proj:transform", "it has six or nine numbers"
+            yield f"{where}.proj:transform", "it must have six or nine numbers"
         elif bbox is not None and not (
             len(bbox) == 4 and all(map(_is_number, bbox)) and bbox[0] < bbox[2] and bbox[1] < bbox[3]
         ):
-            yield f"{where}.proj:bbox", "it has four numbers: west, south, east, north"
+            yield f"{where}.proj:bbox", "it must have four numbers: west, south, east, north"
         elif shape and transform and bbox:
             yield from _grid_agrees(where, shape, transform, bbox)
     yield from _assets_have_a_grid(document)
@@ -141,7 +141,7 @@ def _grid_agrees(where: str, shape: list[int], transform: list[float], bbox: lis
     if any(abs(one - other) > slack for one, other in zip(bbox, (min(xs), min(ys), max(xs), max(ys)), strict=True)):
         yield f"{where}.proj:bbox", "it is not that of `proj:shape` and `proj:transform`"
     if len(transform) == 9 and list(transform[6:]) != [0, 0, 1]:
-        yield f"{where}.proj:transform", "its last row is 0, 0, 1"
+        yield f"{where}.proj:transform", "its last row must be 0, 0, 1"
 
 
 def _assets_have_a_grid(document: Json) -> Violations:
@@ -160,19 +160,19 @@ def _assets_have_a_grid(document: Json) -> Violations:
 def _bands_described(document: Json) -> Violations:
     for key, asset in document.get("assets", {}).items():
         if "data" in asset.get("roles", []) and not asset.get("bands"):
-            yield f"assets.{key}.bands", "a raster has at least one"
+            yield f"assets.{key}.bands", "a raster must have at least one band"
     for where, band in _every_band(document):
         if not band.get("name") or "data_type" not in band:
             yield where, "a band needs a name and a data type"
         if band.get("raster:sampling", "area") not in ("area", "point"):
-            yield f"{where}.raster:sampling", "it is area or point"
+            yield f"{where}.raster:sampling", "it must be area or point"
         for name in ("raster:scale", "raster:offset", "raster:spatial_resolution"):
             if name in band and not _is_number(band[name]):
-                yield f"{where}.{name}", "it is a number"
+                yield f"{where}.{name}", "it must be a number"
         if band.get("raster:scale") == 0 or band.get("raster:spatial_resolution", 1) <= 0:
-            yield where, "scale and resolution are not zero"
+            yield where, "scale must not be zero, and the resolution must be positive"
         if "raster:bits_per_sample" in band and not _is_whole(band["raster:bits_per_sample"], 1):
-            yield f"{where}.raster:bits_per_sample", "it is a whole number"
+            yield f"{where}.raster:bits_per_sample", "it must be a whole number"
 
 
 def _nodata(document: Json) -> Violations:
@@ -182,9 +182,9 @@ def _nodata(document: Json) -> Violations:
             continue
         if nodata in ("nan", "inf", "-inf"):
             if band.get("data_type") in _LIMITS:
-                yield f"{where}.nodata", "whole numbers have no such value"
+                yield f"{where}.nodata", "an integer type has no such value"
         elif not _is_number(nodata):
-            yield f"{where}.nodata", "it is a number, or one of the words nan, inf, -inf"
+            yield f"{where}.nodata", "it must be a number, or one of nan, inf, -inf"
         elif (
             band.get("data_type") in _LIMITS
             and not _LIMITS[band["data_type"]][0] <= nodata <= _LIMITS[band["data_type"]][1]
@@ -203,7 +203,7 @@ def _statistics(document: Json) -> Violations:
 def _wrong_with(statistics: Json, band: Json) -> Iterator[str]:
     low, high, mean, deviation = (statistics.get(name) for name in ("minimum", "maximum", "mean", "stddev"))
     if not (_is_number(low) and _is_number(high) and _is_number(mean) and _is_number(deviation)):
-        yield "minimum, maximum, mean and stddev are numbers"
+        yield "minimum, maximum, mean and stddev must be numbers"
         return
     assert low is not None
     assert high is not None
@@ -215,25 +215,25 @@ def _wrong_with(statistics: Json, band: Json) -> Iterator[str]:
     if not 0 <= deviation <= (high - low) / 2 + slack:
         yield "the standard deviation cannot be more than half the range"
     if band.get("nodata") in (low, high):
-        yield "an extreme is the nodata value: it was counted as data"
+        yield "minimum or maximum is the nodata value: nodata was counted as data"
     limits = _LIMITS.get(str(band.get("data_type")))
     if limits and not limits[0] <= low <= high <= limits[1]:
-        yield f"{band['data_type']} cannot hold the extremes"
+        yield f"{band['data_type']} cannot hold minimum and maximum"
     if not 0 <= statistics.get("valid_percent", 0) <= 100:
-        yield "valid_percent is between 0 and 100"
+        yield "valid_percent must be between 0 and 100"
     if not _is_whole(statistics.get("count", 0)):
-        yield "count is a whole number"
+        yield "count must be a whole number"
 
 
 def _wrong_with_histogram(histogram: Json, statistics: Json | None) -> Iterator[str]:
     buckets, low, high = (histogram.get(name) for name in ("buckets", "min", "max"))
     if not isinstance(buckets, list) or len(buckets) < 3 or not all(_is_whole(bucket) for bucket in buckets):
-        yield "it has at least three buckets of whole numbers"
+        yield "it must have at least three buckets, all whole numbers"
         return
     if histogram.get("count") != len(buckets):
-        yield "count is the number of buckets"
+        yield "count must be the number of buckets"
     if not (_is_number(low) and _is_number(high)) or low is None or high is None or low >= high:
-        yield "min and max are numbers, min the smaller"
+        yield "min and max must be numbers, and min the smaller one"
     elif statistics and not low <= statistics.get("minimum", low) <= statistics.get("maximum", high) <= high:
         yield "it does not reach from minimum to maximum"
     if statistics and sum(buckets) != statistics.get("count", sum(buckets)):
@@ -250,11 +250,11 @@ def _files(document: Json) -> Violations:
         if "data" in asset.get("roles", []) and (checksum is None or size is None):
             yield where, "a file needs its size and checksum"
         if checksum is not None and not (isinstance(checksum, str) and _MULTIHASH.fullmatch(checksum)):
-            yield f"{where}.file:checksum", "it is no multihash of a SHA-256 (1220 and 64 hexadecimal digits)"
+            yield f"{where}.file:checksum", "it is not a multihash of a SHA-256 (1220 and 64 hexadecimal digits)"
         if size is not None and not _is_whole(size):
-            yield f"{where}.file:size", "it is a number of bytes"
+            yield f"{where}.file:size", "it must be a number of bytes"
         if header is not None and not (_is_whole(header) and (not _is_whole(size) or header <= size)):
-            yield f"{where}.file:header_size", "it is a number of bytes, not more than the file has"
+            yield f"{where}.file:header_size", "it must be a number of bytes, not more than the file has"
 
 
 # Renders and map links
@@ -265,12 +265,12 @@ def _renders(document: Json) -> Violations:
     owner, where = (document["properties"], "properties.renders") if is_item else (document, "renders")
     renders = owner.get("renders")
     if not isinstance(renders, Mapping) or "default" not in renders:
-        yield where, "there is always one that is called default"
+        yield where, "there must be a render named default"
         return
     own = document.get("assets", {})
     assets = own if is_item else document.get("item_assets", {})
     for name, render in renders.items():
-        # Of a collection the default is its items'; others may be of its own assets, such as an older version's mosaic.
+        # In a collection, the default render is for its items; others may be for its own assets, such as old mosaics.
         of = assets if name == "default" else {**own, **assets}
         yield from ((f"{where}.{name}", what) for what in _wrong_with_render(render, of))
 
@@ -278,21 +278,21 @@ def _renders(document: Json) -> Violations:
 def _wrong_with_render(render: Json, assets: Json) -> Iterator[str]:
     named = render.get("assets")
     if not isinstance(named, list) or not named or not set(named) <= set(assets):
-        yield "it names assets that exist"
+        yield "it must name assets that exist"
         return
     if not {"rescale", "colormap", "colormap_name", "expression", "color_formula"} & render.keys():
-        yield "it needs a rescale or a colormap: servers take none from the statistics"
+        yield "it needs a rescale or a colormap: map servers do not derive one from statistics"
     number = len(assets[named[0]].get("bands", [])) or math.inf
     places = render.get("bidx", [])
     if not isinstance(places, list) or not all(_is_whole(place, 1) and place <= number for place in places):
-        yield "bidx counts the asset's bands from 1"
+        yield "bidx must list bands of the asset, counted from 1"
     yield from _wrong_with_rescale(render.get("rescale"), len(places) if isinstance(places, list) else 0)
     if "nodata" in render and not (_is_number(render["nodata"]) or render["nodata"] in ("nan", "inf", "-inf")):
-        yield "nodata is a number, or one of the words nan, inf, -inf"
+        yield "nodata must be a number, or one of nan, inf, -inf"
     if render.get("resampling", "nearest") not in _RESAMPLINGS:
-        yield "resampling is one of " + ", ".join(sorted(_RESAMPLINGS))
+        yield "resampling must be one of " + ", ".join(sorted(_RESAMPLINGS))
     if not isinstance(render.get("colormap_name", ""), str) or not isinstance(render.get("colormap", {}), Mapping):
-        yield "colormap_name is a word, colormap an object"
+        yield "colormap_name must be a string, colormap an object"
 
 
 def _wrong_with_rescale(rescale: Any, shown: int) -> Iterator[str]:
@@ -302,9 +302,9 @@ def _wrong_with_rescale(rescale: Any, shown: int) -> Iterator[str]:
         isinstance(rescale, list) and rescale and all(isinstance(pair, list) and len(pair) == 2 for pair in rescale)
     )
     if not is_pairs or not all(_is_number(low) and _is_number(high) and low < high for low, high in rescale):
-        yield "rescale is a list of pairs, the lower number first"
+        yield "rescale must be a list of pairs, the lower number first"
     elif len(rescale) not in (1, shown or 1):
-        yield "rescale has one pair for all bands shown, or one for each"
+        yield "rescale must have one pair for all bands shown, or one for each"
 
 
 def _map_links(document: Json) -> Violations:
@@ -317,15 +317,15 @@ def _map_links(document: Json) -> Violations:
     for where, link in links:
         href = str(link.get("href"))
         if link["rel"] == "xyz" and not all(f"{{{axis}}}" in href for axis in "xyz"):
-            yield where, "its address has no {z}, {x}, {y}"
+            yield where, "its URL must contain {z}, {x} and {y}"
         if ("{s}" in href) != ("href:servers" in link):
-            yield where, "{s} and `href:servers` go together"
+            yield where, "`href:servers` is required if the URL has {s}, and not allowed otherwise"
         if not link.get("type"):
             yield where, "it has no media type"
         if "render" in link and link["render"] not in renders:
             yield where, "it names a render that does not exist"
     if links and renders and not any("render" in link for _, link in links):
-        yield "links", "of the links to maps none names the render that it shows"
+        yield "links", "no link to a map names the render that it shows"
 
 
 # Version, processing, classes
@@ -335,10 +335,10 @@ def _version(document: Json) -> Violations:
     is_item = document.get("type") == "Feature"
     owner, where = (document["properties"], "properties") if is_item else (document, "")
     if not isinstance(owner.get("version"), str) or not owner.get("version"):
-        yield f"{where}.version".strip("."), "it is a text"
+        yield f"{where}.version".strip("."), "it must be a string"
     for name in ("deprecated", "experimental"):
         if not isinstance(owner.get(name, False), bool):
-            yield f"{where}.{name}".strip("."), "it is true or false"
+            yield f"{where}.{name}".strip("."), "it must be true or false"
 
 
 def _processing(document: Json) -> Violations:
@@ -348,14 +348,14 @@ def _processing(document: Json) -> Violations:
     for name in ("lineage", "facility", "version", "level"):
         value = properties.get(f"processing:{name}")
         if value is not None and not (isinstance(value, str) and value.strip()):
-            yield f"properties.processing:{name}", "it is a text"
+            yield f"properties.processing:{name}", "it must be a string"
     software = properties.get("processing:software")
     if software is not None and not (
         isinstance(software, Mapping)
         and software
         and all(key and isinstance(value, str) for key, value in software.items())
     ):
-        yield "properties.processing:software", "it gives a version, as text, for each name"
+        yield "properties.processing:software", "it must have a version, as a string, for each name"
     if "processing:lineage" not in properties:
         yield "properties.processing:lineage", "it is missing"
 
@@ -366,18 +366,18 @@ def _classes(document: Json) -> Violations:
         if class_list is None:
             continue
         if not isinstance(class_list, list) or not class_list:
-            yield f"{where}.classification:classes", "it lists at least one class"
+            yield f"{where}.classification:classes", "it must list at least one class"
             continue
         values = [one.get("value") for one in class_list]
         if len(set(values)) < len(values) or not all(
             isinstance(value, int) and not isinstance(value, bool) for value in values
         ):
-            yield f"{where}.classification:classes", "each class has a whole number of its own"
+            yield f"{where}.classification:classes", "each class must have its own whole number as value"
         for one in class_list:
             if not _CLASS_NAME.fullmatch(str(one.get("name", ""))):
-                yield f"{where}.classification:classes", "a name has letters, digits, dashes and underscores"
+                yield f"{where}.classification:classes", "a name may have letters, digits, dashes and underscores only"
             if "color_hint" in one and not _COLOUR.fullmatch(str(one["color_hint"])):
-                yield f"{where}.classification:classes", "a colour hint has six hexadecimal digits and no #"
+                yield f"{where}.classification:classes", "a colour hint must have six hexadecimal digits and no #"
 
 
 Rule: TypeAlias = Callable[[Json], Violations]

@@ -63,9 +63,9 @@ def item(
 ) -> Json:
     """An item as a plain JSON document.
 
-    `tile` (r<row>c<column>) makes it an item of a tiled raster; `shown_as` are the renders of the whole then, so that
-    tiles look alike. `created` is of the first revision. `platform` holds the platform's refs, each published as
-    `platform:<ref>`.
+    `tile` (r<row>c<column>) makes it an item of a tiled raster; `shown_as` are then the renders of the whole dataset,
+    so that tiles look alike. `created` is the time of the first revision. `platform` holds the platform's refs, each
+    published as `platform:<ref>`.
     """
     document: Json = {
         "type": "Feature",
@@ -217,7 +217,7 @@ def item_links(links: Links) -> list[Json]:
 
 
 def map_links(links: Links) -> list[Json]:
-    """Each names the render that it shows, as the render extension asks."""
+    """Each names the render that it shows, as the render extension requires."""
     map_link_list = []
     if links.tilejson:
         map_link_list.append({**_link("tilejson", "application/json", links.tilejson), "render": "default"})
@@ -239,7 +239,7 @@ def _link(rel: str, media_type: str, href: str) -> Json:
 
 
 def _extensions(document: Json) -> list[str]:
-    """Those that are used, and only those."""
+    """The extensions that the document uses, and no others."""
     names = ["projection", "raster", "eo", "file", "processing", "version"]
     if "published" in document["properties"]:
         names.append("timestamps")

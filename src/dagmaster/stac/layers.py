@@ -34,8 +34,8 @@ def described(collection: Mapping[str, Any], layers: Mapping[str, Mapping[str, A
 
 
 def styled(renders: Mapping[str, Any], style: Mapping[str, Any], bands: int | None) -> Json:
-    """The renders with another default. A style that names bands which the data does not have, or may not have, changes
-    nothing: a newer version may have fewer."""
+    """The renders with another default. A style changes nothing if it names bands that the data does not have, or if
+    the number of bands is unknown: a newer version may have fewer."""
     if max(style.get("bidx") or [1]) > (bands or 1):
         return dict(renders)
     known = renders.get(_DEFAULT) or next(iter(renders.values()), None) or {"assets": ["data"]}

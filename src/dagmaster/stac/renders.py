@@ -80,7 +80,7 @@ def _stretch(statistics: Statistics) -> list[float]:
 
 
 def _whole(band: Band) -> list[float]:
-    """Without statistics: the range of the data type, for small integers."""
+    """The range if there are no statistics: that of the data type, for small integers."""
     low, high = _LIMITS.get(band.dtype, (0, 1))
     return [low, high]
 

@@ -141,7 +141,7 @@ def _unpublishable(allows_file: Callable[[str], bool], is_served: Callable[[str]
 
 
 def _shown(href: str) -> str:
-    """Without what may be secret: credentials before the host, and the query."""
+    """The URL without what may be secret: credentials before the host, and the query."""
     return repr(re.sub(r"//[^/@]*@", "//…@", href.partition("?")[0])[:200])
 
 
@@ -256,7 +256,7 @@ def _version_of_stac(document: Json) -> Violations:
 
 
 def _license(document: Json) -> Violations:
-    """SPDX identifiers, or `other`; the words that STAC 1.1 gave up are refused."""
+    """SPDX identifiers, or `other`; values that STAC 1.1 deprecated are refused."""
     owner, where = (document["properties"], "properties.") if document.get("type") == "Feature" else (document, "")
     name = owner.get("license")
     if name in _DEPRECATED_LICENSES:
@@ -276,30 +276,30 @@ def _media_types(document: Json) -> Violations:
     for key, asset in document.get("assets", {}).items():
         for role in asset.get("roles", []):
             if role in _TYPES and asset.get("type") not in _TYPES[role]:
-                yield f"assets.{key}.type", f"an asset with the role {role} is {' or '.join(sorted(_TYPES[role]))}"
+                yield f"assets.{key}.type", f"an asset with the role {role} must be {' or '.join(sorted(_TYPES[role]))}"
         if not asset.get("roles"):
-            yield f"assets.{key}.roles", "it has none"
+            yield f"assets.{key}.roles", "an asset must have a role"
 
 
 def _our_fields(document: Json) -> Violations:
     owner = document["properties"] if document.get("type") == "Feature" else document
     for name, value in owner.items():
         if name.startswith("platform:") and not isinstance(value, str):
-            yield name, "a platform's ref is text"
+            yield name, "a reference of a platform must be a string"
     ordinal, revision = owner.get("dagmaster:version_ordinal"), owner.get("dagmaster:revision")
     if not _is_count(ordinal, 0):
-        yield "dagmaster:version_ordinal", "it is a whole number from 0"
+        yield "dagmaster:version_ordinal", "it must be a whole number, at least 0"
     if not _is_count(revision, 1):
-        yield "dagmaster:revision", "it is a whole number from 1"
+        yield "dagmaster:revision", "it must be a whole number, at least 1"
     sources = owner.get("dagmaster:sources", [])
     if not (isinstance(sources, list) and all(isinstance(source, dict) for source in sources)):
-        yield "dagmaster:sources", "it is no list of objects"
+        yield "dagmaster:sources", "it is not a list of objects"
         sources = []
     checksums = {"dagmaster:source_checksum": owner.get("dagmaster:source_checksum")}
     checksums |= {f"dagmaster:sources/{place}/checksum": each.get("checksum") for place, each in enumerate(sources)}
     for name, checksum in checksums.items():
         if checksum is not None and not (isinstance(checksum, str) and _MULTIHASH.fullmatch(checksum)):
-            yield name, "it is no multihash of a SHA-256 (1220 and 64 hexadecimal digits)"
+            yield name, "it is not a multihash of a SHA-256 (1220 and 64 hexadecimal digits)"
 
 
 def _is_count(value: Any, least: int) -> bool:
@@ -313,7 +313,7 @@ def _id(document: Json) -> Violations:
     collection, id_ = str(document.get("collection")), str(document.get("id"))
     parts = _ITEM_ID.fullmatch(id_.removeprefix(collection)) if id_.startswith(collection) else None
     if not parts:
-        yield "id", "it is not <collection>-v<ordinal>, with -r<row>c<column> or the like for a part"
+        yield "id", "it must be <collection>-v<ordinal>, for a part with a suffix such as -r<row>c<column>"
     elif int(parts[1]) != document["properties"].get("dagmaster:version_ordinal"):
         yield "id", "its ordinal is not that of `dagmaster:version_ordinal`"
 
@@ -322,11 +322,11 @@ def _item_links(document: Json) -> Violations:
     rels = [link.get("rel") for link in document["links"]]
     for rel in ("self", "root", "parent", "collection", "latest-version", "predecessor-version", "successor-version"):
         if rels.count(rel) > 1:
-            yield "links", f"there are several with rel {rel}"
+            yield "links", f"there are several links with rel {rel}"
     if "collection" not in rels:
-        yield "links", "there is none to the collection"
+        yield "links", "there is no link to the collection"
     if document["properties"].get("deprecated") and not {"latest-version", "successor-version"} & set(rels):
-        yield "links", "a deprecated item names what came after it"
+        yield "links", "a deprecated item must link to its successor"
 
 
 def _datetime_of_the_data(document: Json) -> Violations:
@@ -377,14 +377,14 @@ def _ring_problems(ring: Sequence[Sequence[float]], *, is_hole: bool) -> Iterato
     ):
         yield from _unless_along_a_parallel(ring)
     if (_signed_area(ring) < 0) != is_hole:
-        yield "a ring goes the wrong way around: exteriors anticlockwise, holes clockwise"
+        yield "a ring has the wrong direction: exteriors must be anticlockwise, holes clockwise"
 
 
 def _unless_along_a_parallel(ring: Sequence[Sequence[float]]) -> Iterator[str]:
     """An edge may run along half the globe only as the straight side of a very wide box."""
     wide = [(one, other) for one, other in pairwise(ring) if abs(one[0] - other[0]) > 180]
     if any(abs(one[1] - other[1]) > 1e-6 for one, other in wide):
-        yield "an edge jumps over the antimeridian: split there"
+        yield "an edge crosses the antimeridian: split the geometry there"
 
 
 def _signed_area(ring: Sequence[Sequence[float]]) -> float:
@@ -400,7 +400,7 @@ def _bbox(document: Json) -> Violations:
         or not isinstance(geometry, Mapping)
         or "coordinates" not in geometry
     ):
-        yield "bbox", "it has four numbers: west, south, east, north"
+        yield "bbox", "it must have four numbers: west, south, east, north"
         return
     box = BBox.of(bbox)
     parts = [_extent(polygon[0]) for polygon in _polygons(geometry)]
@@ -424,9 +424,9 @@ def _polygons(geometry: Json) -> list[Any]:
 
 def _collection_id(document: Json) -> Violations:
     if not is_dataset_id(str(document.get("id"))):
-        yield "id", f"it has {RULE}"
+        yield "id", f"it must consist of {RULE}"
     if "properties" in document:
-        yield "properties", "a collection has none"
+        yield "properties", "a collection must not have properties"
 
 
 def _extents(document: Json) -> Violations:
@@ -434,7 +434,7 @@ def _extents(document: Json) -> Violations:
     for place, bbox in enumerate(boxes):
         where = f"extent.spatial.bbox.{place}"
         if len(bbox) != 4:
-            yield where, "it has four numbers: west, south, east, north"
+            yield where, "it must have four numbers: west, south, east, north"
         elif not (-180 <= bbox[0] <= 180 and -180 <= bbox[2] <= 180 and -90 <= bbox[1] <= bbox[3] <= 90):
             yield where, "it is not on the globe"
     intervals = document["extent"].get("temporal", {}).get("interval", [])
@@ -449,7 +449,7 @@ def _extents(document: Json) -> Violations:
 def _item_assets(document: Json) -> Violations:
     for key, asset in document.get("item_assets", {}).items():
         if "href" in asset:
-            yield f"item_assets.{key}", "it describes assets, so it has no href"
+            yield f"item_assets.{key}", "it describes assets and must not have an href"
 
 
 Rule: TypeAlias = Callable[[Json], Violations]

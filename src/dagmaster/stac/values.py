@@ -181,7 +181,7 @@ class Processing:
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """Public URLs. `collection` is this item's, `tilejson` and `xyz` show the render `default`."""
+    """Public URLs. `collection` is the collection of this item; `tilejson` and `xyz` show the render `default`."""
 
     collection: str | None = None
     self_: str | None = None
@@ -199,7 +199,7 @@ class Links:
 
 
 def multihash(sha256: str) -> str:
-    """A SHA-256 as the file extension wants it: 0x12 for the function, 0x20 for the length, then the digest."""
+    """A SHA-256 as the file extension requires it: 0x12 for the function, 0x20 for the length, then the digest."""
     if not _SHA256.fullmatch(sha256):
         raise InvalidRequest("a SHA-256 has 64 lower-case hexadecimal digits", code="stac.checksum")
     return f"1220{sha256}"

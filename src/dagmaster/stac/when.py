@@ -127,7 +127,7 @@ def parse_when(text: str) -> When:
 def written_in(tags: Mapping[str, str], supplied_at: datetime) -> When | None:
     """The time in the tags of a file, unless it is a placeholder or after the file was supplied.
 
-    UTC without a time zone.
+    A time without a zone is read as UTC.
     """
     by_name = {name.lower(): text for name, text in tags.items()}
     candidates = [(by_name[name], "acquisition") for name in _ACQUISITION if name in by_name]

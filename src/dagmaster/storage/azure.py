@@ -103,7 +103,7 @@ class AzureBackend:
         self._account.create_container(name)
 
     def sweep_up(self, container: str) -> None:
-        """Azure does it."""
+        """Does nothing: Azure removes uncommitted blocks itself."""
 
     def _signature(self, location: Location) -> str:
         with self._lock:

@@ -1,7 +1,7 @@
 """A storage account of Azure: its credentials, and the few requests that obstore does not make.
 
 Requests have the token of the managed identity in a header. GDAL needs a signature in its URL instead, which is made
-for one blob and one hour when a file is opened. The account key of Azurite is the exception, for tests.
+for one blob and one hour when a file is opened. For tests, the account key of Azurite replaces the token.
 """
 
 import base64
@@ -102,7 +102,7 @@ class AzureAccount:
         headers: Mapping[str, str] | None = None,
         content: bytes = b"",
     ) -> AzureResponse:
-        """Write a blob or a part of one. Refusals for lack of permission, and failures that last, are raised."""
+        """Write a blob or a part of one. Raises an error if access is refused, or if all attempts fail."""
         url = f"{self.endpoint}/{location.container}/{quote(location.blob, safe='/')}"
         digest = base64.b64encode(hashlib.md5(content).digest()).decode()  # noqa: S324  (a checksum)
         own = {"x-ms-version": VERSION, "Content-MD5": digest, **(headers or {})}
@@ -152,13 +152,14 @@ class AzureAccount:
         try:
             return DelegationKey.parse(response.content)
         except ValueError:  # the text is left out: it may contain the key
-            raise unavailable(what, "its answer is not a user delegation key") from None
+            raise unavailable(what, "its response is not a user delegation key") from None
 
     def _bearer(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self.token()[0]}"}
 
     def _send(self, method: str, url: str, headers: Mapping[str, str], content: bytes, what: str) -> AzureResponse:
-        """Every request may be repeated: a part replaces itself, and a commit is answered with what it finds."""
+        """Send a request, again after a temporary failure. All of them may be repeated: a part replaces itself, and a
+        repeated commit succeeds or finds that the object exists."""
         problem = ""
         for _ in range(_TRIES):
             try:
@@ -183,12 +184,12 @@ class AzureAccount:
         return self._client
 
     def __reduce__(self) -> Any:
-        raise TypeError("the credentials of a storage account stay in their process")
+        raise TypeError("the credentials of a storage account cannot be pickled")
 
 
 @cache
 def _tls(trusted: str | None) -> ssl.SSLContext:
-    """One for all accounts: to load the certificates of the system takes longer than most requests."""
+    """One for all accounts: loading the certificates of the system takes longer than most requests."""
     context = ssl.create_default_context()
     if trusted:
         context.load_verify_locations(cadata=trusted)

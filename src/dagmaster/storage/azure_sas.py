@@ -28,7 +28,7 @@ class AccountKey:
 
 @dataclass(frozen=True, slots=True)
 class DelegationKey:
-    """What Azure answers to a request for a user delegation key."""
+    """Azure's response to a request for a user delegation key."""
 
     object_id: str
     tenant_id: str
@@ -61,7 +61,7 @@ class Grant:
     account: str
     container: str
     blob: str
-    permissions: str  # in the order that Azure demands: r, a, c, w, d
+    permissions: str  # in the order that Azure requires: r, a, c, w, d
     start: datetime
     expiry: datetime
     is_https_only: bool = True

@@ -102,7 +102,7 @@ def _refusal(response: httpx2.Response) -> NotFound | NotAllowed | Unavailable:
             hint = "download the file yourself, and pass its path"
             return NotAllowed("the server denies access to the file", code="source.forbidden", hint=hint)
         case status:
-            return Unavailable(f"the server answered {status}", code="source.refused", status=status)
+            return Unavailable(f"the server responded with status {status}", code="source.refused", status=status)
 
 
 def require_room(folder: Path, size_bytes: int, rules: DownloadRules) -> None:
@@ -136,13 +136,13 @@ def _safe(name: str) -> str:
 
 
 def _shown(url: str) -> str:
-    """Without its query, which may contain a signature."""
+    """The URL without its query, which may contain a signature."""
     return url.partition("?")[0]
 
 
 @contextmanager
 def _translated(url: str) -> Iterator[None]:
-    """Errors name the URL."""
+    """Add the URL to the messages of errors."""
     shown = _shown(url)
     try:
         yield

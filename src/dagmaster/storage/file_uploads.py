@@ -1,8 +1,8 @@
 """Unfinished uploads in files of this machine: `<folder>/<upload id>`.
 
-The length of the file is the position. An advisory lock (flock) on it admits one writer; it ends with its process, also
-if that is killed. When all bytes are there, the file becomes an object: in a folder by a hard link, in an object store
-by an upload.
+The length of the file is the position. An advisory lock (flock) on it admits one writer; the lock ends with the
+process, even if that is killed. When all bytes have arrived, the file becomes an object: in a folder by a hard link, in
+an object store by an upload.
 """
 
 import contextlib
@@ -62,7 +62,7 @@ class FileUploads:
             raise Unavailable(
                 "the storage has no room for a file of this size",
                 code="storage.full",
-                hint="free space, or move it to a larger disk",
+                hint="free space, or move the storage to a larger disk",
                 size_bytes=size_bytes,
             )
 

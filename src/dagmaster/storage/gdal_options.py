@@ -22,7 +22,7 @@ _PATHS: Final[OrderedDict[str, Mapping[str, str]]] = OrderedDict()
 def set_options(path: str, options: Mapping[str, str]) -> None:
     """Use these options for files whose paths begin with this one, from the next opening on.
 
-    What GDAL remembers of the path is forgotten if the options are new: with the old ones, it may have been refused.
+    If the options are new, GDAL's cache for the path is dropped: with the old options, access may have been refused.
     """
     with _LOCK:
         if _PATHS.get(path) == options:
@@ -47,5 +47,5 @@ def forget_content(path: str) -> None:
 
 
 def trust(authorities: Path) -> None:
-    """Certificate authorities, for all files of the process."""
+    """Trust these certificate authorities for all files of the process."""
     gdal_library().CPLSetConfigOption(b"GDAL_CURL_CA_BUNDLE", str(authorities).encode())

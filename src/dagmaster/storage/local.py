@@ -4,7 +4,7 @@
     <root>/.incoming/<random>   objects that are being written; leftovers of killed processes are removed after a day
     <root>/.scratch/<job id>/   folders for large files before a put, which moves them: they share a file system
     <root>/.gone/<random>/      removed folders, until their files are deleted
-    <root>/.uploads/<upload id> uploads whose bytes are not all there (`file_uploads`)
+    <root>/.uploads/<upload id> unfinished uploads (`file_uploads`)
 
 Names of containers do not begin with a dot. Symbolic links that lead out of the root are not followed.
 """
@@ -83,7 +83,7 @@ class LocalStore:
 
     def link_file(self, location: Location, file: Path, digest: str) -> Stored:
         """Give a file of this file system, whose hash is known, the name of an object too. An existing object stays;
-        Conflict if its content differs. The caller removes the file, and does not write to it any more."""
+        Conflict if its content differs. The caller removes the file, and must not write to it again."""
         with writing(location):
             return self._publish(file, location, digest, create_only=True)
 
@@ -172,7 +172,7 @@ class LocalStore:
         return str(self._path(location))
 
     def create_container(self, container: str) -> None:
-        """A put creates the folders that it needs."""
+        """Does nothing: a put creates the folders that it needs."""
 
     @contextlib.contextmanager
     def scratch(self, job_id: UUID) -> Iterator[Path]:
@@ -284,7 +284,7 @@ def _reading(what: Location | Folder) -> Iterator[None]:
 
 @contextlib.contextmanager
 def writing(what: Location | str) -> Iterator[None]:
-    """As `_reading`, for what is written."""
+    """Like `_reading`, for writes."""
     try:
         yield
     except (NotADirectoryError, IsADirectoryError, FileExistsError):
@@ -300,7 +300,7 @@ def _unavailable(error: OSError, what: Location | Folder | str) -> DagmasterErro
     if error.errno == errno.ENAMETOOLONG:
         return InvalidRequest(f"the name {what} is too long for this file system", code="storage.bad-blob")
     if error.errno in _FULL:
-        return Unavailable("the storage is full", code="storage.full", hint="free space, or move it to a larger disk")
+        return Unavailable("the storage is full", code="storage.full", hint="free space, or use a larger disk")
     if error.errno in _NO_LINKS and error.filename2:
         return Unavailable(
             "this file system has no hard links, which are needed to protect objects from being overwritten",
@@ -311,7 +311,7 @@ def _unavailable(error: OSError, what: Location | Folder | str) -> DagmasterErro
 
 
 def _put_in_place(unfinished: Path, path: Path, create_only: bool) -> bool:
-    """Put the file in place atomically; False if `create_only` and an object is there."""
+    """Put the file in place atomically; False if `create_only` and an object exists."""
     for tries_left in reversed(range(_TRIES)):
         try:
             changed = _make_folders(path.parent)

@@ -1,4 +1,4 @@
-"""Locations of objects: a zone, a container in it, and the name of a blob. Also the names of what the platform writes.
+"""Locations of objects: a zone, a container in it, and a blob. Also the names of the objects that the platform writes.
 
 The rules are the strictest of all backends, so that a valid name is valid in a folder, in Azure and in S3.
 """
@@ -125,11 +125,11 @@ class Edition:
         return self._named("manifests", "manifest.json")
 
     def external_folders(self) -> tuple[str, ...]:
-        """Where all copies of the edition in the external zone are."""
+        """The folders of all copies of the edition in the external zone."""
         return tuple(self._folder(kind) for kind in EXTERNAL_KINDS)
 
     def folders(self) -> tuple[str, ...]:
-        """Where all objects of the edition are."""
+        """The folders of all objects of the edition."""
         return tuple(self._folder(kind) for kind in KINDS)
 
     def _named(self, kind: str, name: str) -> str:
@@ -169,7 +169,7 @@ def job_named(name: str) -> UUID | None:
 
 
 def outputs_of_job(job_id: UUID) -> tuple[str, ...]:
-    """Where the objects are that a job made without a submission."""
+    """The folders of the objects that a job made without a submission."""
     return tuple(f"{kind}/{own_dataset_id(job_id)}" for kind in KINDS)
 
 

@@ -1,6 +1,6 @@
 """Objects that are named by a URL, `s3://BUCKET/KEY` or `az://CONTAINER/BLOB`.
 
-They are in the stores of the settings, whether or not a zone is there; the container is one of
+The stores are those of the settings, whether or not a zone uses them; the container is one of the account
 AZURE_STORAGE_ACCOUNT_NAME.
 """
 
@@ -26,7 +26,7 @@ def is_object_url(text: str) -> bool:
 
 
 def location_of(url: str) -> Location:
-    """Where the object of a URL is. The zone means nothing."""
+    """The location of the object of a URL. Its zone has no meaning."""
     scheme, _, path = url.partition("://")
     container, _, blob = path.partition("/")
     try:
@@ -47,7 +47,7 @@ class ObjectSources:
         self._backends: dict[str, ObjectBackend] = {}
 
     def gdal_path(self, url: str) -> str:
-        """For a job. UnfitData if the object does not exist: GDAL would say that it cannot be reached, for now."""
+        """For a job. UnfitData if the object does not exist: GDAL would report a temporary failure."""
         location = location_of(url)
         try:
             _head(self._store(url, Path()), location)
@@ -85,7 +85,7 @@ class ObjectSources:
 
         if scheme == "az" and not self._settings.azure_storage_account_name:
             raise NotAllowed(
-                "az://… names a container of the storage account of the settings, and there is none",
+                "az://… names a container of the configured storage account, and none is configured",
                 code="source.no-account",
                 hint="set AZURE_STORAGE_ACCOUNT_NAME",
             )

@@ -1,9 +1,9 @@
 """A zone in an object store. What all of them share is here; `azure` and `s3` are the backends.
 
 Objects are read, listed and deleted through obstore. Each backend writes in its own way: obstore's uploads in parts
-replace what is there, and a published object must not be replaced. A write is one request, or parts that one request
-commits; both take effect only if the object does not exist, if that is asked for. The store checks the checksum of each
-request. At most `PARTS_AT_ONCE` parts of a file are in memory.
+replace an existing object, and a published object must not be replaced. A write is one request, or parts that one
+request commits; with `create_only`, both take effect only if the object does not exist. The store checks the checksum
+of each request. At most `PARTS_AT_ONCE` parts of a file are in memory.
 """
 
 import contextlib
@@ -295,7 +295,7 @@ def unavailable(what: Location | Folder | str, reason: str) -> Unavailable:
 
 
 def _digest(content: BinaryIO) -> str:
-    """Of all bytes; the next read begins with the first one again."""
+    """The hash of all bytes. The next read begins at the start again."""
     digest = hashlib.sha256()
     content.seek(0)
     while chunk := content.read(CHUNK_BYTES):

@@ -282,7 +282,7 @@ class S3Backend:
 
 @cache
 def _loader(_data_path: str | None) -> Any:
-    """One for all sessions: each would parse the same megabytes of JSON again, the descriptions of services."""
+    """One for all sessions: each would parse the descriptions of services again, which are megabytes of JSON."""
     from botocore.session import Session
 
     return Session().get_component("data_loader")
@@ -295,7 +295,7 @@ def is_leftover(initiated: datetime, now: datetime) -> bool:
 
 @contextlib.contextmanager
 def _own_container(location: Location) -> Iterator[None]:
-    """A put answers that it was not found if the bucket does not exist."""
+    """Name the bucket in the error: if it does not exist, a put raises FileNotFoundError."""
     try:
         yield
     except FileNotFoundError:

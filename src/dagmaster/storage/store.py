@@ -130,7 +130,7 @@ class Store(Protocol):
         ...
 
     def clear_scratch(self, job_id: UUID) -> None:
-        """Take a job's scratch folders away, by one rename."""
+        """Remove a job's scratch folders, by one rename."""
         ...
 
     def sweep_up(self) -> None:
@@ -164,7 +164,7 @@ def bad_range(location: Location, start: int, length: int) -> InvalidRequest:
 
 
 def require_file(file: Path) -> os.stat_result:
-    """Only a regular file can be stored, not a link to one."""
+    """Refuse everything that is not a regular file, also links to files."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         status = file.lstat()
         if stat.S_ISREG(status.st_mode):

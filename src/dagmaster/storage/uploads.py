@@ -3,7 +3,7 @@
     first request ──▶ open ──▶ position ──▶ write … sync ──▶ all bytes are there ──▶ publish ──▶ remove
                         └── another request writes: Conflict (upload.locked)
 
-The position is what the store really has: after a crash, an upload continues there.
+The position is the number of bytes that the store really has: after a crash, an upload continues there.
 """
 
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ class PartWriter(Protocol):
 
     @property
     def position(self) -> int:
-        """How many bytes are there."""
+        """The number of bytes that the store has."""
         ...
 
     def write(self, data: bytes) -> None:
@@ -39,7 +39,7 @@ class PartWriter(Protocol):
         ...
 
     def sync(self) -> None:
-        """After it, what was written survives a loss of power."""
+        """Make everything that was written durable, so that it survives a loss of power."""
         ...
 
     def publish(self, location: Location, sha256: str | None = None) -> Stored:
@@ -60,13 +60,13 @@ class UploadParts(Protocol):
         ...
 
     def position(self, upload_id: UUID) -> int:
-        """How many bytes are there; 0 if there are none yet."""
+        """The number of bytes that the store has; 0 before the first one."""
         ...
 
     def all(self) -> Iterator[UploadPart]: ...
 
     def require_space(self, size_bytes: int) -> None:
-        """Unavailable if there is certainly no room for so many bytes."""
+        """Raises Unavailable if there is certainly no room for this many bytes."""
         ...
 
 

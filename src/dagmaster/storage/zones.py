@@ -55,7 +55,7 @@ class Storage:
         return self._uploads
 
     def find_source(self, text: str, *, container: str | None = None, zone: Zone = Zone.BRONZE) -> SourceFile:
-        """The file that a job names as its source, if the rules allow to read it."""
+        """The file that a job names as its source, if the rules allow reading it."""
         return find_source(text, self, self.source_rules, container=container, zone=zone)
 
     def location(self, blob: str, *, zone: Zone = Zone.BRONZE, container: str | None = None) -> Location:
@@ -167,7 +167,8 @@ class Storage:
     def clear_external(self, edition: Edition) -> int:
         """Delete the copies of an edition in the external zone. Returns their number.
 
-        Their bytes are gone then: others may read the folder of the zone, also where removed folders wait elsewhere.
+        Removed folders are deleted before it returns, and not later as elsewhere: others may read the folder of the
+        zone.
         """
         store, count = self._stores[Zone.EXTERNAL], 0
         for folder in self._external(edition):

@@ -4,7 +4,7 @@
 - `Kit`: whole jobs on the real engine, in memory.
 - `virtual_time`: lets an async test run on a clock that jumps over every wait.
 
-See docs/guides/write-a-handler.md. Nothing of the platform imports this package.
+See docs/guides/write-a-handler.md. The platform itself does not import this package.
 """
 
 from dagmaster.testing.job import KitJob

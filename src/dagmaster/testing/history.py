@@ -16,7 +16,7 @@ def findings_of(database: MemoryDatabase, *, max_losses: int | None = None) -> l
 def audit(
     database: MemoryDatabase, job_id: UUID, max_losses: int | None = None, events: Iterable[EventRow] | None = None
 ) -> list[HistoryFinding]:
-    """What is wrong with a job, or would be if these were its events."""
+    """The findings about a job, or about the job with these events instead of its own."""
     job = database.jobs[job_id]
     rows = [node_row(node) for node in database.nodes[job_id].values()]
     graph = build(database.definitions[job.definition_hash])
@@ -35,7 +35,7 @@ def audit(
 
 
 def _dangling(database: MemoryDatabase, job_id: UUID) -> Iterator[HistoryFinding]:
-    """References to payloads that are not there, or could be deleted."""
+    """References to payloads that do not exist, or that could be deleted."""
     referred = [(task.node_id, task.params_ref) for task in database.tasks_of(job_id)]
     referred += [(result.node_id, result.output_ref) for result in database.results.values() if result.job_id == job_id]
     for node_id, reference in referred:

@@ -1,4 +1,4 @@
-"""A job as a test looks at it."""
+"""A job, for tests: its rows and assertions about them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,13 +17,13 @@ _ANY: Any = object()  # None is a result too
 
 @dataclass(frozen=True, slots=True)
 class KitJob:
-    """The rows of a job at one moment: those that the engine has written, by the names it uses everywhere."""
+    """The rows of a job at one moment, as the engine has written them."""
 
     row: Job
     nodes: Mapping[str, NodeState]  # the children of fan_outs too, as `spread__0`
     events: Sequence[JobEvent]
     tasks: Sequence[Task]  # one for each attempt of a node
-    payloads: Mapping[str, bytes] = field(default_factory=dict)  # what is too large for rows, by its hash
+    payloads: Mapping[str, bytes] = field(default_factory=dict)  # values that are too large for rows, by their hash
 
     @classmethod
     def of(cls, database: MemoryDatabase, job_id: UUID) -> "KitJob":
@@ -45,7 +45,7 @@ class KitJob:
         return (max(event.created_at for event in self.events) - self.row.created_at).total_seconds()
 
     def output(self, node_id: str) -> Any:
-        """The output of the node, however large; of a fan_in over large outputs the reference to its children."""
+        """The output of the node, however large; for a fan_in of large outputs, the reference to its children."""
         node = self.nodes[node_id]
         if node.output_ref is None:
             return node.output
@@ -65,7 +65,7 @@ class KitJob:
         attempts: Mapping[str, int] | None = None,
         events: Sequence[str] = (),
     ) -> "KitJob":
-        """Assert how the job went. Only what is given is compared; `events` must occur in this order."""
+        """Assert how the job ended. Only the given values are compared; `events` must occur in this order."""
         wrong = [f"the job is {self.status}, not {status}"] if self.status != status else []
         if result is not _ANY and self.result != result:
             wrong.append(f"its result is {self.result!r}, not {result!r}")
@@ -82,7 +82,7 @@ class KitJob:
         return self
 
     def story(self) -> str:
-        """What happened, a line for each event, and every error."""
+        """The history of the job: one line per event, with errors."""
         lines = [f"job of {self.row.workflow_id}: {self.status} {self.row.error_message or ''}".rstrip()]
         for event in self.events:
             at = (event.created_at - self.row.created_at).total_seconds()

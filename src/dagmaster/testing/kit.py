@@ -1,7 +1,7 @@
-"""The engine in memory, on virtual time: the real orchestrator and worker loops over the ledger's twin.
+"""The engine in memory, on virtual time: the real orchestrator and worker loops with the in-memory ledger.
 
-What differs from a platform: rows live in dictionaries (no SQL, no `ctx.database`), plain handlers run in this process
-unless `isolate` is set, and hours pass in milliseconds.
+Differences from a platform: rows are stored in dictionaries (no SQL, no `ctx.database`), plain handlers run in this
+process unless `isolate` is set, and hours pass in milliseconds.
 """
 
 import asyncio
@@ -66,9 +66,9 @@ class Kit:
             job = await kit.run("river_length", {"river": "Po"})
             job.expect("completed", result={"kilometres": 434.7})
 
-    It knows what is installed, as orchestrators and workers do. `handlers` adds to that or replaces, by name: a
-    stand-in for what would reach out to the world. `workflows` adds files, folders of files, or texts of YAML. Further
-    keywords are settings. Leaving the block normally checks that the events of every job are its whole history.
+    It has all installed handlers and workflows, as orchestrators and workers do. `handlers` adds handlers or replaces
+    installed ones by name, such as those that call other services. `workflows` adds files, folders of files, or YAML
+    texts. Other keyword arguments are settings. If the block ends without an error, the history of each job is checked.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Kit:
         self.library = _library(self.settings, self.registry, workflows)
         self._sizes = orchestrators, workers
         self._isolate = isolate
-        self._random = Random(seed)  # noqa: S311 - a seed is the point
+        self._random = Random(seed)  # noqa: S311 - runs must be repeatable
         self._faults: Faults = {}
         self._exchange, self._broker = MemoryExchange(), Broker()
         self._actors: list[tuple[Orchestrator | Worker, asyncio.Task[None]]] = []
@@ -118,7 +118,7 @@ class Kit:
     # Jobs
 
     async def run(self, workflow_id: str, inputs: Mapping[str, Any] | None = None, **options: Any) -> KitJob:
-        """Submit a job and wait for its end, whatever that is."""
+        """Submit a job and wait for its end, whatever its outcome."""
         return await self.wait(await self.submit(workflow_id, inputs, **options))
 
     async def submit(self, workflow_id: str, inputs: Mapping[str, Any] | None = None, **options: Any) -> UUID:
@@ -130,7 +130,7 @@ class Kit:
         return job_id
 
     async def wait(self, job_id: UUID, *, timeout_seconds: float = PATIENCE_SECONDS) -> KitJob:
-        """The job, once it is over."""
+        """Wait until the job has ended, and return it."""
         await self.until(lambda: self.database.jobs[job_id].status in JOB_TERMINAL, timeout_seconds=timeout_seconds)
         return self.job(job_id)
 
@@ -139,7 +139,7 @@ class Kit:
         return KitJob.of(self.database, job_id)
 
     async def until(self, holds: Callable[[], T], *, timeout_seconds: float = PATIENCE_SECONDS) -> T:
-        """Wait until something holds; looked at whenever an orchestrator or a worker has written."""
+        """Wait until a condition holds. It is checked after each write of an orchestrator or a worker."""
         try:
             async with asyncio.timeout(timeout_seconds):
                 while not (result := holds()):
@@ -162,7 +162,7 @@ class Kit:
         self._faults[node_id, attempt] = error
 
     def lose_worker(self, node_id: str, *, attempt: int = 1) -> None:
-        """Let the worker vanish that starts this attempt, with all that it runs; another one takes its place."""
+        """Lose the worker that starts this attempt, with all tasks that it runs; another worker is started."""
         self._faults[node_id, attempt] = None
 
     # Actors
@@ -215,7 +215,7 @@ class Kit:
 
 
 class _Ledger(MemoryLedger):
-    """Signals each change, for those who wait for one."""
+    """Signals each change to callers that wait for one."""
 
     def __init__(self, database: MemoryDatabase, notifier: Notifier) -> None:
         super().__init__(database, notifier)
@@ -252,7 +252,7 @@ class _FaultyRunner(Runner):
         error = self._faults.pop(key)
         if error is None:
             self._lose()
-            await asyncio.Event().wait()  # until the worker's end takes this along
+            await asyncio.Event().wait()  # until the worker is cancelled, and this coroutine with it
         assert error is not None
         return Report(context.job_id, *key, TaskStatus.FAILED, error=describe(error)), 0
 

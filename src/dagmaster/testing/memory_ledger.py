@@ -2,7 +2,7 @@
 
 For simulations and for tests of handlers. It passes the same conformance suite as the one on PostgreSQL. Each call
 happens at one instant, as a transaction does; a step must not wait between its begin and its commit. `MemoryDatabase`
-is what several ledgers (processes) share.
+is the state that several ledgers (processes) share.
 """
 
 import copy
@@ -143,7 +143,7 @@ class MemoryDatabase:
         updated = row.model_copy(update={"status": to, "version": row.version + 1, **columns})
         _demand((updated.remaining or 0) >= 0, f"node {node_id}: remaining below zero")
         _demand((updated.expanded or 0) <= (updated.total or 0), f"node {node_id}: more children than planned")
-        _demand(updated.not_before is None or to is NodeStatus.READY, f"node {node_id}: waits though {to}")
+        _demand(updated.not_before is None or to is NodeStatus.READY, f"node {node_id}: waits, but is {to}")
         self.nodes[job_id][node_id] = updated
         return updated
 
@@ -863,7 +863,7 @@ class MemoryLedger:
         return updates
 
     def apply(self, change: Changes) -> set[str]:
-        """Write what a step decided. Returns the queues of repeated tasks."""
+        """Write the changes of a step. Returns the queues of tasks that are retried."""
         db, job_id = self.db, change.job_id
         for sha256, encoded in change.payloads.items():
             db.add_payload(job_id, {"sha256": sha256, "bytes": len(encoded)}, encoded, is_kept=True)
@@ -940,7 +940,7 @@ class MemoryLedger:
             "started_at",
         )
         columns: dict[str, Any] = {name: _or(getattr(row, name), getattr(old, name)) for name in kept}
-        # A fan_out that failed or was cancelled still counts its children down: that is no move.
+        # A fan_out that failed or was cancelled still counts its children down: that is not a transition.
         is_move = row.status is not old.status
         columns["reason"] = row.reason if is_move else _or(row.reason, old.reason)
         columns["error"] = row.error if is_move else _or(row.error, old.error)
@@ -1069,7 +1069,7 @@ class MemoryLedger:
         self.db.move_node(job_id, node_id, NodeStatus.COMPLETED, **columns)
 
     def _referred_bytes(self, job_id: UUID, fan_out: str, aggregation: Aggregation) -> int:
-        """What of the outputs that go into it is kept by reference."""
+        """The bytes of the aggregated outputs that are kept by reference."""
         children = (n for n in self.db.nodes[job_id].values() if n.parent_node_id == fan_out)
         good = sorted((n for n in children if n.status is NodeStatus.COMPLETED), key=lambda n: n.fan_out_index or 0)
         used = {Aggregation.FIRST: good[:1], Aggregation.LAST: good[-1:]}.get(aggregation, good)
@@ -1232,7 +1232,7 @@ class MemoryLedger:
             db.move_task(key, report.status, finished_at=now, lease_until=None, log=lines)
         known = db.results.get(key)
         if known is not None and known.accepted and known.worker_id == worker_id:
-            return True  # handed in before, and the answer was lost
+            return True  # reported before, and the response was lost
         has_ended = task is not None and db.tasks[key].status not in (TaskStatus.QUEUED, TaskStatus.RUNNING)
         if task is not None and has_ended and task.worker_id == worker_id and key not in db.results:
             db.results[key] = TaskResult(
@@ -1264,7 +1264,7 @@ class MemoryLedger:
         *,
         rooms: dict[str, int],
     ) -> list[TaskMessage]:
-        """`rooms` are the free places that the worker has for some queues; it is reduced by what is claimed."""
+        """`rooms` has the worker's free slots for some queues; they are reduced by the number of claimed tasks."""
         now = self.db.clock()
         claimed: list[TaskMessage] = []
         for queue in queues:
@@ -1493,7 +1493,7 @@ def _json_copy(value: Any) -> Any:
 
 
 def _in_turn(tasks: Iterable[Task]) -> list[Task]:
-    """By priority, then handler after handler, each when its oldest task is due, then by age."""
+    """By priority, then by handler in the order of their oldest tasks, then by age."""
     oldest: dict[tuple[int, str], int] = {}
     tasks = list(tasks)
     for task in tasks:
@@ -1505,7 +1505,7 @@ def _in_turn(tasks: Iterable[Task]) -> list[Task]:
 def _first_of_each_queue(
     outbox: Mapping[TaskKey, OutboxMessage], keys: Iterable[TaskKey], limits: Mapping[str, int], limit: int
 ) -> Iterator[TaskKey]:
-    """`limit` is that of queues without one in `limits`."""
+    """`limit` applies to queues that are not in `limits`."""
     counts = Counter[str]()
     for key in keys:
         queue = outbox[key].queue

@@ -48,7 +48,7 @@ class MemoryBackend:
         raise NotAllowed(f"GDAL cannot read {location} in place", code="storage.no-gdal-path")
 
     def create_container(self, name: str) -> None:
-        """A put creates it."""
+        """Nothing to do: the first write creates the container."""
 
     def sweep_up(self, container: str) -> None:
-        """Nothing is left behind."""
+        """Nothing to do: writes leave no incomplete objects."""

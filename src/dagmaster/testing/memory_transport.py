@@ -17,7 +17,7 @@ class Broker:
 
     def __init__(self) -> None:
         self._queues: dict[str, deque[Ticket]] = {}
-        self._waiting: dict[asyncio.Event, None] = {}  # in the order in which they came: a run can be repeated
+        self._waiting: dict[asyncio.Event, None] = {}  # in the order of the calls, so that a run can be repeated
         self._receipts = itertools.count(1)
 
     def put(self, tickets: Sequence[Ticket]) -> None:
@@ -32,7 +32,7 @@ class Broker:
         return [Delivery(ticket.queue, ticket.task_id, str(next(self._receipts))) for ticket in tickets]
 
     async def change(self, timeout_seconds: float) -> None:
-        """Until something was put, or the time is over."""
+        """Wait until tickets are put, or the timeout is over."""
         event = asyncio.Event()
         self._waiting[event] = None
         try:

@@ -1,5 +1,4 @@
-"""Plain handlers under test: in this process, where a debugger reaches them,
-or in a killable one as a worker does it."""
+"""Run plain handlers in tests: in this process, where a debugger works, or in child processes, as a worker does."""
 
 from collections.abc import Coroutine, Iterator
 from typing import Any, TypeVar
@@ -20,21 +19,21 @@ T = TypeVar("T")
 
 
 def at_once(call: Coroutine[Any, Any, T]) -> T:
-    """The answer of a call that never waits, as none of the ledger in memory does."""
+    """The result of a coroutine that never waits. Calls of the in-memory ledger do not."""
     try:
         call.send(None)
     except StopIteration as done:
         return done.value  # type: ignore[no-any-return]
-    raise AssertionError("a call of the ledger in memory waited")
+    raise AssertionError("a call of the in-memory ledger waited")
 
 
 def pool(*, isolate: bool, memory_mb: int = 4096) -> Pool:
-    # One task a child: an idle one would keep a socket open, and time would pass as on a wall from then on.
+    # One task per child process: an idle one would keep a socket open, and time would be real time from then on.
     return IsolatedPool(memory_mb=memory_mb, recycle_after=1) if isolate else InlinePool(memory_mb=memory_mb)
 
 
 class InlinePool(Pool):
-    """Calls plain handlers here and now: no time passes meanwhile, and no limit of time or memory holds."""
+    """Calls plain handlers in this process: no virtual time passes meanwhile, and time and memory are not limited."""
 
     async def run(
         self, registration: Registration, task: TaskMessage, timeout_seconds: float, context: TaskContext
@@ -46,7 +45,7 @@ class InlinePool(Pool):
 
 
 class IsolatedPool(Pool):
-    """The worker's own way. A child lives outside virtual time, so that none is skipped while one is at work."""
+    """Uses child processes, as a worker does. They run in real time, so no time is skipped while one is running."""
 
     async def run(
         self, registration: Registration, task: TaskMessage, timeout_seconds: float, context: TaskContext
@@ -56,7 +55,7 @@ class IsolatedPool(Pool):
 
 
 class InlineContext:
-    """A SyncContext over the worker's half of it."""
+    """A SyncContext on top of the worker's context of the task."""
 
     params: Any
 
@@ -82,4 +81,4 @@ class InlineContext:
             offset += len(rows)
 
     def connect(self) -> Any:
-        raise Unavailable("the engine in memory has no database to connect to", code="worker.no-database")
+        raise Unavailable("the in-memory engine has no database to connect to", code="worker.no-database")

@@ -43,7 +43,7 @@ class Given(Registration):
 
 
 def given(function: Handler, name: str | None = None, like: Registration | None = None) -> Given:
-    """A registration for a function, as its mark says or with the queue, time and memory of another one."""
+    """A registration for a function, with the queue, timeout and memory of `like`, or else of its own mark."""
     mark: Registration | None = like or getattr(function, "__dagmaster_handler__", None)
     target = f"{function.__module__}:{function.__qualname__}"
     known = (mark.queue, mark.timeout_seconds, mark.memory_mb) if mark else ()
@@ -67,24 +67,24 @@ class Trial:
 
     @property
     def output(self) -> Any:
-        """What the handler returned, as JSON keeps it. A handler that has not succeeded has none."""
+        """The value that the handler returned, as JSON. Raises AssertionError if the handler has not succeeded."""
         if self.status is not TaskStatus.SUCCEEDED:
             raise AssertionError(f"the handler {self.status}: {(self.error or {}).get('traceback') or self.error}")
         return self.report.output
 
     @property
     def checkpoints(self) -> dict[str, Any]:
-        """Names and data of all that is kept, also by attempts before, oldest first."""
+        """Names and data of all checkpoints, including those of earlier attempts, oldest first."""
         return {checkpoint.name: checkpoint.data for checkpoint in self.saved}
 
     @property
     def error(self) -> dict[str, Any] | None:
-        """message, code, blame, type, and where there is one hint and traceback."""
+        """message, code, blame and type, and if there are any, hint and traceback."""
         return self.report.error
 
     @property
     def blame(self) -> Blame | None:
-        """Whose move it is: only what blames the data is never tried again."""
+        """The cause that the failure is attributed to. If it is the data, the task is not retried."""
         return Blame(self.error["blame"]) if self.error else None
 
     @property
@@ -113,13 +113,13 @@ def run_handler(
     `checkpoints` are those of earlier attempts, oldest first; `after` is the trial of the attempt before, whose
     checkpoints are loaded with their artifacts. `results` is what `ctx.results()` streams: outputs, or ChildResults
     with more fields. `cancelled_after` and `shutting_down_after` say how many reads of that flag return false. Time is
-    virtual. A plain handler runs in this process, without limits, unless `isolate` gives it one of its own. `settings`
-    decide on `ctx.storage` and `ctx.addresses`; without them the environment does.
+    virtual. A plain handler runs in this process, without limits, or with `isolate` in a child process. `settings`
+    configure `ctx.storage` and `ctx.addresses`; by default they are read from the environment.
     """
     if isolate and settings is not None:
-        raise ValueError("an isolated handler has the settings of the environment: leave `isolate` out")
+        raise ValueError("an isolated handler has the settings of the environment: omit `isolate`")
     if isolate and not (cancelled_after is shutting_down_after is None):
-        raise ValueError("reads of a flag can only be counted in this process: leave `isolate` out")
+        raise ValueError("reads of a flag can only be counted in this process: omit `isolate`")
     attempt = attempt or (after.report.attempt + 1 if after else 1)
     registration = installed()[handler] if isinstance(handler, str) else given(handler)
     encoded = to_json({"results_of": {"node_id": _EARLIER}, **_plain(params)} if results else _plain(params), "params")
@@ -161,8 +161,8 @@ def _plain(params: Mapping[str, Any] | BaseModel | None) -> dict[str, Any]:
 
 
 def _database(task: TaskMessage, checkpoints: Mapping[str, Any], results: Sequence[Any]) -> MemoryDatabase:
-    """As much of a job as a handler can see of it."""
-    seconds = itertools.count()  # no two checkpoints at the same time: the last one counts
+    """A database with those rows of a job that its handler can read."""
+    seconds = itertools.count()  # checkpoints have different times, so that one is the last
     database = MemoryDatabase(lambda: START + timedelta(seconds=next(seconds)))
     database.add_task(
         task.job_id,
@@ -236,7 +236,7 @@ class _Recorder(TaskContext):
     def _is_up(self, flag: str) -> bool:
         left = self._left[flag]
         if left == 0:
-            setattr(self, f"_{flag}", True)  # from now on saving a checkpoint is the end, too
+            setattr(self, f"_{flag}", True)  # from now on, saving a checkpoint also gives the task back
         elif left is not None:
             self._left[flag] = left - 1
         return left == 0

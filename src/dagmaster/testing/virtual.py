@@ -1,8 +1,8 @@
 """Virtual time: an event loop whose clock jumps to the next timer when all tasks wait.
 
-Everything that asks the loop for the time (`asyncio.sleep`, timeouts, the engine's own loops) lives on that clock, so
-that hours pass in milliseconds and always in the same order. `time.time()` and `datetime.now()` do not follow it. While
-a thread, a process or a socket is at work for the loop, no time is skipped: it passes as real time.
+Everything that asks the loop for the time (`asyncio.sleep`, timeouts, the engine's own loops) uses that clock, so that
+hours pass in milliseconds and always in the same order. `time.time()` and `datetime.now()` do not follow it. While a
+thread, a process or a socket works for the loop, no time is skipped: the clock runs in real time.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ class _Clock(selectors.DefaultSelector):
             return self._really_wait(timeout)
         ready = super().select(0)
         if not ready and timeout is None:
-            raise Standstill("everything waits for something that can't happen any more")
+            raise Standstill("all tasks wait, and no timer or outside event can wake them")
         if not ready and timeout:
             self.now += timeout
         return ready
@@ -56,7 +56,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         self._clock = _Clock()
         super().__init__(self._clock)
-        # A timer is due when this added to the time makes a difference: a nanosecond no longer does after some months.
+        # asyncio adds this to the time to find due timers. After some months, adding a nanosecond changes nothing.
         self._clock_resolution = 1e-6
 
     def time(self) -> float:
@@ -89,7 +89,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return await self._watching(super().subprocess_shell, protocol_factory, *args, **options)
 
     async def _watching(self, start: Callable[..., Any], make: Callable[[], Any], *args: Any, **options: Any) -> Any:
-        """A process is at work from its start until it has ended."""
+        """Count a process as outside work from its start until it has ended."""
         protocol = make()
         process_exited = protocol.process_exited
 

@@ -32,7 +32,8 @@ class PostgresTransport:
         return sorted({tasks_topic(ticket.queue, ticket.near) for ticket in tickets})
 
     def _stand_by(self, ticket: Ticket) -> None:
-        """A worker that is near again has finished the task before: the others need no notification of that one."""
+        """Notify the other workers later. If `near` names the same worker again, it has finished the task before, so
+        the others need no notification of that task."""
         if before := self._standing_by.pop(ticket, None):
             before.cancel()
         loop = asyncio.get_running_loop()

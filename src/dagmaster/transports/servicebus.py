@@ -5,7 +5,7 @@
 A delivery makes a worker claim what it has room for, by priority and age as the database orders it: tasks of higher
 priority come first, whichever message arrived. A message is completed when its task is no longer queued, claimed by
 this worker or by another one. It is left alone while its task is queued and this worker cannot take it (no room for its
-handler, a paused queue) or while the database does not answer: when its lock expires, the broker delivers it again. A
+handler, a paused queue) or while the database does not respond: when its lock expires, the broker delivers it again. A
 message that is not one of ours is dead-lettered. An outdated message also makes the worker claim: those that follow may
 be of queued tasks, and workers that were busy have left many outdated ones.
 
@@ -30,7 +30,7 @@ from dagmaster.transports.servicebus_client import BrokerMessage, QueueReceiver,
 from dagmaster.transports.transport import MAX_AT_ONCE, Delivery, Ticket
 
 WAIT_SECONDS: Final = 1.0  # of one call; messages are settled between two calls
-HOLD_SECONDS: Final = 2.0  # a message that the worker does not fetch within this time is given to others
+HOLD_SECONDS: Final = 2.0  # a message that the worker does not fetch within this time is released to other workers
 MANY_STALE: Final = 2  # outdated messages in a row; then several are received at once
 DRAIN_SECONDS: Final = 0.05  # how long such a call waits: a message that is not outdated may be among them
 MAX_ATTEMPTS: Final = 2**31 - 1  # an integer of PostgreSQL
@@ -82,7 +82,7 @@ class ServiceBusTransport:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def publish(self, tickets: Sequence[Ticket]) -> None:
-        """Send the ids. An error concerns one of the queues; the others have theirs."""
+        """Send the ids. An error concerns one of the queues; the ids for the others are sent."""
         by_queue: dict[str, list[str]] = defaultdict(list)
         for ticket in tickets:
             if ticket.task_id is not None:
@@ -104,7 +104,7 @@ class ServiceBusTransport:
         return await self._inbox.fetch(timeout_seconds, limit)
 
     async def settle(self, deliveries: Sequence[Delivery]) -> None:
-        """In the background, so that the worker need not wait for the broker."""
+        """Settles in the background, so that the worker need not wait for the broker."""
         for delivery in deliveries:
             if delivery.queue in self._listeners:
                 self._listeners[delivery.queue].settle(delivery)
@@ -147,7 +147,7 @@ class _Inbox:
         self.arrived.set()
 
     def take_back(self, deliveries: Sequence[Delivery]) -> list[Delivery]:
-        """Those that were not fetched."""
+        """Remove and return the deliveries that were not fetched."""
         unfetched = [delivery for delivery in deliveries if delivery in self.deliveries]
         self.deliveries = [delivery for delivery in self.deliveries if delivery not in unfetched]
         return unfetched
@@ -259,7 +259,7 @@ class _Listener:
             try:
                 queued = await self._queued_tasks([settling[receipt] for receipt in fetched])
             except DagmasterError as error:
-                _log.warning("messages stay locked: the database does not answer", error=str(error))
+                _log.warning("messages stay locked: the database does not respond", error=str(error))
                 self._counters.left += len(fetched)
                 return
         claimed = [message for receipt, message in fetched.items() if settling[receipt] not in queued]
@@ -268,7 +268,7 @@ class _Listener:
         await self._complete(claimed)
 
     async def _give_back_unfetched(self) -> None:
-        """The worker is busy: others may have what it did not fetch."""
+        """The worker is busy: release what it did not fetch to other workers."""
         before = time.monotonic() - HOLD_SECONDS
         if not any(moment < before for moment, _ in self._deliveries):
             return
@@ -284,7 +284,7 @@ class _Listener:
             await self._receiver.complete(messages)
 
     async def _dead_letter(self, message: BrokerMessage, description: str) -> None:
-        _log.error("a message is not one of a task and is dead-lettered", queue=self._receiver.queue, why=description)
+        _log.error("a message does not name a task and is dead-lettered", queue=self._receiver.queue, why=description)
         self._counters.dead_letters += 1
         await self._receiver.dead_letter(message, "Malformed", description)
 
@@ -294,7 +294,7 @@ class _Listener:
         self._failures, self.error = 0, None
 
     async def _back_off(self, error: Exception) -> None:
-        """Workers poll meanwhile."""
+        """Wait after an error. Workers poll meanwhile."""
         self._counters.failures += 1
         if self._failures == 0:
             say = _log.error if isinstance(error, InvalidRequest) else _log.warning
@@ -306,7 +306,7 @@ class _Listener:
         await asyncio.sleep(seconds)
 
     async def wind_down(self) -> None:
-        """Settle what was claimed. What was not fetched is given to others."""
+        """Settle what was claimed, and release what was not fetched to other workers."""
         try:
             async with asyncio.timeout(HOLD_SECONDS):
                 await self._settle_all()

@@ -40,7 +40,7 @@ MAX_BATCH_BYTES: Final = 262_144  # no message and no batch is larger, whatever 
 BACKOFF_SECONDS: Final = (0.5, 30.0)
 REFUSED_SECONDS: Final = 60.0  # after an error that only a person can correct
 _MAX_MESSAGE_ID_LENGTH: Final = 128
-_SETTLED_TOGETHER: Final = 32  # from so many on, messages are settled at the same time
+_SETTLED_TOGETHER: Final = 32  # if there are at least this many messages, they are settled at the same time
 TOO_LARGE: Final = "servicebus.message-too-large"  # an error of the message alone, not of its queue
 
 
@@ -50,7 +50,7 @@ class _AccessToken(NamedTuple):
 
 
 class IdentityCredential:
-    """The managed identity as the SDK wants it: an asynchronous token credential."""
+    """The managed identity as the SDK requires it: an asynchronous token credential."""
 
     def __init__(self, identity: ManagedIdentity) -> None:
         self._identity = identity
@@ -183,7 +183,7 @@ class QueueReceiver:
             return [BrokerMessage(message, receiver) for message in messages]
 
     async def complete(self, messages: Sequence[BrokerMessage]) -> None:
-        """A message whose lock is lost is delivered again: that is no error."""
+        """A message whose lock is lost is delivered again, which is not an error."""
         await self._settle([message.complete for message in messages])
 
     async def abandon(self, messages: Sequence[BrokerMessage]) -> None:
@@ -266,7 +266,7 @@ async def _send_batches(sender: "ServiceBusSender", messages: Sequence[Any]) -> 
     from azure.servicebus.exceptions import MessageSizeExceededError
 
     batch = await _new_batch(sender)
-    # What the server refused a link for is known to the link only: the SDK reports an unknown error.
+    # If the server refused the link, only the link knows the reason: the SDK reports an unknown error.
     link = getattr(getattr(sender, "_handler", None), "_link", None)
     try:
         for message in messages:
@@ -347,12 +347,12 @@ def translation(queue: str, error: Exception) -> InvalidRequest | Unavailable:
     if known is not None:
         what, code, hint = known
         return InvalidRequest(f"the Service Bus queue '{queue}' {what}", code=code, hint=hint, queue=queue)
-    reason = "no answer in time" if isinstance(error, TimeoutError) else _reason_of(error)
+    reason = "no response in time" if isinstance(error, TimeoutError) else _reason_of(error)
     return Unavailable(f"the Service Bus queue '{queue}' cannot be reached: {reason}", code="servicebus.unavailable")
 
 
 def backoff_seconds(error: Exception, failures: int) -> float:
-    """How long a queue is not used after an error, if `failures` others came before it without a success."""
+    """How long a queue is not used after an error that follows `failures` other errors in a row."""
     low, high = BACKOFF_SECONDS
     return REFUSED_SECONDS if isinstance(error, InvalidRequest) else min(high, low * 2 ** min(failures, 10))
 

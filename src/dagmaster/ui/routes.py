@@ -1,4 +1,4 @@
-"""Serves the built pages. A path below /ui/ that is no file is the page itself, which reads the rest of the path."""
+"""Serves the built pages. A path below /ui/ without a suffix returns index.html, whose scripts read the path."""
 
 from functools import lru_cache
 from importlib.resources import files
@@ -35,7 +35,7 @@ _NOT_BUILT: Final = """<!doctype html><html lang="en"><meta charset="utf-8"><tit
 
 @router.get(UI)
 async def get_pages(request: Request) -> Response:
-    """The pages have relative addresses, so they need the slash."""
+    """Redirect to /ui/, below which all pages are."""
     query = f"?{request.url.query}" if request.url.query else ""
     return RedirectResponse(f"{UI}/{query}", status_code=308)
 
@@ -50,7 +50,7 @@ async def get_page(path: str, accept_encoding: Annotated[str, Header()] = "") ->
     if content is None:
         if name == "index.html":
             return Response(_NOT_BUILT, status_code=503, headers=page_headers(), media_type=_TYPES["html"])
-        raise NotFound("the page has no such file", code="route.not-found", hint="load the page again")
+        raise NotFound("this file of the web UI does not exist", code="route.not-found", hint="load the page again")
     headers = page_headers(_FOREVER if name.startswith("assets/") else _CHECKED) | {"Vary": "Accept-Encoding"}
     if is_packed:
         headers["Content-Encoding"] = "gzip"
@@ -60,7 +60,7 @@ async def get_page(path: str, accept_encoding: Annotated[str, Header()] = "") ->
 
 @lru_cache(maxsize=512)
 def _content(name: str) -> bytes | None:
-    """The bytes of a built file, read once. None if there is none of this name, or if the name leaves the folder."""
+    """The bytes of a built file, read once. None if no file has this name, or if the name leads out of the folder."""
     parts = name.split("/")
     if any(part in ("", ".", "..") or "\\" in part or "\0" in part for part in parts):
         return None

@@ -210,7 +210,7 @@ def _queues_of(stored: StoredKey | StoredSession) -> frozenset[str] | None:
 
 
 def _require_own_page(text: SessionText, headers: Headers) -> None:
-    """Refuse a request that another page than one of ours may have caused."""
+    """Refuse a request that a page of another origin may have caused."""
     if not is_of_same_origin(headers):
         raise NotAllowed(
             "a request with the cookie of a session must come from a page of the same origin",

@@ -2,9 +2,9 @@
 
     every few seconds: GET /livez of each address ──▶ healthy, or the reason why not
 
-Checks decide which address is tried first: the others are tried before a request fails, except those that hang. Such a
-server accepts connections and responds to nothing, so a request would be lost in it until its time is over. It is
-checked as before, and tried again when it responds. With `checks_single=False` a single address is not checked.
+Checks decide which address is tried first: the others are tried before a request fails, except those that hang. A
+server that hangs accepts connections and does not respond, so a request would wait there until its timeout. It is
+checked as before, and used again when it responds. With `checks_single=False` a single address is not checked.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ class Backend:
     is_healthy: bool = True  # until a check says otherwise: the first request need not wait for one
     error: str | None = None
     checked_at: float | None = None
-    silent_checks: int = 0  # the last ones in a row that were accepted and not answered
+    silent_checks: int = 0  # the last checks in a row that got a connection and no response
 
     @property
     def hangs(self) -> bool:
@@ -49,7 +49,7 @@ class Backend:
 
 
 class Backends:
-    """`role` is what the addresses serve, for the log."""
+    """`role` is the name of the logger."""
 
     def __init__(self, urls: Sequence[str], http: httpx2.AsyncClient, *, role: str, checks_single: bool = True) -> None:
         self._backends = [Backend(url.rstrip("/")) for url in urls]
@@ -82,8 +82,8 @@ class Backends:
         return any(backend.is_healthy for backend in self._backends)
 
     def candidates(self) -> Iterator[Backend]:
-        """Those that are healthy, each request beginning with another one; then the others, as checks may be late. None
-        that hang."""
+        """The healthy addresses, beginning with another one for each request; then the others, because checks may be
+        late. Addresses that hang are left out."""
         count = len(self._backends)
         self._next += 1
         order = [self._backends[(self._next + place) % count] for place in range(count)]
@@ -99,7 +99,7 @@ class Backends:
         try:
             response = await self._http.get(f"{backend.url}/livez", timeout=CONNECT_SECONDS)
             backend.is_healthy = response.status_code == 200
-            backend.error = None if backend.is_healthy else f"/livez answers {response.status_code}"
+            backend.error = None if backend.is_healthy else f"/livez responds with status {response.status_code}"
             backend.silent_checks = 0
         except httpx2.HTTPError as error:
             backend.note_failure(error)
@@ -107,5 +107,8 @@ class Backends:
         backend.checked_at = time.monotonic()
         if was_healthy != backend.is_healthy:
             self._log.warning(
-                f"{self._role} changed", url=backend.url, is_healthy=backend.is_healthy, error=backend.error
+                "the health of an address changed",
+                url=backend.url,
+                is_healthy=backend.is_healthy,
+                error=backend.error,
             )

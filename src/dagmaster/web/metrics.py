@@ -1,7 +1,7 @@
 """Counts and durations of the requests to a server, as metrics for Prometheus.
 
 They are kept in the memory of the process. The label of a request is the template of its route, such as
-`/api/v1/jobs/{job_id}`: a path would be a label without bounds.
+`/api/v1/jobs/{job_id}`: the number of paths is not limited, and each would be a label of its own.
 """
 
 import time
@@ -31,7 +31,7 @@ _ROUTE_LABEL = "route_label"  # in the state of a request whose router does not 
 
 
 class RequestMetrics:
-    """What a server has answered since its start. It is used in one event loop."""
+    """The requests to a server since its start. It is used in one event loop."""
 
     def __init__(self, role: str, *readings: Callable[[], Iterable[Metric]]) -> None:
         """`readings` return further metrics of the server, at every scrape."""
@@ -51,7 +51,7 @@ class RequestMetrics:
         self._running += 1
 
     def end(self, method: str, status: int, seconds: float, route: str = NO_ROUTE) -> None:
-        """Status 0 means that the client was gone before the response began."""
+        """Status 0 means that the client disconnected before the response began."""
         self._running -= 1
         method = method if method in _METHODS else "other"
         self._responses[method, status] += 1
@@ -75,7 +75,7 @@ class RequestMetrics:
 
 
 def route_of(scope: Scope) -> str:
-    """The template of the route that answered a request; `none` if no route matched."""
+    """The template of the route that handled a request; `none` if no route matched."""
     label: str | None = scope.get("state", {}).get(_ROUTE_LABEL)
     if label is not None:
         return label

@@ -85,7 +85,7 @@ class RequestMiddleware:
         return path not in _UNTRACED and (self.untraced_below is None or not path.startswith(self.untraced_below))
 
     async def _traced(self, scope: Scope, receive: Receive, headers: Headers, exchange: "_Exchange") -> None:
-        """In the trace of the client, if the request names one."""
+        """Handle the request in the trace of the client, if the request names one."""
         parent = traces.received(headers.get(traces.HEADER))
         facts = {"http.request.method": scope["method"], "request_id": exchange.request_id}
         with traces.span(scope["method"], parent=parent, kind="server", **facts) as span:
@@ -150,7 +150,7 @@ class RequestMiddleware:
         return False
 
     def needs_caller(self, _path: str) -> bool:
-        """Whether requests for a path are authenticated. Others are answered while the database is down, too."""
+        """Whether requests for a path are authenticated. Others are handled even while the database is down."""
         return True
 
     def enter(self, scope: Scope) -> None:

@@ -94,7 +94,7 @@ class OidcSignIn:
         if flow is None or not hmac.compare_digest(flow.state.encode(), parameters.get("state", "").encode()):
             raise _bad_state("this is not the browser in which the sign-in began, or it took too long")
         if parameters.get("iss", self._issuer) != self._issuer:
-            raise _bad_state("another issuer responds")
+            raise _bad_state("the response is from another issuer")
         code = parameters.get("code", "")
         if "error" in parameters or not 0 < len(code) <= _MAX_CODE_LENGTH:
             raise _refused("the issuer did not sign you in")
@@ -107,9 +107,9 @@ class OidcSignIn:
             raise _refused("the issuer sent no ID token")
         claims = await self._verifier.claims(id_token, [self._client_id])
         if not hmac.compare_digest(str(claims.get("nonce", "")).encode(), flow.nonce.encode()):
-            raise NotAuthenticated("the ID token is that of another sign-in", code="auth.invalid-token")
+            raise NotAuthenticated("the ID token belongs to another sign-in", code="auth.invalid-token")
         if isinstance(claims["aud"], list) and len(claims["aud"]) > 1 and claims.get("azp") != self._client_id:
-            raise NotAuthenticated("the ID token is that of another client", code="auth.invalid-token")
+            raise NotAuthenticated("the ID token belongs to another client", code="auth.invalid-token")
         caller, until = self._verifier.caller_of(claims), _expiry(claims)
         if not caller.scopes:
             caller, until = await self._by_access_token(tokens.get("access_token"), claims) or (caller, until)
@@ -128,7 +128,7 @@ class OidcSignIn:
         try:
             access = await self._verifier.claims(token)
         except NotAuthenticated:
-            return None  # it is opaque, or for another audience
+            return None  # the token is opaque, or for another audience
         if access["sub"] != claims["sub"]:
             return None
         return self._verifier.caller_of(access), min(_expiry(access), _expiry(claims))

@@ -1,4 +1,4 @@
-"""Where a request comes from, as a browser says it: its headers `Origin` and `Sec-Fetch-Site`, which no page can set.
+"""The origin of a request, as the browser states it in `Origin` and `Sec-Fetch-Site`, headers that no page can set.
 
 Requests of programs have neither.
 """
@@ -14,8 +14,8 @@ SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 def is_of_same_origin(headers: Headers) -> bool:
     """Whether a browser states that a page of this origin sends the request. Without such a statement it is false.
 
-    `Sec-Fetch-Site` comes first: it is right behind a proxy that replaces the `Host` header too. Browsers leave it out
-    for plain http addresses other than localhost.
+    `Sec-Fetch-Site` is checked first, because it is also correct if a proxy replaces the `Host` header. Browsers leave
+    it out for plain http addresses other than localhost.
     """
     site = headers.get("sec-fetch-site")
     if site is not None:

@@ -35,9 +35,9 @@ from dagmaster.observe.redaction import redact, redact_value
 
 MEDIA_TYPE = "application/problem+json"
 RETRY_AFTER_SECONDS = 2
-_UNPARSED_BODY = "There was an error parsing the body"  # FastAPI, of an exception that json.loads should not raise
+_UNPARSED_BODY = "There was an error parsing the body"  # FastAPI's text for an unexpected error of json.loads
 
-# The nearest base class of an error that is listed determines its status.
+# The nearest listed base class of an error determines its status.
 STATUSES: Mapping[type[DagmasterError], HTTPStatus] = {
     InvalidRequest: HTTPStatus.BAD_REQUEST,
     InvalidWorkflow: HTTPStatus.UNPROCESSABLE_ENTITY,

@@ -1,1 +1,1 @@
-"""The worker: claims tasks, runs their handlers, keeps their leases, reports. It decides nothing."""
+"""The worker: claims tasks, runs their handlers, renews their leases and reports. It makes no decisions about jobs."""

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from dagmaster.storage.zones import Storage
 
 _MB = 1024 * 1024
-_RESOURCES = Resources()  # of all tasks of this process, which has the environment of its worker
+_RESOURCES = Resources()  # shared by all tasks of this process, which has the environment of its worker
 OWN_THREADS = 2  # the main one, and the reader of the channel
 _REFUSALS: dict[str, type[DagmasterError]] = {kind.__name__: kind for kind in (Fenced, InvalidRequest, NotFound)}
 
@@ -187,7 +187,7 @@ class ChildContext:
 
 
 def _answer_to(task: Frame, inbox: Inbox, loaded: "LoadedHandlers") -> Frame:
-    """Run one task and measure what it takes."""
+    """Run one task and measure its resources."""
     usage = Usage()
     _limit_memory(task["memory_mb"])
     answer = _call(ChildContext(inbox, task), task, loaded)
@@ -236,7 +236,7 @@ class LoadedHandlers:
 
 
 def _limit_memory(megabytes: int | None) -> None:
-    """Limit what this process may allocate, by the soft limit, because each handler may have its own."""
+    """Limit the memory of this process. The soft limit is set, because each handler may have its own limit."""
     _, hard_limit = resource.getrlimit(resource.RLIMIT_DATA)  # infinite, unless a handler has lowered it
     limit = hard_limit if megabytes is None else megabytes * _MB
     resource.setrlimit(
@@ -268,7 +268,7 @@ def _cpu_seconds() -> float:
 def _reset_peak() -> None:
     try:
         Path("/proc/self/clear_refs").write_text("5")
-    except OSError:  # not on every system; the peak is then the process's own
+    except OSError:  # not supported on every system; the peak is then that of all tasks of the process
         return
 
 

@@ -36,7 +36,7 @@ class RunningChild(Protocol):
         ...
 
     def write(self, frame: Frame) -> None:
-        """Write without waiting. That a child has ended is noticed by `receive`."""
+        """Write without waiting. `receive` notices if the child has ended."""
         ...
 
     async def receive(self) -> tuple[Frame, int]: ...
@@ -44,7 +44,7 @@ class RunningChild(Protocol):
     def sample_peak(self) -> None: ...
 
     async def death(self, memory_mb: int) -> Unavailable:
-        """What to report about a child that ended before its task did. All of its processes have ended then."""
+        """The error of a child that ended before its task. All of its processes have ended when this returns."""
         ...
 
 
@@ -112,7 +112,7 @@ class ChildRun:
 
     def _timed_out(self) -> Outcome:
         if self._context.cancelled:
-            return RETURNED  # asked to stop, and did not within the grace time
+            return RETURNED  # it was asked to stop, and did not within the grace period
         return failed(TimedOut(f"killed after {self._timeout_seconds:g} s", timeout_seconds=self._timeout_seconds))
 
     async def _handle_frames(self) -> Outcome:
@@ -161,7 +161,7 @@ class ChildRun:
                 raise Unavailable(f"the worker does not know the request {unknown!r}", code="worker.unknown-verb")
 
     def _conninfo(self) -> Any:
-        """How the handler connects to the database. It may contain a password."""
+        """The connection string of the database for the handler. It may contain a password."""
         if not self._child.is_private:
             raise Unavailable(
                 "the handler needs the database, and the connection to its process is not encrypted",
@@ -170,7 +170,7 @@ class ChildRun:
             )
         from dagmaster.database.token_login import with_password  # here, because few handlers need it
 
-        # What a child process needs to connect. A token is as valid as the connections of the worker are.
+        # With the current token, if tokens are used: child processes do not obtain tokens.
         return with_password(str(self._context.database.conninfo))
 
     def _outcome(self, frame: Frame, size: int) -> Outcome:

@@ -117,7 +117,7 @@ class TaskContext:
     def database(self) -> "Database":
         if self._database is None:
             raise Unavailable(
-                "this worker has no database for its handlers",
+                "this worker has no database access for its handlers",
                 code=NO_DATABASE,
                 hint="register the handler with needs_database=True: workers without database access do not claim its "
                 "tasks then",
@@ -178,7 +178,7 @@ class TaskContext:
         return self._cancelled or self._shutting_down
 
     async def keep_checkpoint(self, phase: Phase) -> None:
-        """Raises Fenced if this attempt no longer holds its task."""
+        """Save a checkpoint. Raises Fenced if this attempt no longer holds its task."""
         is_kept = await self._ledger.save_checkpoint(self._running(None), **phase.as_json())
         if not is_kept:
             raise Fenced(
@@ -205,7 +205,7 @@ class TaskContext:
         return await self._read_page(self._ledger.read_results, skip, page)
 
     async def read_encoded_results(self, skip: int, page: int) -> list[ChildResult]:
-        """The same, with large outputs as fragments of JSON."""
+        """As `read_results`, with large outputs as fragments of JSON."""
         return await self._read_page(self._ledger.read_encoded_results, skip, page)
 
     async def _read_page(self, read: _Read, skip: int, page: int) -> list[ChildResult]:
@@ -222,7 +222,7 @@ class TaskContext:
         self._forward_signal("shutdown")
 
     def on_signal(self, on_signal_call: OnSignal | None) -> None:
-        """Call `on_signal_call` for cancel and shutdown, also for those that came before this call."""
+        """Call `on_signal_call` for cancel and shutdown, including those that came before this call."""
         self._signal = on_signal_call
         if self._cancelled:
             self._forward_signal("cancel")
@@ -282,11 +282,11 @@ class TaskContext:
             self._signal(what)
 
 
-# The context of the handler that runs. Tasks that a handler starts in the loop inherit it, also after its end.
+# The context of the running handler. Tasks that a handler starts in the loop inherit it, even after its end.
 HANDLING: ContextVar[TaskContext] = ContextVar("handling")
 
 
-# Reading a large file may outlast the grace time.
+# Daemon threads, because reading a large file may take longer than the grace period.
 _DAEMON_THREADS = DaemonThreads()
 
 

@@ -2,7 +2,8 @@
 follows its frame as raw bytes (`attached` is their number), so that the worker can forward it without parsing it.
 
 worker → child    start, run, answer, flush, cancel, shutdown
-child → worker    ready, progress, log, ask (save_checkpoint | load_checkpoints | results), done, failed, returned
+child → worker    ready, progress, log, ask (save_checkpoint | load_checkpoints | results | database), done, failed,
+                  returned
 """
 
 import asyncio

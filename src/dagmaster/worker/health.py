@@ -1,6 +1,6 @@
 """Health of a worker: liveness, readiness, running tasks and metrics.
 
-Called from another thread than the event loop's, so that a hanging loop is reported. It only copies state.
+Called from a thread other than the event loop's, so that a hanging loop is reported. It only copies state.
 """
 
 import platform
@@ -98,14 +98,14 @@ class WorkerHealth:
         yield from worker.durations.collect()
 
     def _slots(self) -> Iterable[Metric]:
-        """How many tasks of each kind it may run, and how many it runs, also by queue."""
+        """How many tasks of each kind the worker may run, and how many it runs, also by queue."""
         held = self._worker.held
         slots = {("async",): float(self._settings.worker_slots), ("plain",): float(self._worker.plain_slots)}
-        yield gauges("dagmaster_worker_slots", "Tasks that it may run at once, by kind of handler", ("kind",), slots)
+        yield gauges("dagmaster_worker_slots", "Tasks that may run at once, by kind of handler", ("kind",), slots)
         yield gauge("dagmaster_worker_running", "Tasks that run now", len(held))
         limits = {(queue,): float(limit) for queue, limit in self._settings.queue_concurrency.items()}
         if limits:
-            yield gauges("dagmaster_worker_queue_slots", "Tasks that it may run at once, by queue", ("queue",), limits)
+            yield gauges("dagmaster_worker_queue_slots", "Tasks that may run at once, by queue", ("queue",), limits)
         queues = dict.fromkeys(self._settings.worker_queue, 0) | Counter(task.context.task.queue for task in held)
         by_queue = {(queue,): float(count) for queue, count in queues.items()}
         yield gauges("dagmaster_worker_queue_running", "Tasks that run now, by queue", ("queue",), by_queue)

@@ -26,7 +26,7 @@ class HeldTasks:
     with_updates: Callable[[], Collection[Running]]  # tasks with new progress or log lines
     info: Callable[[], WorkerInfo]
     lost: Callable[[Iterable[str]], None]  # called with tasks that another worker holds now
-    to_stop: Callable[[Iterable[str]], None]  # called with tasks that shall stop on request
+    to_stop: Callable[[Iterable[str]], None]  # called with tasks that are requested to stop
 
 
 class LeaseKeeper:

@@ -71,7 +71,7 @@ SUSPECT_LOSSES = 2
 SUSPECT_SECONDS = 30.0  # how long a suspect waits until it can run alone
 STOPPING_SECONDS = 12.0  # how long killed child processes may take to end; a kill takes milliseconds
 UNRESPONSIVE_SECONDS = 1.0  # how long cancelled async handlers may take to end
-GRACE_MARGIN = 0.1  # share of the grace time that is left for cancelling and reporting
+GRACE_MARGIN = 0.1  # share of the grace period that is left for cancelling and reporting
 MAX_MARGIN_SECONDS = 2.0
 
 CANCEL_GRACE_SECONDS = 5.0  # between asking a handler to stop and killing it
@@ -208,10 +208,10 @@ class Worker:
     # Control and inspection
 
     def stop(self, grace_seconds: float | None = None) -> None:
-        """Stop claiming, ask handlers to stop, wait for the grace time, return what still runs.
+        """Stop claiming, ask handlers to stop, wait for the grace period, return tasks that still run.
         Safe from a signal handler.
 
-        Call it again with a shorter grace time to stop sooner.
+        Call it again with a shorter grace period to stop sooner.
         """
         if grace_seconds is not None:
             self._grace_seconds = grace_seconds
@@ -219,7 +219,7 @@ class Worker:
         self._wake.set()
 
     def stop_now(self) -> None:
-        """End the grace time now: running handlers are killed and their tasks returned, which charges no attempt."""
+        """End the grace period now: running handlers are killed and their tasks returned, which uses up no retry."""
         _log.warning("worker stops immediately", running=len(self._held))
         self.stop(grace_seconds=0)
 
@@ -338,7 +338,7 @@ class Worker:
         return Demand(self._settings.worker_queue, self._light_handlers, light, self._heavy_handlers, heavy)
 
     def _limited_demand(self, light: int, heavy: int) -> Demand:
-        """Nothing from queues of which this worker runs as many tasks as it may."""
+        """The demand without queues of which this worker already runs as many tasks as it may."""
         running = Counter(held.context.task.queue for held in self._held.values())
         rooms = {queue: limit - running[queue] for queue, limit in self._queue_limits.items()}
         queues = tuple(queue for queue in self._settings.worker_queue if rooms.get(queue, 1) > 0)
@@ -567,7 +567,7 @@ class Worker:
         return held
 
     def _is_suspect(self, task: TaskMessage) -> bool:
-        """Whether the task may have been the cause of its losses, and would take this worker's other tasks with it."""
+        """Whether the task may be the cause of its losses, and could end this worker with its other tasks."""
         runs_here = self._executor.is_on_this_machine or task.handler not in self._heavy_names
         return runs_here and task.losses >= SUSPECT_LOSSES
 
@@ -682,7 +682,7 @@ class Worker:
                 held.job.cancel()
 
     def _stop_on_request(self, task_ids: Iterable[str]) -> None:
-        """Stop tasks on request: handlers are asked to stop and cancelled after the grace time;
+        """Stop tasks on request: handlers are asked to stop and cancelled after the grace period;
         the pool kills plain ones."""
         for task_id in task_ids:
             if task := self._suspects.pop(task_id, None):
@@ -699,7 +699,7 @@ class Worker:
     # Stopping
 
     async def _drain(self) -> None:
-        """Wait for handlers during the grace time, cancel the remaining ones, report everything."""
+        """Wait for handlers during the grace period, cancel the remaining ones, report everything."""
         loop = asyncio.get_running_loop()
         started = loop.time()
         _log.info("worker is stopping", running=len(self._held), grace_seconds=self._grace_seconds)
@@ -718,7 +718,7 @@ class Worker:
 
     @property
     def _grace_margin(self) -> float:
-        """Handlers are cancelled this long before the grace time is over, so that the worker ends within it."""
+        """Handlers are cancelled this long before the grace period is over, so that the worker ends within it."""
         return min(GRACE_MARGIN * self._grace_seconds, MAX_MARGIN_SECONDS)
 
     @property

@@ -1,4 +1,4 @@
-"""Kills the processes that a child started when its supervisor was stopped or killed and cannot do so.
+"""Kills the processes that a child has started, if its supervisor was stopped or killed and cannot kill them.
 
 They are recognised by a marker in their initial environment, which forked processes and programs inherit, or by their
 session. A process with neither, whose supervisor was killed, is not found.

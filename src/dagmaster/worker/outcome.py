@@ -1,4 +1,4 @@
-"""How an attempt ended, and who is to blame when it failed: the data, the environment, the handler or the engine."""
+"""How an attempt ended, and what a failure is blamed on: the data, the environment, the handler or the engine."""
 
 import errno
 import socket
@@ -104,7 +104,7 @@ def _traceback(error: BaseException) -> str:
     try:
         return "".join(traceback.format_exception(error))
     except BaseException as problem:  # the text of a chained exception may fail, too
-        return f"(the traceback can't be had: {type(problem).__qualname__})"
+        return f"(the traceback cannot be formatted: {type(problem).__qualname__})"
 
 
 def _message(error: BaseException) -> str:

@@ -4,7 +4,7 @@ A child is a runner of handlers and its supervisor, which kills everything that 
 ended for any reason (see `supervisor`). A timeout kills it with SIGKILL, because a hung C call reacts to nothing else.
 If the supervisor was itself stopped or killed, it is killed, and the processes it leaves are found by their marker.
 
-    start ─▶ idle ─▶ busy ─▶ idle …      after `recycle_after` tasks, or when grown too large: killed and replaced
+    start ─▶ idle ─▶ busy ─▶ idle …      after `recycle_after` tasks, or if it is too large: killed and replaced
                        └──▶ killed       timed out, ignored a stop, died, sent an invalid frame
 """
 
@@ -96,7 +96,7 @@ class Child:
         return self.process.returncode is None and not self._streams.reader.at_eof()
 
     def write(self, frame: Frame) -> None:
-        """Write without waiting. That a child has ended is noticed by `receive`."""
+        """Write without waiting. `receive` notices if the child has ended."""
         self._streams.writer.write(frames.pack(frame))
 
     async def send(self, frame: Frame) -> None:
@@ -161,7 +161,7 @@ class Child:
         self._streams.writer.transport.abort()
 
     async def death(self, memory_mb: int) -> Unavailable:
-        """What to report about a child that ended before its task did."""
+        """The error of a child that ended before its task."""
         await self.kill()
         return error_of_death(self.process.returncode, self.peak_mb, memory_mb)
 
@@ -276,5 +276,5 @@ class Pool:
 
     def _may_serve_again(self, child: Child, memory_mb: int) -> bool:
         # A process that stays large would leave the next handler less memory than its limit.
-        is_slim = child.resident_mb < memory_mb / 2
-        return child.is_alive and is_slim and child.tasks_run < self._recycle_after and not self._is_closed
+        is_small = child.resident_mb < memory_mb / 2
+        return child.is_alive and is_small and child.tasks_run < self._recycle_after and not self._is_closed

@@ -1,8 +1,8 @@
 """Process state that a handler may change, restored before the next task runs in the same process.
 
 Working directory, umask, environment, import path, standard streams, signal handlers and timers are restored. Resource
-limits, priority, removed modules and processes that still run cannot be: such a process serves no other task. What
-modules change while a handler is imported is kept, because it happens once and applies to all of its tasks.
+limits, priority, removed modules and processes that still run cannot be: such a process runs no other task. Changes
+that modules make while a handler is imported are kept, because they happen once and apply to all of its tasks.
 """
 
 import os
@@ -53,7 +53,7 @@ class ProcessState:
 
     def restore(self) -> bool:
         """Restore the saved state. Returns False if something cannot be restored:
-        the process serves no other task then."""
+        the process then runs no other task."""
         try:
             self._restore()
             return self._is_restored()

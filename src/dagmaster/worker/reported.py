@@ -1,8 +1,8 @@
 """What a handler reports in addition to its output (error texts, progress, log lines), made safe to send and to store.
 
-A handler may report anything: lone surrogates, NUL characters, NaN, objects whose text cannot be made, five megabytes.
-Neither jsonb nor a frame between processes can hold those. Everything passes through here, for async handlers and for
-plain ones, so that the report itself never fails and never hides the error that it reports.
+A handler may report anything: lone surrogates, NUL characters, NaN, objects whose `__str__` fails, five megabytes.
+Neither jsonb nor a frame between processes can contain those. Everything passes through this module, for async and for
+plain handlers, so that the report itself never fails and never hides the error that it reports.
 """
 
 import math
@@ -36,7 +36,7 @@ def text_of(value: object, convert: Callable[[object], str] = str) -> str:
     try:
         return str.__str__(convert(value))
     except BaseException as error:
-        return f"{type(value).__qualname__} (its text can't be had: {type(error).__qualname__})"
+        return f"{type(value).__qualname__} (cannot be converted to text: {type(error).__qualname__})"
 
 
 def progress(fraction: object, message: object, counts: Mapping[str, object]) -> dict[str, Any]:

@@ -34,7 +34,7 @@ class Runner:
     """Runs tasks: async handlers in this loop, plain ones in processes of the executor."""
 
     def __init__(self, registry: Registry, executor: Executor, traced_children: int = 0) -> None:
-        """Of a fan_out, the first `traced_children` are traced."""
+        """The first `traced_children` children of a fan_out are traced."""
         self._traced_children = traced_children
         self._registry = registry
         self._executor = executor
@@ -92,7 +92,7 @@ class Runner:
         try:
             return self._registry[task.handler]
         except NotFound as error:
-            raise Unavailable(f"this worker has {error.message}", code=calling.UNLOADABLE) from None
+            raise Unavailable(f"this worker cannot run the task: {error.message}", code=calling.UNLOADABLE) from None
 
     async def _run_async(self, registration: Registration, task: TaskMessage, context: TaskContext) -> Outcome:
         plan = self._plan(registration)
@@ -125,14 +125,14 @@ async def _stored(outcome: Outcome, encoded: Encoded, context: TaskContext) -> O
 
 
 async def _retry_during_outage(call: Callable[[], Awaitable[T]]) -> T:
-    """Retry until the database is available. The lease is renewed meanwhile, so an outage charges no attempt. A
-    stopping worker cancels this."""
+    """Retry until the database is available. The lease is renewed meanwhile, so an outage uses up no retry. A stopping
+    worker cancels this."""
     seconds, longest = PAUSE_SECONDS
     while True:
         try:
             return await call()
         except (Unavailable, OSError) as error:
-            _log.warning("a payload waits for the database", error=str(error))
+            _log.warning("a payload cannot be stored or loaded; trying again", error=str(error))
             await asyncio.sleep(seconds)
             seconds = min(longest, 2 * seconds)
 
@@ -145,7 +145,7 @@ def _was_cancelled_by_worker() -> bool:
 
 def _settle(outcome: Outcome, context: TaskContext) -> Outcome:
     if outcome.status is TaskStatus.RETURNED and not (context.cancelled or context.shutting_down):
-        # Otherwise a handler could return its task forever without being charged an attempt.
+        # Otherwise a handler could return its task forever without using up a retry.
         return failed(
             HandlerFailed("the handler returned its task without being asked to stop", code="handler.gave-back")
         )

@@ -1,9 +1,9 @@
 """Ends an async handler that blocks the worker's event loop, so that only its own task fails.
 
-The loop ticks. A thread samples it and counts consecutive samples without a tick in which the loop is still in the same
-callback. It counts samples, not time: a process that was stopped as a whole (SIGSTOP, a suspended machine) is not taken
-for hung, because the thread slept as well. Samples that were missed while the loop used the CPU count too. There are
-three reactions, at fractions of the patience, which is the length of a lease:
+A timer of the loop counts ticks. A thread takes samples, and counts consecutive samples without a tick in which the
+loop is still in the same callback. It counts samples, not time: a process that was stopped as a whole (SIGSTOP, a
+suspended machine) does not count as hung, because the thread slept as well. Samples that were missed while the loop
+used the CPU count too. There are three reactions, at fractions of the patience, which is the length of a lease:
 
     a half           A signal raises Blocked in the callback that hangs: the task fails and the worker continues. This
                      ends whatever waits in Python or in a system call made from there: sleep, recv, a lock, a regex.
@@ -11,7 +11,7 @@ three reactions, at fractions of the patience, which is the length of a lease:
                      and returns all other tasks before their leases expire. Then the process ends.
     all of it        The callback belongs to no handler, or the tasks could not be returned: the process ends.
 
-Callbacks that a handler left in the loop count as the handler's, also after it has ended.
+Callbacks that a handler left in the loop count as the handler's, even after it has ended.
 
 A call that holds the interpreter's lock also stops the thread. For this case there are two CPU timers, reset at each
 tick. The first sends the same signal, which some such calls check for (regexes, large integers); it fires early,
@@ -60,7 +60,7 @@ def _blocked(context: TaskContext, seconds: float) -> HandlerFailed:
     return HandlerFailed(
         f"handler '{context.task.handler}' blocked the worker's event loop for {seconds:.3g} s",
         code="handler.blocked-loop",
-        hint="make it a plain `def`, which runs in its own process, or await what takes long",
+        hint="make it a plain `def`, which runs in its own process, or await calls that take long",
         handler=context.task.handler,
     )
 

@@ -1,1 +1,1 @@
-"""Workflows: what a YAML file may say, how it is read and checked, how its templates are evaluated. Pure."""
+"""Workflows: what a YAML file may contain, how it is read and checked, how its templates are evaluated. Pure."""

@@ -1,8 +1,8 @@
 """A YAML document as plain JSON values, each with the place where it was written.
 
-Stricter than YAML. No anchors and aliases (a few hundred bytes of them exhaust any memory), no tags, no merge keys, no
-second document, no key twice. Plain scalars are JSON's numbers and YAML 1.2's true, false and null: `no`, `0x1f`,
-`1_000`, `12:30` and `2024-01-01` stay texts. Size, depth and number of values are bounded while parsing, not after.
+It is stricter than YAML: no anchors and aliases (a few hundred bytes of them exhaust any memory), no tags, no merge
+keys, no second document, no duplicate keys. Plain scalars are JSON's numbers and YAML 1.2's true, false and null: `no`,
+`0x1f`, `1_000`, `12:30` and `2024-01-01` stay texts. Size, depth and number of values are limited while parsing.
 """
 
 import json
@@ -65,7 +65,7 @@ class Unreadable(Exception):
 
 
 def parse(text: str | bytes, bounds: Bounds) -> tuple[Document, list[WorkflowProblem]]:
-    """The document, and what is wrong with it although it could be read."""
+    """The document, and the problems that did not prevent reading it."""
     source = _decoded(text, bounds)
     builder = _Builder(bounds)
     try:
@@ -227,7 +227,7 @@ class _Builder:
         assert top.key is not None
         key, top.key = top.key, None
         if top.skipping:
-            # Below a path of its own, so that the places of the first one are kept.
+            # Under a separate path, so that the places of the first one are kept.
             return (*top.path, key, "(again)")
         top.into[key] = value
         return (*top.path, key)

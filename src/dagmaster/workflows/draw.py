@@ -1,4 +1,4 @@
-"""Draw a workflow as a Mermaid flowchart, for people to look at."""
+"""Draw a workflow as a Mermaid flowchart."""
 
 from collections.abc import Iterator
 
@@ -17,7 +17,7 @@ _LABEL_LENGTH = 60
 
 
 def mermaid(graph: Graph) -> str:
-    """Shapes say the kind of a node, labels on edges the branch, dotted lines that any one of them is enough."""
+    """Shapes show the kind of a node, labels on edges the branch; dotted edges are those of `any_of`."""
     names = {node_id: f"n{number}" for number, node_id in enumerate(graph.order)}
     lines = [f"    {names[node_id]}{_shape(node_id, graph.workflow.nodes[node_id])}" for node_id in graph.order]
     lines += [f"    {names[source]} {arrow} {names[target]}" for source, arrow, target in _edges(graph)]

@@ -1,10 +1,9 @@
 """Templates: compiled once when a workflow is read, rendered often, and bounded in what they can do.
 
-A template lies in a string of the definition. Where the whole string is one `{{ expression }}`, its value keeps its
-type; elsewhere the values become part of a text. There are expressions only: no statements, no calls. Every path in an
-expression (`nodes.a.output.files[0]`) is looked up here, by keys and indexes; only what remains around the paths is
-left to Jinja2, and most expressions are nothing but a path. Values are data: what a template yields is never read as a
-template again.
+A template is in a string of the definition. If the whole string is one `{{ expression }}`, its value keeps its type;
+otherwise the values become part of a text. There are expressions only: no statements, no calls. This module looks up
+every path in an expression (`nodes.a.output.files[0]`) by keys and indexes; Jinja2 evaluates only the operators around
+the paths, and most expressions are just a path. Values are data: the result of a template is never read as a template.
 """
 
 import inspect
@@ -146,7 +145,7 @@ class Compiled:
     is_cheap: bool = False  # it only looks values up
 
     def render(self, context: TemplateContext, meter: Meter | None = None) -> Any:
-        """The value in this context. OutOfTime: the meter has run out; without one the template fails then."""
+        """The value in this context. Raises OutOfTime when the meter runs out; without a meter, TemplateFailed."""
         if self.is_cheap:
             return self._evaluate(context.names)
         limit = meter or Meter()
@@ -305,7 +304,7 @@ def _pieces(text: str) -> list[str | nodes.Expr]:
     pieces: list[str | nodes.Expr] = []
     for statement in _ENVIRONMENT.parse(text).body:
         if not isinstance(statement, nodes.Output):
-            raise TemplateInvalid("statements are not allowed", hint="only {{ … }}; a choice is {{ a if b else c }}")
+            raise TemplateInvalid("statements are not allowed", hint="use {{ … }}; a choice is {{ a if b else c }}")
         pieces += [node.data if isinstance(node, nodes.TemplateData) else node for node in statement.nodes]
     return pieces
 
@@ -401,7 +400,7 @@ def _path_of(node: nodes.Node) -> Path | None:
 def _rooted(root: str, keys: tuple[str | int, ...]) -> Path:
     text = root + "".join(f".{key}" if isinstance(key, str) and key.isidentifier() else f"[{key!r}]" for key in keys)
     if root not in ROOTS:
-        hint = "write none" if root == "null" else f"known names are {', '.join(ROOTS[:-1])}; texts need quotes"
+        hint = "use `none`" if root == "null" else f"known names are {', '.join(ROOTS[:-1])}; texts need quotes"
         raise TemplateInvalid(f"`{root}` is not known{did_you_mean(root, ROOTS)}", hint=hint)
     if root != "nodes":
         return Path(root, keys, text)
@@ -439,7 +438,7 @@ class _Rewriter(NodeTransformer):
     def visit_Call(self, node: nodes.Call) -> nodes.Node:  # noqa: N802
         name = node.node.attr if isinstance(node.node, nodes.Getattr) else getattr(node.node, "name", "this")
         hint = f"use the filter: … | {name}" if name in FILTERS else "filters are allowed: … | length"
-        raise TemplateInvalid(f"`{name}(…)`: nothing can be called in templates", hint=hint)
+        raise TemplateInvalid(f"`{name}(…)`: calls are not allowed in templates", hint=hint)
 
     def visit_Getattr(self, node: nodes.Getattr) -> nodes.Node:  # noqa: N802
         if node.attr.startswith("_"):
@@ -540,7 +539,7 @@ def _compiling(text: str) -> Iterator[None]:
         # Python's own parser gives up on deep nesting with one of the last two.
         deep = isinstance(error, RecursionError | SyntaxError | MemoryError)
         why = "it is nested too deeply" if deep else str(error)
-        raise TemplateInvalid(f"`{_short(text)}` cannot be understood: {why}", expression=_short(text)) from None
+        raise TemplateInvalid(f"`{_short(text)}` is not valid: {why}", expression=_short(text)) from None
 
 
 @contextmanager
@@ -551,6 +550,6 @@ def _rendering(text: str) -> Iterator[None]:
         raise TemplateFailed(f"`{_short(text)}` failed: {error}", expression=_short(text)) from None
     except (InvalidRequest, OutOfTime):
         raise
-    except Exception as error:  # a mistake in this software: the node fails with it, instead of the job standing still
+    except Exception as error:  # a bug of this software: the node fails with it, so that the job does not hang
         message = f"`{_short(text)}` failed unexpectedly: {type(error).__qualname__}: {error} ({place_of(error)})"
         raise TemplateFailed(message, expression=_short(text)) from error

@@ -1,7 +1,7 @@
 """A workflow as a graph: which nodes wait for which, which read whose output, and every template compiled.
 
-`build` expects a definition that `load` has accepted. The functions that derive edges are also what `check` reasons
-with, so that a workflow is judged by the same edges it runs on. A Graph never changes; its caller keeps and shares it.
+`build` expects a definition that `load` has accepted. `check` uses the same functions to derive edges, so that a
+workflow is checked with the edges that it runs with. A Graph never changes; its caller keeps and shares it.
 """
 
 import heapq
@@ -38,12 +38,12 @@ OUTPUTS = ""
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """See the fields: each is keyed by node id.
+    """Fields that are dicts have node ids as keys, except `outputs`, which has the names of outputs.
 
-    `place` is a node's number in `order`. `all_of` and `any_of` are what a node effectively waits for, `successors` is
-    their inverse, `upstream` everything before a node. `work` is what of a node reaches a worker, `critical` the nodes
-    whose failure is the job's. `needs` are the nodes whose outputs a node's templates read, `consumers` its inverse;
-    OUTPUTS ("") is the workflow's own `outputs`. A default branch has no condition.
+    `place` is a node's number in `order`. `all_of` and `any_of` are the nodes that a node effectively waits for,
+    `successors` is their inverse, `upstream` has all nodes before a node. `work` is the part of a node that a worker
+    runs, `critical` are the nodes whose failure fails the job. `needs` are the nodes whose outputs a node's templates
+    read, `consumers` is its inverse; OUTPUTS ("") is the workflow's own `outputs`. A default branch has no condition.
     """
 
     workflow: Workflow
@@ -119,7 +119,7 @@ def targets(node: AnyNode) -> tuple[str, ...]:
 
 
 def reading_order(workflow: Workflow) -> tuple[str, ...]:
-    """Breadth first from the start. Not as written: a stored definition has lost the order of its keys."""
+    """Breadth first from the start. The order of the file is not used: a stored definition has lost it."""
     dependents: dict[str, list[str]] = {}
     for node_id, node in sorted(workflow.nodes.items()):
         for other in (*node.depends_on.all_of, *node.depends_on.any_of) if node.depends_on else ():
@@ -135,7 +135,7 @@ def reading_order(workflow: Workflow) -> tuple[str, ...]:
 
 
 def dependencies(workflow: Workflow) -> tuple[Edges, Edges]:
-    """What each node waits for, as (all_of, any_of): its own `depends_on`, else all that point to it."""
+    """The nodes that each node waits for, as (all_of, any_of): its own `depends_on`, else all that point to it."""
     order = reading_order(workflow)
     pointing: dict[str, list[str]] = {node_id: [] for node_id in order}
     for node_id in order:

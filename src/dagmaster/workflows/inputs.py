@@ -1,4 +1,4 @@
-"""The inputs of a job: what a submission gives, held against what the workflow declares."""
+"""The inputs of a job: the values of a submission are checked against the declarations of the workflow."""
 
 import math
 import re
@@ -10,7 +10,7 @@ from dagmaster.errors import InvalidRequest
 from dagmaster.workflows.model import Input, InputType, Workflow
 from dagmaster.workflows.nearest import did_you_mean
 
-MAX_FAULTS = 20  # reported of one submission; suggestions for misspelt names take time
+MAX_FAULTS = 20  # reported for one submission; suggestions for misspelt names take time
 # A URL, perhaps inside of another one or of a path of GDAL, and the part that gives access to anyone who reads it.
 _URL = re.compile(r"://|%(?:25)*3a%(?:25)*2f|^/vsi", re.IGNORECASE)
 _CREDENTIALS = re.compile(
@@ -30,7 +30,7 @@ def check_inputs(workflow: Workflow, submitted: dict[str, Any]) -> dict[str, Any
     faults = dict(islice(all_faults, MAX_FAULTS))
     if faults:
         raise InvalidRequest(
-            f"workflow '{workflow.workflow_id}' cannot take these inputs: {'; '.join(faults.values())}",
+            f"the inputs of workflow '{workflow.workflow_id}' are not valid: {'; '.join(faults.values())}",
             code="inputs.invalid",
             fields=sorted(faults),
             faults=faults,
@@ -62,7 +62,7 @@ def refuse_signed_urls(workflow: Workflow, submitted: dict[str, Any]) -> None:
         raise InvalidRequest(
             f"these inputs have a URL with a signature or a password, which would be stored with the job: {listed}",
             code="inputs.signed-url",
-            hint="upload the file to the bronze zone, or let workers read its container by their own identity",
+            hint="upload the file to the bronze zone, or let workers read its container with their own identity",
             fields=names,
             workflow_id=workflow.workflow_id,
         )

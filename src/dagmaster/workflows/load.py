@@ -67,7 +67,7 @@ _EXPECTED_VALUES = {
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What could be read, by workflow_id, and what could not. `files` says where each workflow came from."""
+    """The workflows that could be read, by workflow_id, and those that could not. `files` has the file of each one."""
 
     workflows: dict[str, Workflow] = field(default_factory=dict)
     refused: list[InvalidWorkflow] = field(default_factory=list)
@@ -104,7 +104,7 @@ def read_all(
     queues: Collection[str] | None = None,
 ) -> Loaded:
     """Read files one by one; a bad file does not stop the others.
-    Of two with the same workflow_id the first is used."""
+    If two have the same workflow_id, the first one is used."""
     loaded = Loaded()
     aliases: list[tuple[Alias, str]] = []
     for path in paths:
@@ -213,7 +213,7 @@ def read(
 
 @dataclass(slots=True)
 class _Shape:
-    """What is wrong with the shape, the nodes it touches, and whether all edges could be read nevertheless."""
+    """Problems of the shape, the nodes that have them, and whether all edges could be read nevertheless."""
 
     problems: list[WorkflowProblem] = field(default_factory=list)
     broken: set[str] = field(default_factory=set)
@@ -221,7 +221,7 @@ class _Shape:
 
 
 def _shaped(document: Document) -> tuple[Workflow | None, _Shape]:
-    """The workflow, without what has the wrong shape; None where too little is left."""
+    """The workflow without the parts that have the wrong shape; None if too little is left."""
     shape = _Shape()
     value = copy.deepcopy(document.value)
     if not isinstance(value, dict):
@@ -230,7 +230,7 @@ def _shaped(document: Document) -> tuple[Workflow | None, _Shape]:
         )
         return None, shape
     if isinstance(value.get("version"), int | float) and not isinstance(value["version"], bool):
-        # Not the number's text: 1.10 would become 1.1.
+        # The text as written, because the number 1.10 would become 1.1.
         value["version"] = document.texts["version",]
     # Removing one mistake can reveal another one, but only a few times.
     for _ in range(4):
@@ -270,7 +270,7 @@ def _faults(error: ValidationError, value: Any) -> Iterator[_Fault]:
     for entry in error.errors(include_url=False):
         loc = entry["loc"]
         path = _path(loc, value, missing=entry["type"] == "missing")
-        # A union complains once for each of its members.
+        # A union reports an error for each of its members.
         if path not in seen:
             seen.add(path)
             expected = str(entry.get("ctx", {}).get("expected", entry.get("ctx", {}).get("expected_tags", "")))
@@ -278,7 +278,7 @@ def _faults(error: ValidationError, value: Any) -> Iterator[_Fault]:
 
 
 def _without_misspelt(faults: list[_Fault], value: dict[str, Any]) -> Iterator[_Fault]:
-    """Without missing fields whose names are only misspelt: that is one problem, not two."""
+    """Leave out missing fields whose names are only misspelt: that is one problem, not two."""
     unknown = (fault for fault in faults if fault.kind == "extra_forbidden")
     meant = {(fault.path[:-1], nearest(fault.name, _fields_of(fault.path, value))) for fault in unknown}
     return (fault for fault in faults if fault.kind != "missing" or (fault.path[:-1], fault.name) not in meant)
@@ -386,7 +386,7 @@ _REPLACEMENTS: dict[str, Any] = {
 
 
 def _take_out(value: dict[str, Any], fault: _Fault) -> None:
-    """Remove what is wrong, or replace it if it is required, so that the rest can be checked."""
+    """Remove a wrong value, or replace it if it is required, so that the other values can be checked."""
     match fault.path:
         case ("inputs", str() as name, *_):
             value["inputs"][name] = {}

@@ -2,8 +2,8 @@
 
 A template has no loops, but `selectattr('k', 'in', list)` compares each item with each element, and one operation on
 large values takes long by itself. Charges are made before the work, in units of about the same time, so that the same
-template with the same values is refused everywhere. The thread's processor time is checked as well: it is what the
-limit is about, and time that other processes or threads take does not count.
+template with the same values is refused everywhere. The processor time of the thread is checked as well, because that
+is what the limit is for; time that other processes or threads take does not count.
 """
 
 import threading
@@ -50,7 +50,7 @@ class Meter:
 
 @contextmanager
 def metered(meter: Meter) -> Iterator[None]:
-    """What this thread renders is charged to the meter."""
+    """Charge the work of this thread's templates to the meter."""
     before = getattr(_local, "meter", None)
     _local.meter = meter
     try:
@@ -60,14 +60,14 @@ def metered(meter: Meter) -> Iterator[None]:
 
 
 def charge(units: int) -> None:
-    """Account for work that is about to be done. OutOfTime: there is no time for it."""
+    """Account for work that is about to be done. Raises OutOfTime if there is not enough time for it."""
     meter = getattr(_local, "meter", None)
     if meter is not None:
         meter.charge(units)
 
 
 def charge_for(value: Any) -> int:
-    """Charge a value with everything in it; returns its units. A number or a text costs one."""
+    """Charge for a value and everything in it; returns its units. A number or a text costs one."""
     if not isinstance(value, list | tuple | dict):
         charge(1)
         return 1

@@ -1,4 +1,4 @@
-"""The workflow language as models: what a definition holds once its YAML has been read and checked.
+"""The workflow language as models: a definition after its YAML has been read and checked.
 
 A `Workflow` is stored as canonical JSON under its content hash, and a job runs on the definition it started with. A
 node's id is its key under `nodes`. Templates are kept as written; `expressions` compiles them.
@@ -42,7 +42,7 @@ def _as_share(value: Any) -> Any:
 
 Names = Annotated[tuple[NodeId, ...], BeforeValidator(_as_tuple)]
 
-# Ten years: with more a date could overflow.
+# Ten years: a longer time could overflow a date.
 Seconds = Annotated[float, Field(gt=0, le=315_360_000)]
 Delay = Annotated[float, Field(ge=0, le=315_360_000)]
 
@@ -104,7 +104,7 @@ class DependsOn(_Part):
 
 
 class Work(_Part):
-    """What reaches a worker: a handler with its parameters and limits. None means: as registered, then the default."""
+    """What a worker runs: a handler with its params and limits. None: as registered, or else the default."""
 
     handler: str
     queue: str | None = None
@@ -135,7 +135,7 @@ class TaskNode(_Node, Work):
 
 
 class Branch(_Part):
-    """One arm of the second conditional form: taken if `condition` holds of the field, or as the default."""
+    """A branch of a conditional with `condition_field`: taken if `condition` holds for the field, or as the default."""
 
     condition: str | None = None
     default: bool = False
@@ -168,7 +168,7 @@ class FanOutNode(_Node):
 
 class FanInNode(_Node):
     type: Literal["fan_in"]
-    fan_out: NodeId | None = Field(None, description="Whose children; by default the nearest fan_out upstream")
+    fan_out: NodeId | None = Field(None, description="The fan_out to gather; default is the nearest one upstream")
     aggregation: Aggregation = Aggregation.COLLECT
     handler: str | None = None
     queue: str | None = None
@@ -215,7 +215,7 @@ class Workflow(_Part):
     nodes: dict[NodeId, Node]
 
     def body(self) -> dict[str, Any]:
-        """The definition as stored: JSON types, only what was said."""
+        """The definition as stored: JSON types, only the fields that were set."""
         return self.model_dump(mode="json", exclude_unset=True)
 
     def content_hash(self) -> str:
@@ -232,7 +232,7 @@ class Alias(_Part):
 
 
 def work_of(node: AnyNode) -> Work | None:
-    """What of this node reaches a worker: a task itself, a fan_out's children, a fan_in's own handler."""
+    """The part of a node that a worker runs: of a task, of a fan_out's children, or of a fan_in with a handler."""
     match node:
         case TaskNode():
             return _own_work(node)

@@ -23,9 +23,9 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def or_known(word: str, known: Collection[str]) -> str:
-    """The same, or where no word is close those that there are, or some of them."""
+    """As `did_you_mean`; if no word is close, a list of known words."""
     close = did_you_mean(word, known)
     if close or not known:
         return close
     more = f" and {len(known) - _MAX_LISTED} more" if len(known) > _MAX_LISTED else ""
-    return f"; known are {', '.join(sorted(known)[:_MAX_LISTED])}{more}"
+    return f"; known names are {', '.join(sorted(known)[:_MAX_LISTED])}{more}"

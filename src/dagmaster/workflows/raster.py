@@ -2,7 +2,7 @@
 
 RASTER_INGEST = "raster_ingest"  # one file: one COG, or tiles if it is large
 LARGE_RASTER = "process_large_raster"  # one file: always tiles and a mosaic
-RASTER_COLLECTION = "raster_collection"  # several files: a COG of each
+RASTER_COLLECTION = "raster_collection"  # several files: one COG per file
 
 
 def workflow_for_files(count: int) -> str:

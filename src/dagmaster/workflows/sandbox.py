@@ -1,8 +1,8 @@
 """What an expression may do: operators, filters and tests, each with a bound on the work and the size it can cause.
 
-Jinja2's sandbox stops escapes but not exhaustion (`'x' * 10**9`). Here there are no calls and no loops, and the size of
-every result is checked before it is computed. Lookups know keys and indexes only: no attribute or method of a
-Python object is reachable, so a key can never be hidden by a method of the same name.
+Jinja2's sandbox prevents escapes but not exhaustion (`'x' * 10**9`). Here there are no calls and no loops, and the size
+of every result is checked before it is computed. Lookups use keys and indexes only: no attribute or method of a Python
+object can be reached, so a key can never be hidden by a method of the same name.
 """
 
 import math
@@ -25,9 +25,9 @@ MAX_TEXT_BYTES = 65_536
 MAX_ITEMS = 100_000
 MISSING: Any = object()
 
-# What a database and a JSON reader of another language can hold.
+# The integers that a database and JSON readers of other languages support.
 _SMALLEST, _LARGEST = -(2**63), 2**64 - 1
-# Widths have two digits at most: '%1000000000d' is a bomb.
+# Widths have two digits at most: '%1000000000d' would exhaust the memory.
 _FORMAT = re.compile(r"%(?:%|[-+ 0#]{0,3}\d{0,2}(?:\.\d{0,2})?[sdifeEgGxX])")
 
 Filter = Callable[..., Any]
@@ -62,7 +62,7 @@ def text_of(value: Any) -> str:
 
 
 def finite(number: Any) -> Any:
-    """A number that JSON can hold, as it is."""
+    """The number, unchanged. Raises Refused if JSON cannot represent it."""
     if isinstance(number, int) and not _SMALLEST <= number <= _LARGEST:
         raise Refused("the integer does not fit into 64 bits")
     if isinstance(number, complex) or (isinstance(number, float) and not math.isfinite(number)):
@@ -136,7 +136,7 @@ def operate(sign: str, left: Any, right: Any) -> Any:
     if sign == "+" and isinstance(left, list) and isinstance(right, list):
         charge(len(left) + len(right))
         return _bounded(left) + _bounded(right)
-    raise Refused(f"`{sign}` does not work between {_kind(left)} and {_kind(right)}")
+    raise Refused(f"`{sign}` is not supported between {_kind(left)} and {_kind(right)}")
 
 
 _OPERATORS: Mapping[str, Callable[[Any, Any], Any]] = {
@@ -165,7 +165,7 @@ def _demand(value: Any) -> Any:
 
 
 def _strict(function: Filter) -> Filter:
-    """A filter none of whose arguments may be undefined."""
+    """The filter, but an undefined argument raises an error."""
 
     @wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:
@@ -188,7 +188,7 @@ def _items(value: Any) -> list[Any]:
     if isinstance(value, list | tuple | dict):
         charge(len(value))
         return _bounded(list(value))
-    raise Refused(f"an array is needed here, not {_kind(value)}")
+    raise Refused(f"an array is required here, not {_kind(value)}")
 
 
 def _attribute(item: Any, path: Any) -> Any:
@@ -303,7 +303,7 @@ def _sort(value: Any, *, reverse: bool = False, attribute: str | int | None = No
 
 
 def _charge_for_order(items: list[Any], attribute: str | int | None, times: int) -> None:
-    """Each key is compared so many times with another."""
+    """Charge for comparing each key this many times with another."""
     charge(len(items) * times)
     for key in map(_key(attribute), items):
         if isinstance(key, list | tuple | dict):
@@ -342,7 +342,7 @@ def _mapping(value: Any) -> dict[str, Any]:
     if isinstance(value, dict) and len(value) <= MAX_ITEMS:
         charge(len(value))
         return value
-    raise Refused(f"an object of at most {MAX_ITEMS:,} keys is needed here, not {_kind(value)}")
+    raise Refused(f"an object of at most {MAX_ITEMS:,} keys is required here, not {_kind(value)}")
 
 
 def _tojson(value: Any) -> str:
@@ -414,7 +414,7 @@ def _charge_for_comparison(left: Any, right: Any) -> None:
 
 
 def _charge_for_search(item: Any, container: Any) -> None:
-    """Whether a list contains an item is one comparison with each of its elements, which may be equally long texts."""
+    """Searching a list compares the item with each element, which may be a text of the same length."""
     if isinstance(container, list | tuple):
         units = 1 + len(item) // 256 if isinstance(item, str) else charge_for(item)
         charge(len(container) * units)
@@ -447,7 +447,7 @@ PART = "part"  # what `value[start:stop:step]` becomes, so that the copy is char
 
 def _part(value: Any, start: Any, stop: Any, step: Any) -> Any:
     if not isinstance(value, list | tuple | str):
-        raise Refused(f"only arrays and texts have parts, not {_kind(value)}")
+        raise Refused(f"only arrays and texts can be sliced, not {_kind(value)}")
     chosen = slice(start, stop, step)
     length = len(range(*chosen.indices(len(value))))
     charge(length // 4 if isinstance(value, str) else 4 * length)

@@ -1,4 +1,4 @@
-"""What can be kept as JSON in the database. PostgreSQL's jsonb takes neither NUL characters nor broken Unicode."""
+"""Values that can be stored as JSON in the database. jsonb accepts neither NUL characters nor invalid Unicode."""
 
 import re
 from typing import Any
@@ -11,13 +11,13 @@ from dagmaster.errors import InvalidRequest
 _NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 
 
-# orjson writes 254 levels. A value becomes part of others: of params, of a job's result, of a statement's values.
+# orjson supports 254 levels. A value becomes part of others: of params, of a job's result, of a statement's values.
 _MAX_DEPTH, _ROOM = 204, 50
 
 
 def encode(value: Any, what: str) -> bytes:
-    """The value as JSON text, or an error that says why it cannot be stored. `what` names it: "the inputs", "its
-    params"."""
+    """The value as JSON text. Raises InvalidRequest if it cannot be stored. `what` names it in the error: "the inputs",
+    "its params"."""
     try:
         text = orjson.dumps(value)
         if len(text) > 2 * _MAX_DEPTH and text.count(b"[") + text.count(b"{") > _MAX_DEPTH:
@@ -25,7 +25,7 @@ def encode(value: Any, what: str) -> bytes:
     except (TypeError, RecursionError) as error:
         raise InvalidRequest(f"{what} cannot be stored as JSON: {error}", code="value.not-json") from error
     if _NUL.search(text):
-        raise InvalidRequest(f"{what} contain a NUL character, which cannot be stored", code="value.nul")
+        raise InvalidRequest(f"{what} cannot be stored: NUL characters are not supported", code="value.nul")
     return text
 
 

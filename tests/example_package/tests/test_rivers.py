@@ -31,7 +31,7 @@ def test_measuring_continues_where_an_earlier_attempt_stopped():
     assert len(trial.progress) == 1
 
 
-def test_a_worker_that_stops_gets_its_task_back():
+def test_a_worker_that_stops_gives_its_task_back():
     trial = run_handler(measure, NORTHWARDS, shutting_down_after=1)
 
     assert trial.status == "returned"

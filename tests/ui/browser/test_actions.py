@@ -98,7 +98,7 @@ def test_a_viewer_sees_assets_and_nothing_that_would_be_refused(visitor: Looking
     assert page.get_by_role("tab").all_inner_texts() == ["Version"], "history and requests are for reviewers"
     expect(page.get_by_text("Version 1")).to_have_count(0)  # it waits for a review
     visitor.move_to("/jobs")
-    expect(page.get_by_role("heading", name="You may not see this page")).to_be_visible()
+    expect(page.get_by_role("heading", name="You do not have access to this page")).to_be_visible()
     assert visitor.complaints == [], "no request is refused either"
 
 
@@ -230,7 +230,7 @@ def test_a_review_needs_only_the_keyboard(looking: Looking, platform: Platform, 
     _change_meanwhile(page, platform, catalogue.other)
     with page.expect_response(re.compile("/api/v1/reviews.*limit=50")):  # the queue is loaded again
         keys.press("Enter")
-    expect(page.locator("dialog [role=alert]")).to_contain_text("It has changed since you opened it")
+    expect(page.locator("dialog [role=alert]")).to_contain_text("This has changed since you opened it")
     keys.press("Escape")
     expect(page.locator("dialog")).to_have_count(0)
     looking.complaints.clear()  # the browser reports the refused request
@@ -244,7 +244,7 @@ def test_a_review_needs_only_the_keyboard(looking: Looking, platform: Platform, 
     expect(page.locator("dialog select")).to_be_focused()
     _tab_to(page, "dialog button[type=submit]")
     keys.press("Enter")
-    expect(page.get_by_text("Nothing waits for review")).to_be_visible()
+    expect(page.get_by_text("There are no versions to review")).to_be_visible()
 
     versions = platform.get(f"/api/v1/assets/{catalogue.asset}").json()["versions"]
     assert {each["version_ordinal"]: each["approval_state"] for each in versions}[1] == "approved"

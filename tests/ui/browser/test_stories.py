@@ -77,7 +77,7 @@ def test_a_dropped_raster_is_processed_previewed_approved_and_shown(
     expect(page.get_by_text("The file can be processed: rgb, 3 bands, uint8, EPSG:2056")).to_be_visible()
 
     page.get_by_role("button", name="Check what would happen").click()
-    expect(page.get_by_text("It would be accepted: new asset")).to_be_visible()
+    expect(page.get_by_text("The submission would be accepted: new asset")).to_be_visible()
     page.get_by_role("button", name="Submit", exact=True).click()
 
     expect(page).to_have_url(re.compile("/ui/jobs/"))
@@ -216,7 +216,7 @@ def test_a_lost_connection_is_shown_and_recovers_by_itself(looking: Looking) -> 
     page.route("**/api/v1/stream*", lambda route: route.abort())
     looking.open("/jobs")
 
-    expect(page.locator(".connection")).to_contain_text("The connection to the platform is lost")
+    expect(page.locator(".connection")).to_contain_text("The connection to the platform was lost")
     page.unroute("**/api/v1/stream*")
 
     expect(page.locator(".connection")).to_have_count(0)

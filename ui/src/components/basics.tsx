@@ -110,10 +110,10 @@ export function Skeleton({ lines = 6, height = 20 }: { lines?: number; height?: 
   );
 }
 
-/** What the server says about a request with an outdated ETag is for programs. */
+/** Replaces the message of the server about an outdated ETag, which is for programs. */
 const CHANGED_MEANWHILE = {
-  title: "It has changed since you opened it: someone else may have decided already.",
-  hint: "Nothing was changed. Close this, look at it again, and then decide.",
+  title: "This has changed since you opened it: someone else may have decided already.",
+  hint: "Your decision was not saved. Close this dialog, check the current state, and decide again.",
 };
 
 export function ProblemView({ problem, onRetry }: { problem: Error; onRetry?: () => void }) {
@@ -301,7 +301,7 @@ export function Confirm(props: {
               value={reason}
               onInput={(event) => setReason(event.currentTarget.value)}
             />
-            <span class="hint">It is kept in the history.</span>
+            <span class="hint">The reason is recorded in the history.</span>
           </div>
         )}
         {problem && <ProblemView problem={problem} />}

@@ -86,8 +86,8 @@ function Preview({ result, action }: { result: Result; action: BulkAction }) {
       <p>
         <strong>{plural(result.accepted, "job")}</strong> will be {WORDS[action].done}
         {action !== "cancel" && again > 0 && `; ${plural(again, "node")} will run again`}.
-        {result.refused > 0 && ` ${plural(result.refused, "job")} cannot be.`}
-        {result.unchanged > 0 && ` ${plural(result.unchanged, "job")} stay as they are.`}
+        {result.refused > 0 && ` ${plural(result.refused, "job")} cannot be ${WORDS[action].done}.`}
+        {result.unchanged > 0 && ` ${plural(result.unchanged, "job")} will not change.`}
       </p>
       <div class="table-scroll bulk-results">
         <table class="table">

@@ -140,7 +140,7 @@ function Editor({ asset, layer, onChanged }: { asset: Schemas["AssetInfo"]; laye
           ) : (
             <StateBadge state="unpublished" word="not published" />
           )}
-          {layer.is_changed && <StateBadge state="due" word="changed since" />}
+          {layer.is_changed && <StateBadge state="due" word="edited since publication" />}
         </span>
       }
     >
@@ -165,7 +165,7 @@ function Editor({ asset, layer, onChanged }: { asset: Schemas["AssetInfo"]; laye
               value={values.colormap}
               onChange={(event) => setValues({ ...values, colormap: event.currentTarget.value })}
             >
-              <option value="">As registered</option>
+              <option value="">Default</option>
               {[...new Set([...COLORMAPS, values.colormap])].filter(Boolean).map((name) => (
                 <option key={name} value={name}>
                   {name}
@@ -189,7 +189,7 @@ function Editor({ asset, layer, onChanged }: { asset: Schemas["AssetInfo"]; laye
               })
             }
           >
-            Take the style of the map
+            Use the style of the map
           </button>
         )}
         {problem && <ProblemView problem={problem} />}
@@ -223,9 +223,7 @@ function Editor({ asset, layer, onChanged }: { asset: Schemas["AssetInfo"]; laye
             )}
           </div>
         )}
-        {layer.external === "due" && (
-          <Banner tone="amber" title="The external database does not have this state yet." />
-        )}
+        {layer.external === "due" && <Banner tone="amber" title="The external database is not up to date yet." />}
         <p class="muted">
           {layer.updated_at ? (
             <>

@@ -102,8 +102,8 @@ export function RejectDialog(props: { decided: Decided; onClose: () => void; onD
       }}
     >
       <p>
-        Version {version}, revision {revision} is not published. A revision that is approved already stays served. The
-        submitter reads the reason.
+        Version {version}, revision {revision} is not published. A revision that is already approved is still served.
+        The submitter can read the reason.
       </p>
     </Confirm>
   );

@@ -40,29 +40,29 @@ export function parse(schema: ObjectSchema, entries: Entries): Parsed {
   for (const [name, field] of Object.entries(schema.properties ?? {})) {
     const text = (entries[name] ?? "").trim();
     if (text === "") {
-      if (schema.required?.includes(name) && field.default === undefined) errors[name] = "This is required.";
+      if (schema.required?.includes(name) && field.default === undefined) errors[name] = "This field is required.";
       continue;
     }
     const type = typeOf(field);
     if (type === "integer" || type === "number") {
       const value = Number(text);
       if (!Number.isFinite(value) || (type === "integer" && !Number.isInteger(value)))
-        errors[name] = type === "integer" ? "A whole number is needed." : "A number is needed.";
+        errors[name] = type === "integer" ? "Enter a whole number." : "Enter a number.";
       else values[name] = value;
     } else if (type === "boolean") values[name] = text === "true";
     else if (type === "string") values[name] = entries[name];
     else {
       try {
         const value: unknown = JSON.parse(text);
-        if (type === "array" && !Array.isArray(value)) errors[name] = "A list is needed, such as [1, 2].";
+        if (type === "array" && !Array.isArray(value)) errors[name] = "Enter a list, such as [1, 2].";
         else if (type === "object" && (typeof value !== "object" || value === null || Array.isArray(value)))
-          errors[name] = 'An object is needed, such as {"a": 1}.';
+          errors[name] = 'Enter an object, such as {"a": 1}.';
         else values[name] = value;
       } catch {
         errors[name] =
           type === "array"
-            ? "This is not JSON. A list looks like [1, 2]."
-            : 'This is not JSON. An object looks like {"a": 1}.';
+            ? "This is not valid JSON. A list looks like [1, 2]."
+            : 'This is not valid JSON. An object looks like {"a": 1}.';
       }
     }
   }
@@ -92,7 +92,7 @@ export function SchemaForm(props: {
     ([a], [b]) =>
       Number(props.schema.required?.includes(b) ?? false) - Number(props.schema.required?.includes(a) ?? false),
   );
-  if (ordered.length === 0) return <p class="muted">It needs no inputs.</p>;
+  if (ordered.length === 0) return <p class="muted">No inputs are required.</p>;
   return (
     <div class="schema-form">
       {ordered.map(([name, field]) => (
@@ -133,7 +133,7 @@ function Field(props: {
     required: props.isRequired,
   };
   const choices = field.enum ?? field.anyOf?.find((each) => each.enum)?.enum;
-  const standardText = standard ? `Standard: ${standard.replace(/^"|"$/g, "")}` : "Not set";
+  const standardText = standard ? `Default: ${standard.replace(/^"|"$/g, "")}` : "Not set";
   return (
     <div class="field">
       <label for={id}>

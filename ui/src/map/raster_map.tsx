@@ -342,7 +342,7 @@ function MapControls(props: {
             />
           </div>
           <button type="button" class="button small" onClick={() => setQuery(styleQuery(DEFAULT_STYLE))}>
-            Standard style
+            Default style
           </button>
         </div>
       )}

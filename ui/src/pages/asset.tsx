@@ -121,7 +121,7 @@ function Content({ asset, reload }: { asset: Asset; reload: () => void }) {
                     revision.purged_at
                       ? "The data of this revision was removed"
                       : revision.processing_state === "failed"
-                        ? "There is nothing to show"
+                        ? "Processing failed: there is no data to show"
                         : "The map appears when processing has ended"
                   }
                 >
@@ -188,7 +188,7 @@ function Situation({ version, revision }: { version: Version; revision: Revision
     return (
       <Banner
         tone="blue"
-        title={`You see revision ${revision.revision}, a preview. Revision ${version.approved_revision} is served.`}
+        title={`This is a preview of revision ${revision.revision}. Revision ${version.approved_revision} is served.`}
       />
     );
   if (version.approval_state === "pending_review" && revision.processing_state === "completed")
@@ -362,7 +362,7 @@ function Requests({ asset }: { asset: string }) {
   );
   return (
     <Card title="Requests of the platform" flush>
-      <PagedList paged={paged} empty={<Empty title="No request of a platform belongs to this asset" />}>
+      <PagedList paged={paged} empty={<Empty title="No platform has sent a request for this asset" />}>
         {(items) => (
           <ol class="history">
             {items.map((request) => (

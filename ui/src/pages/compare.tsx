@@ -34,7 +34,7 @@ export default function ComparePage({ params }: PageProps) {
 
 function Comparison({ asset }: { asset: Asset }) {
   const usable = asset.versions.filter((version) => version.processing_state === "completed" && !version.deleted_at);
-  if (usable.length < 2) return <Empty title="There are not two versions with data" />;
+  if (usable.length < 2) return <Empty title="A comparison needs two versions with data" />;
   const find = (name: string, standard: number) =>
     usable.find((version) => String(version.version_ordinal) === query.value.get(name)) ??
     usable[standard] ??
@@ -170,7 +170,7 @@ function Differences({ asset, from, to }: { asset: string; from: number; to: num
               <table class="table cards-when-narrow">
                 <thead>
                   <tr>
-                    <th>What</th>
+                    <th>Property</th>
                     <th>Version {from}</th>
                     <th>Version {to}</th>
                     <th class="numeric">Change</th>
@@ -179,7 +179,7 @@ function Differences({ asset, from, to }: { asset: string; from: number; to: num
                 <tbody>
                   {data.differences.map((each) => (
                     <tr key={each.field}>
-                      <td data-label="What">{words(each.field)}</td>
+                      <td data-label="Property">{words(each.field)}</td>
                       <td data-label={`Version ${from}`} class="anywhere">
                         {show(each.before)}
                       </td>

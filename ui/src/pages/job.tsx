@@ -111,7 +111,7 @@ function Head({ detail, onChanged }: { detail: Detail; onChanged: () => void }) 
   const isCancelling = Boolean(job.cancel_requested_at) && !detail.is_over;
   const act = async (path: "cancel" | "resume", reason: string) => {
     await api.post(`/api/v1/jobs/{job_id}/${path}`, { path: { job_id: job.job_id }, body: { reason: reason || null } });
-    toast("green", path === "cancel" ? "The job is asked to stop" : "The job continues");
+    toast("green", path === "cancel" ? "The job was asked to stop" : "The job was resumed");
     onChanged();
   };
   return (
@@ -157,7 +157,7 @@ function Head({ detail, onChanged }: { detail: Detail; onChanged: () => void }) 
           onConfirm={(reason) => act("cancel", reason)}
           onClose={() => setDialog(null)}
         >
-          <p>Nodes that wait are cancelled at once. Tasks that run are asked to stop, and are killed if they do not.</p>
+          <p>Waiting nodes are cancelled at once. Running tasks are asked to stop, and are killed if they do not.</p>
         </Confirm>
       )}
       {dialog === "resume" && (
@@ -185,7 +185,7 @@ function ResumePreview({ id }: { id: string }) {
         const children = Object.entries(result.children);
         return (
           <div class="stack tight">
-            <p>What has succeeded is kept. These run again:</p>
+            <p>Completed nodes are kept. These nodes run again:</p>
             <p class="anywhere">
               <code>{result.nodes.slice(0, 40).join(", ") || "no node"}</code>
               {result.nodes.length > 40 && ` and ${result.nodes.length - 40} more`}
@@ -409,7 +409,7 @@ function Stages({ stages }: { stages: Schemas["StageSummary"][] }) {
               <th class="numeric">Children</th>
               <th>Started</th>
               <th class="numeric">Time</th>
-              <th class="numeric">Left</th>
+              <th class="numeric">Remaining</th>
             </tr>
           </thead>
           <tbody>
@@ -447,7 +447,7 @@ function Stages({ stages }: { stages: Schemas["StageSummary"][] }) {
                     ? "–"
                     : duration(stage.elapsed_seconds)}
                 </td>
-                <td class="numeric" data-label="Left">
+                <td class="numeric" data-label="Remaining">
                   {stage.eta_seconds === null || stage.eta_seconds === undefined
                     ? "–"
                     : duration(Math.round(stage.eta_seconds))}

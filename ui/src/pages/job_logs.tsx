@@ -73,9 +73,9 @@ export function LogView({
       <PagedList
         paged={paged}
         empty={
-          <Empty title="Nothing was logged">
+          <Empty title="There are no log lines">
             <p>
-              What handlers log with <code>ctx.logger</code> appears here, attempt by attempt.
+              Messages that handlers log with <code>ctx.logger</code> appear here, by attempt.
             </p>
           </Empty>
         }

@@ -75,7 +75,7 @@ function Content(props: {
       {node.reason && <p class="muted">{node.reason}</p>}
       <section class="stack tight">
         <h3>Attempts</h3>
-        {attempts.length === 0 && <p class="muted">No worker has run it.</p>}
+        {attempts.length === 0 && <p class="muted">No worker has run this node.</p>}
         {[...attempts].reverse().map((attempt, place) => (
           <AttemptCard key={attempt.attempt} attempt={attempt} isOpen={place === 0} />
         ))}

@@ -34,7 +34,7 @@ function TopLevel({ detail }: { detail: Schemas["JobDetail"] }) {
               <th>Children</th>
               <th class="numeric">Attempts</th>
               <th class="numeric">Time</th>
-              <th class="numeric">Left</th>
+              <th class="numeric">Remaining</th>
               <th>Error or reason</th>
             </tr>
           </thead>
@@ -74,7 +74,7 @@ function TopLevel({ detail }: { detail: Schemas["JobDetail"] }) {
                 <td class="numeric" data-label="Time">
                   <Elapsed from={node.started_at} to={node.completed_at} />
                 </td>
-                <td class="numeric" data-label="Left">
+                <td class="numeric" data-label="Remaining">
                   {node.eta_seconds === null || node.eta_seconds === undefined
                     ? "–"
                     : duration(Math.round(node.eta_seconds))}

@@ -19,11 +19,11 @@ import { href, navigate, query, setQuery } from "../router";
 const KEYS: [string, string][] = [
   ["J or ↓", "next"],
   ["K or ↑", "previous"],
-  ["X", "select for a decision on several"],
+  ["X", "select, to approve several at once"],
   ["A", "approve"],
   ["R", "reject"],
   ["O", "open the asset"],
-  ["?", "these keys"],
+  ["?", "show these keys"],
 ];
 
 export default function ReviewPage() {
@@ -110,7 +110,7 @@ export default function ReviewPage() {
         paged={paged}
         empty={
           <Card>
-            <Empty title="Nothing waits for review">
+            <Empty title="There are no versions to review">
               <p>New versions appear here when their processing has ended.</p>
             </Empty>
           </Card>
@@ -168,7 +168,7 @@ export default function ReviewPage() {
       )}
       {dialog === "bulk" && <BulkApprove items={chosen} onClose={() => setDialog(null)} onDone={done} />}
       {dialog === "keys" && (
-        <Dialog title="Keys" onClose={() => setDialog(null)}>
+        <Dialog title="Keyboard shortcuts" onClose={() => setDialog(null)}>
           <dl class="facts">
             {KEYS.map(([key, meaning]) => [
               <dt key={key}>
@@ -289,7 +289,7 @@ function BulkApprove({ items, onClose, onDone }: { items: Item[]; onClose: () =>
     >
       {items.length > sent.length && (
         <p>
-          The first {sent.length} of {items.length}: so many are approved at once.
+          Only the first {sent.length} of {items.length} are approved: this is the limit of one request.
         </p>
       )}
       <ul class="plain scroll">
@@ -298,7 +298,7 @@ function BulkApprove({ items, onClose, onDone }: { items: Item[]; onClose: () =>
         ))}
       </ul>
       <div class="field">
-        <label for="bulk-clearance">Who may see them, where that is not decided yet</label>
+        <label for="bulk-clearance">Clearance of assets that are not cleared yet</label>
         <select
           id="bulk-clearance"
           class="input"

@@ -217,7 +217,7 @@ function Bronze({ chosen, onChoose }: { chosen: string | null; onChoose: (source
       flush
       actions={<SearchBox label="Names that begin with" value={prefix} onChange={setPrefix} />}
     >
-      <PagedList paged={paged} empty={<Empty title={prefix ? "No name begins like this" : "Bronze is empty"} />}>
+      <PagedList paged={paged} empty={<Empty title={prefix ? "No matching file names" : "Bronze is empty"} />}>
         {(items) => (
           <ul class="pick-list">
             {items.map((item) => (
@@ -412,12 +412,12 @@ function DryRun({ result }: { result: Result }) {
   const refusal = result.refusal as { detail?: string; code?: string; hint?: string } | null;
   if (refusal)
     return (
-      <Banner tone="red" title={`It would be refused: ${refusal.detail ?? refusal.code}`}>
+      <Banner tone="red" title={`The submission would be refused: ${refusal.detail ?? refusal.code}`}>
         {refusal.hint && <p>{refusal.hint}</p>}
       </Banner>
     );
   return (
-    <Banner tone="blue" title={`It would be accepted: ${words(result.outcome ?? "")}`}>
+    <Banner tone="blue" title={`The submission would be accepted: ${words(result.outcome ?? "")}`}>
       <Facts
         items={[
           [

@@ -49,7 +49,7 @@ export function Callbacks() {
       <PagedList
         paged={paged}
         empty={
-          <Empty title="No submitter has asked for callbacks">
+          <Empty title="There are no callbacks">
             <p>
               A submission with <code>callback_url</code> is notified when its job has ended. Its deliveries are listed
               here.
@@ -69,7 +69,7 @@ export function Callbacks() {
               { name: "Request", wide: true, cell: (callback) => <code>{callback.request_id}</code> },
               { name: "Attempts", numeric: true, cell: (callback) => number(callback.attempts) },
               {
-                name: "Last answer",
+                name: "Last response",
                 wide: true,
                 cell: (callback) =>
                   callback.last_error ?? (callback.last_status_code ? `HTTP ${callback.last_status_code}` : "–"),

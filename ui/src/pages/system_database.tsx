@@ -22,7 +22,7 @@ export function Database() {
             />
           </div>
           {data.oldest_transaction && data.oldest_transaction.seconds > 600 && (
-            <Banner tone="amber" title={`A transaction is open for ${duration(data.oldest_transaction.seconds)}`}>
+            <Banner tone="amber" title={`A transaction has been open for ${duration(data.oldest_transaction.seconds)}`}>
               <p>It keeps dead rows from being removed. Who: {String(data.oldest_transaction.who)}</p>
             </Banner>
           )}

@@ -50,7 +50,7 @@ export function Instances() {
                 {
                   name: "State",
                   cell: (check) => (
-                    <StateBadge state={check.is_ok ? "alive" : "silent"} word={check.is_ok ? "fine" : "not fine"} />
+                    <StateBadge state={check.is_ok ? "alive" : "silent"} word={check.is_ok ? "OK" : "not OK"} />
                   ),
                 },
                 { name: "Detail", wide: true, cell: (check) => `${check.detail}${check.hint ? ` ${check.hint}` : ""}` },
@@ -65,7 +65,7 @@ export function Instances() {
             data.items.length ? (
               <Table keyOf={(each) => each.owner_id} items={data.items} columns={ORCHESTRATORS} />
             ) : (
-              <Empty title="None has ever run" />
+              <Empty title="No orchestrator has run yet" />
             )
           }
         </Loaded>
@@ -76,7 +76,7 @@ export function Instances() {
             data.items.length ? (
               <Table keyOf={(each) => each.worker_id} items={data.items} columns={WORKERS} />
             ) : (
-              <Empty title="No worker runs">
+              <Empty title="No worker is running">
                 <code>dagmaster worker</code>
               </Empty>
             )
@@ -102,7 +102,7 @@ const WORKERS: Column<Worker>[] = [
   { name: "Host", cell: (each) => `${each.host}, process ${each.pid}` },
   { name: "Queues", wide: true, cell: (each) => each.queues.join(", ") },
   {
-    name: "Runs now",
+    name: "Running now",
     wide: true,
     cell: (each) =>
       each.running.length === 0

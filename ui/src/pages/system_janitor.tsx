@@ -1,4 +1,4 @@
-/** Actions of the janitor by itself, and messages that were refused. */
+/** Actions of the janitor, and dead letters. */
 import { useState } from "preact/hooks";
 import { api, type Schemas } from "../api/client";
 import { Card, Confirm, Drawer, Empty, Json, Time } from "../components/basics";
@@ -22,7 +22,7 @@ export function JanitorLog() {
         paged={paged}
         empty={
           <Empty title="The janitor has not acted yet">
-            <p>It takes tasks from workers that died, and jobs from orchestrators that died, and says so here.</p>
+            <p>It looks for jobs, tasks and database sessions that are stuck, and its actions are listed here.</p>
           </Empty>
         }
       >
@@ -68,7 +68,7 @@ export function DeadLetters() {
         paged={paged}
         empty={
           <Empty title="There are no dead letters">
-            <p>Messages and tasks that no worker could process are listed here, and can be replayed.</p>
+            <p>Submissions that were refused and tasks that were given up are listed here, and can be replayed.</p>
           </Empty>
         }
       >
@@ -124,7 +124,7 @@ export function DeadLetters() {
           }}
         >
           <p>
-            It goes to the queue {replayed.queue} once more. Correct first what made it fail: {replayed.description}
+            It is sent to the queue {replayed.queue} again. First correct what made it fail: {replayed.description}
           </p>
         </Confirm>
       )}

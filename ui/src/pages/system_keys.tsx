@@ -103,7 +103,7 @@ export function Keys() {
             paged.reload();
           }}
         >
-          <p>It gets a new secret. The current one is accepted for another 24 hours.</p>
+          <p>The key gets a new secret. The current one is accepted for another 24 hours.</p>
         </Confirm>
       )}
       {dialog?.kind === "revoke" && (
@@ -122,12 +122,12 @@ export function Keys() {
             paged.reload();
           }}
         >
-          <p>Requests with it are refused from now on. This cannot be undone.</p>
+          <p>Requests with this key are refused from now on. This cannot be undone.</p>
         </Confirm>
       )}
       {secret && (
         <Dialog title={`The secret of ${secret.name}`} onClose={() => setSecret(null)}>
-          <Banner tone="amber" title="It is shown only now. Copy it to where it is used." />
+          <Banner tone="amber" title="The secret is shown only once. Copy it now." />
           <code class="secret anywhere">{secret.key}</code>
           <div class="buttons">
             <button type="button" class="button primary" onClick={() => copyText(secret.key, "Key")}>
@@ -174,7 +174,7 @@ function CreateKey({ onClose, onCreated }: { onClose: () => void; onCreated: (ke
           value={name}
           onInput={(event) => setName(event.currentTarget.value)}
         />
-        <span class="hint">Who or what uses it. It appears in histories.</span>
+        <span class="hint">The person or program that uses the key. The name is recorded in histories.</span>
       </div>
       <fieldset class="scopes">
         <legend>Scopes</legend>
@@ -204,7 +204,7 @@ function CreateKey({ onClose, onCreated }: { onClose: () => void; onCreated: (ke
         </div>
       )}
       <div class="field">
-        <label for="key-days">Valid for days</label>
+        <label for="key-days">Days until it expires</label>
         <input
           id="key-days"
           class="input"
@@ -212,7 +212,7 @@ function CreateKey({ onClose, onCreated }: { onClose: () => void; onCreated: (ke
           value={days}
           onInput={(event) => setDays(event.currentTarget.value)}
         />
-        <span class="hint">Empty means that it does not expire.</span>
+        <span class="hint">If empty, the key does not expire.</span>
       </div>
     </Confirm>
   );

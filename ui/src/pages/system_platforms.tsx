@@ -86,8 +86,8 @@ export function Platforms() {
         >
           <p>
             {switched.is_active
-              ? "New submissions of it are refused. What is published stays."
-              : "It can submit again."}
+              ? "New submissions of this platform are refused. Published data stays."
+              : "The platform can submit again."}
           </p>
         </Confirm>
       )}
@@ -137,16 +137,16 @@ function AddPlatform({ onClose, onDone }: { onClose: () => void; onDone: () => v
         onDone();
       }}
     >
-      {field("platform_id", "Id", "Short and fixed, such as ddh", true)}
-      {field("display_name", "Name", "As people know it", true)}
+      {field("platform_id", "Id", "Short, such as ddh; it cannot be changed later", true)}
+      {field("display_name", "Name", "The name that is displayed", true)}
       {field(
         "required",
         "Required references",
         "The platform's own ids that identify an asset, such as dataset_id, resource_id",
         true,
       )}
-      {field("optional", "Optional references", "Further ids that it may send")}
-      {field("version_ref", "Version reference", "Which of its ids names the version, such as version_id")}
+      {field("optional", "Optional references", "Other ids that the platform may send")}
+      {field("version_ref", "Version reference", "The id that identifies the version, such as version_id")}
     </Confirm>
   );
 }

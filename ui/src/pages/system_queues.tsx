@@ -71,7 +71,7 @@ export function Queues() {
                           )
                         }
                       >
-                        {queue.is_paused ? "Continue" : "Pause"}
+                        {queue.is_paused ? "Resume" : "Pause"}
                       </button>
                       <button type="button" class="button small" onClick={() => setEdited(queue)}>
                         Limit…
@@ -104,12 +104,12 @@ function LimitDialog(props: { queue: Queue; onClose: () => void; onChange: (limi
       onConfirm={async () => {
         const limit = text.trim() === "" ? null : Number(text);
         if (limit !== null && (!Number.isInteger(limit) || limit < 0))
-          throw new Error("A whole number is needed, or nothing for no limit.");
+          throw new Error("Enter a whole number, or leave it empty for no limit.");
         await props.onChange(limit);
       }}
     >
       <div class="field">
-        <label for="limit">Most tasks at once, over all workers</label>
+        <label for="limit">Maximum number of running tasks, over all workers</label>
         <input
           id="limit"
           class="input"
@@ -134,10 +134,9 @@ export function Leases() {
       <PagedList
         paged={paged}
         empty={
-          <Empty title="No task runs">
+          <Empty title="No tasks are running">
             <p>
-              A running task has a lease, which its worker renews. A lease that expires gives the task to another
-              worker.
+              A running task has a lease, which its worker renews. If the lease expires, another worker runs the task.
             </p>
           </Empty>
         }

@@ -106,7 +106,7 @@ function Run({ workflow }: { workflow: Workflow }) {
         body: { workflow_id: workflow.workflow_id, inputs: parsed.values },
       });
       if (result.status !== "accepted")
-        toast("amber", `There is such a job already: ${result.status.replace(/_/g, " ")}`);
+        toast("amber", `A job with these inputs already exists: ${result.status.replace(/_/g, " ")}`);
       navigate(`/jobs/${result.job_id}`);
     } catch (error) {
       setProblem(error as Error);
@@ -156,11 +156,11 @@ function Runs({ id }: { id: string }) {
         <div class="stack">
           <div class="figures">
             <Figure
-              label="Success"
+              label="Success rate"
               value={data.success_rate === null || data.success_rate === undefined ? "–" : percent(data.success_rate)}
             />
-            <Figure label="Half take at most" value={duration(data.p50_seconds)} />
-            <Figure label="95 % take at most" value={duration(data.p95_seconds)} />
+            <Figure label="Median duration" value={duration(data.p50_seconds)} />
+            <Figure label="95th percentile" value={duration(data.p95_seconds)} />
             <Figure label={`Jobs in ${data.days} days`} value={`${number(data.jobs)}${data.is_complete ? "" : "+"}`} />
             <Figure label="Active now" value={number((data.by_status.pending ?? 0) + (data.by_status.running ?? 0))} />
           </div>
@@ -174,7 +174,7 @@ function Runs({ id }: { id: string }) {
             }
           >
             {data.recent.length === 0 ? (
-              <Empty title="It has not run yet" />
+              <Empty title="This workflow has not run yet" />
             ) : (
               <div class="table-scroll">
                 <table class="table cards-when-narrow">
@@ -228,7 +228,7 @@ function Versions({ id }: { id: string }) {
     <Loaded resource={definitions}>
       {(data) => {
         const { items } = data;
-        if (items.length === 0) return <Empty title="No job has used it yet, so there are no earlier definitions" />;
+        if (items.length === 0) return <Empty title="No job has used this workflow yet" />;
         const after = query.value.get("after") ?? items[0]?.definition_hash ?? "";
         const before = query.value.get("before") ?? items[1]?.definition_hash ?? after;
         const choose = (name: string, label: string, value: string) => (

@@ -63,7 +63,7 @@ function Gallery() {
                   </ul>
                 </Banner>
               ))}
-              {items.length === 0 && <Empty title="No workflow has this name" />}
+              {items.length === 0 && <Empty title="No workflow matches this search" />}
               <div class="cards">
                 {items.map((workflow) => {
                   const runs = recent.get(workflow.workflow_id);
@@ -141,7 +141,7 @@ function Own() {
       setCheck(result);
       if (!result.is_valid || !result.workflow_id) return;
       const job = await api.post("/api/v1/jobs", { body: { workflow_id: result.workflow_id, definition: text } });
-      toast("green", "The workflow runs");
+      toast("green", "The job was started");
       navigate(`/jobs/${job.job_id}`);
     } catch (error) {
       setProblem(error as Error);
@@ -204,7 +204,7 @@ function Own() {
             </ul>
           </Banner>
         )}
-        {!check && !problem && <p class="muted">Check it to see its problems with their lines, or run it.</p>}
+        {!check && !problem && <p class="muted">Check the workflow to see its errors with their lines, or run it.</p>}
       </div>
     </div>
   );

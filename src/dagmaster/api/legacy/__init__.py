@@ -1,8 +1,8 @@
 """The API of the old system, which stays available while its clients migrate.
 
 names       old names of job types, and their workflows
-submission  pure: the body of an old submission as a submission of today
-shapes      pure: a job of today in the form of the old answers
+submission  pure: the body of an old submission as a current submission
+shapes      pure: a current job in the form of the old responses
 sharing     pure: which submissions run here, and which in the old system
 forward     requests to the old system
 problems    the fields that old clients read of an error

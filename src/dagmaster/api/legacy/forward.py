@@ -1,8 +1,8 @@
 """Requests to the old system.
 
-The credentials of the caller are not sent, redirects are not followed, and the time and the size of an answer are
-limited. A request is sent once: if no answer comes, it is not carried out here instead, because the old system may have
-carried it out.
+The credentials of the caller are not sent, redirects are not followed, and the time and the size of a response are
+limited. A request is sent once: if no response arrives, it is not carried out here instead, because the old system may
+have carried it out.
 """
 
 import asyncio
@@ -29,14 +29,14 @@ _log = log.get("legacy")
 
 @dataclass(frozen=True, slots=True)
 class OldResponse:
-    """What the old system answers: a success, or an error of the caller (4xx)."""
+    """A response of the old system: a success, or an error of the caller (4xx)."""
 
     status: int
     content: dict[str, Any]
 
 
 class OldSystem:
-    """Close it at the end."""
+    """A client of the old system. Close it at the end."""
 
     def __init__(
         self, url: str, *, key: str | None = None, timeout_seconds: float = 30.0, is_read_only: bool = False
@@ -94,9 +94,9 @@ class OldSystem:
                 hint="try again later; LEGACY_URL is its address",
             ) from None
         except (httpx2.TimeoutException, TimeoutError):
-            raise _no_response(method, f"did not answer within {self._timeout_seconds:g} s") from None
+            raise _no_response(method, f"did not respond within {self._timeout_seconds:g} s") from None
         except httpx2.RemoteProtocolError:
-            raise _no_response(method, "broke off its answer, or did not answer as HTTP requires") from None
+            raise _no_response(method, "sent an incomplete or invalid HTTP response") from None
         except httpx2.TransportError as error:
             raise _no_response(method, f"closed the connection ({type(error).__name__})") from None
 
@@ -111,14 +111,14 @@ def _no_response(method: str, what: str) -> DagmasterError:
 
 
 def _refuse(response: httpx2.Response) -> None:
-    """Refuse an answer that cannot be passed on: a redirect, an error of the old system, or one of its key."""
+    """Refuse a response that cannot be passed on: a redirect, an error of the old system, or a refusal of our key."""
     status = response.status_code
     if status in _OUR_KEY_REFUSED:
         raise unusable_response("the old system refused the key of this platform", hint="correct LEGACY_KEY")
     if response.is_redirect or not (200 <= status < 300 or 400 <= status < 500):
-        raise unusable_response(f"the old system answered with the status {status}")
+        raise unusable_response(f"the old system responded with status {status}")
     if response.headers.get("content-encoding", "identity").lower() != "identity":
-        raise unusable_response("the answer of the old system is compressed, although that was not asked for")
+        raise unusable_response("the response of the old system is compressed, although compression was not requested")
 
 
 def unusable_response(
@@ -132,13 +132,13 @@ async def _body(response: httpx2.Response) -> bytes:
     async for chunk in response.aiter_raw():
         size += len(chunk)
         if size > MAX_BYTES:
-            raise unusable_response(f"the answer of the old system has more than {MAX_BYTES:,} bytes")
+            raise unusable_response(f"the response of the old system has more than {MAX_BYTES:,} bytes")
         chunks.append(chunk)
     return b"".join(chunks)
 
 
 def _content(status: int, body: bytes) -> dict[str, Any]:
-    """The JSON object of an answer. Numbers that JSON does not have, which the old system may send, are null."""
+    """The JSON object of a response. Numbers that JSON does not have, which the old system may send, are null."""
     try:
         content = json.loads(body, parse_constant=lambda _name: None, parse_float=_finite)
     except (ValueError, RecursionError):
@@ -146,8 +146,8 @@ def _content(status: int, body: bytes) -> dict[str, Any]:
     if isinstance(content, dict):
         return content
     if status >= HTTPStatus.BAD_REQUEST:
-        return {"error": f"the old system answered with the status {status}"}
-    raise unusable_response("the answer of the old system is not a JSON object")
+        return {"error": f"the old system responded with status {status}"}
+    raise unusable_response("the response of the old system is not a JSON object")
 
 
 def _finite(text: str) -> float | None:

@@ -1,7 +1,7 @@
 """The routes of the old API.
 
 Requests about a job that is not here are forwarded to the old system, if LEGACY_URL names one; submissions are
-forwarded as LEGACY_SHARES says. `served_by` in each answer says which of the two it comes from.
+forwarded as LEGACY_SHARES says. `served_by` in each response names the system that it comes from.
 """
 
 import json
@@ -47,7 +47,7 @@ from dagmaster.workflows.model import FanOutNode, Workflow
 
 router = APIRouter(tags=["old API"])
 
-# A name, and never `.` or `..`: both become parts of a URL of the old system.
+# The ids of jobs and the job types become parts of a URL of the old system, so they cannot be `.` or `..`.
 OldJobId = Annotated[
     str,
     Path(
@@ -102,7 +102,7 @@ async def submit_job(
 ) -> Response:
     """The body contains the parameters of the job; `resume` and `force_reprocess` may be among them. A raster becomes a
     submission of the platform `legacy`, which needs the permission assets:submit and is reviewed as any other. A
-    request that is forwarded to the old system needs it too."""
+    request that is forwarded to the old system needs this permission too."""
     submission = read_submission(job_type, await _body_of(request), resume=resume, force=force_reprocess)
     if old_system is not None and not services.settings.legacy_read_only and services.shares.is_forwarded(submission):
         require(caller, Permission.ASSETS_SUBMIT)
@@ -113,7 +113,7 @@ async def submit_job(
 
 
 def _workflow_of(library: WorkflowLibrary, submission: OldSubmission) -> Workflow:
-    """An old name may stand for a workflow that is not installed here, such as those of floods."""
+    """An old name may stand for a workflow that is not installed here, such as a flood workflow."""
     try:
         return library.get(submission.workflow_id)
     except NotFound:
@@ -200,7 +200,7 @@ async def _submitted(services: ApiServices, result: SubmissionResult, job_type: 
     responses=responses(404, *_FORWARDED_PROBLEMS),
 )
 async def get_job_status(services: Services, _caller: Reader, job_id: OldJobId, old_system: OldSystemIfAny) -> Response:
-    """For a job that is not here, the old system is asked."""
+    """If the job is not on this platform, the request is forwarded to the old system."""
     try:
         job, view, snapshot = await _job_and_view(services, _uuid(job_id))
     except NotFound as error:
@@ -226,8 +226,8 @@ async def get_job_status(services: Services, _caller: Reader, job_id: OldJobId, 
 async def retry_stage(
     services: Services, caller: Operator, job_id: OldJobId, stage: StageNumber, old_system: OldSystemIfAny
 ) -> Response:
-    """Only for jobs that failed or succeeded in part, and for stages that were reached. What depends on the stage runs
-    again too."""
+    """Only for jobs that failed or succeeded in part, and for stages that were reached. Everything that depends on the
+    stage runs again too."""
     try:
         known = _uuid(job_id)
         async with services.ledgers.one() as ledger:
@@ -285,7 +285,7 @@ async def _job_and_view(services: ApiServices, job_id: UUID) -> tuple[Job, JobVi
 
 
 async def _facts(services: ApiServices, job: Job, view: JobView, snapshot: Snapshot) -> shapes.StageFacts:
-    """Outputs are read only of a job that has ended, because only then they are shown."""
+    """Outputs are read only if the job has ended, because they are not shown before."""
     nodes = view.graph.workflow.nodes
     fan_outs = [name for name, node in nodes.items() if isinstance(node, FanOutNode) and not view.nodes[name].remaining]
     children = await services.reads.children_facts(job.job_id, fan_outs, with_outputs=snapshot.is_over)

@@ -1,7 +1,7 @@
-"""Jobs of today in the form of the old answers. Pure.
+"""Current jobs in the form of the old responses. Pure.
 
 The old system ran a job in numbered stages. Here they are the stages of the workflow that contain work, numbered from
-1: start and end are none. The old documents spell some fields in two ways, so that each field whose name has several
+1: start and end are not counted. The old documents spell some fields in two ways, so each field whose name has several
 words is sent twice: `total_stages` and `totalStages`.
 """
 
@@ -48,7 +48,7 @@ _STATUSES: Final[Mapping[JobStatus, str]] = {
     JobStatus.COMPLETED: "completed",
     JobStatus.PARTIAL_SUCCESS: "partial_success",
     JobStatus.FAILED: "failed",
-    JobStatus.CANCELLED: "failed",  # the old system did not know it
+    JobStatus.CANCELLED: "failed",  # the old system has no such status
 }
 _TASK_STATUSES: Final[Mapping[NodeStatus, str]] = {
     NodeStatus.PENDING: "pending",
@@ -62,21 +62,21 @@ _TASK_STATUSES: Final[Mapping[NodeStatus, str]] = {
 }
 _UNREACHED: Final = frozenset({NodeStatus.PENDING, NodeStatus.SKIPPED, NodeStatus.CANCELLED})
 _MESSAGES: Final[Mapping[str, str]] = {
-    "already_completed": "the same was submitted before, and has completed",
-    "already_processing": "the same was submitted before, and is being processed",
-    "previously_failed": "the same was submitted before, and did not complete; use resume=true to continue it, or "
-    "force_reprocess=true to start again",
+    "already_completed": "an identical job was submitted before and has completed",
+    "already_processing": "an identical job was submitted before and is being processed",
+    "previously_failed": "an identical job was submitted before and did not complete; use resume=true to continue "
+    "it, or force_reprocess=true to start again",
     "resumed": "the job continues where it stopped",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class OldStage:
-    """A stage with work. `tasks` reach a worker: nodes that run and children of fan_outs."""
+    """A stage with work. The counts are of tasks that workers run: nodes with a handler, and children of fan_outs."""
 
     number: int
     name: str
-    label_number: int  # of the workflow, which also counts start and end
+    label_number: int  # the number of the stage in the workflow, where start and end are counted too
     nodes: tuple[str, ...]
     is_complete: bool
     has_failed: bool
@@ -155,7 +155,7 @@ def is_resumable(view: JobView) -> bool:
 def status_shape(
     job: Job, view: JobView, facts: StageFacts, *, job_type: str, seconds: float, updated_at: datetime
 ) -> dict[str, Any]:
-    """The answer of `GET /api/jobs/status/{job_id}`."""
+    """The response of `GET /api/jobs/status/{job_id}`."""
     stages = old_stages(view)
     resumable = is_resumable(view)
     first_open = current_stage(stages)
@@ -255,7 +255,7 @@ def _error(job: Job) -> str | None:
 def submission_shape(
     result: SubmissionResult, stages: Sequence[OldStage], *, job_type: str, queue: str, created_at: datetime | None
 ) -> dict[str, Any]:
-    """The answer of `POST /api/jobs/submit/{job_type}`."""
+    """The response of `POST /api/jobs/submit/{job_type}`."""
     job_id = str(result.job_id)
     fields: dict[str, Any] = {
         "job_id": job_id,
@@ -321,7 +321,7 @@ def retry_shape(job_id: UUID, stage: int) -> dict[str, Any]:
         "status": "stage_retry_initiated",
         "job_id": str(job_id),
         "stage": stage,
-        "message": f"stage {stage} and what depends on it run again",
+        "message": f"stage {stage} and everything that depends on it run again",
         "served_by": THIS_SYSTEM,
     }
     return spelled_twice(fields)
@@ -330,7 +330,7 @@ def retry_shape(job_id: UUID, stage: int) -> dict[str, Any]:
 def tasks_shape(
     job_id: UUID, job_type: str, graph: Graph, tasks: Sequence[OldTask], *, stage: int | None, next_offset: int | None
 ) -> dict[str, Any]:
-    """The answer of `GET /api/dbadmin/tasks/{job_id}`."""
+    """The response of `GET /api/dbadmin/tasks/{job_id}`."""
     numbers = stage_numbers(graph)
     listed = [_task(job_id, job_type, graph, numbers, task) for task in tasks]
     values = (str(job_id), stage, len(listed), listed, next_offset, THIS_SYSTEM)
@@ -368,7 +368,7 @@ def _task(job_id: UUID, job_type: str, graph: Graph, numbers: Mapping[str, int],
 
 
 def spelled_twice(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """With each field of several words also in camel case.
+    """The fields, and each field whose name has several words also in camel case.
 
     >>> spelled_twice({"total_stages": 3})
     {'total_stages': 3, 'totalStages': 3}

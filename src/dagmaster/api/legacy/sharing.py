@@ -1,8 +1,8 @@
 """Which submissions to the old API run here, and which are forwarded to the old system. Pure.
 
 Each submission has a place between 0 and 100, which follows from its workflow and its parameters alone. It is forwarded
-if its place is below the percentage of its job type. So the same submission always goes the same way, and a percentage
-that is lowered only moves submissions from the old system to this one.
+if its place is below the percentage of its job type. So the same submission always goes to the same system, and a
+percentage that is lowered only moves submissions from the old system to this one.
 """
 
 import hashlib
@@ -46,7 +46,7 @@ class Shares:
 
 
 def place_of(submission: OldSubmission) -> float:
-    """From 0 to below 100. `resume` and `force_reprocess` do not count, nor do parameters that are null."""
+    """A number from 0 to below 100. `resume`, `force_reprocess` and parameters that are null do not affect it."""
     parameters = {name: value for name, value in submission.inputs.items() if value is not None}
     canonical = json.dumps([submission.workflow_id, parameters], sort_keys=True, separators=(",", ":"))
     number = int.from_bytes(hashlib.sha256(canonical.encode()).digest()[:8], "big")

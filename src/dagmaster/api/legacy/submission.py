@@ -25,7 +25,7 @@ PLATFORM: Final = "legacy"
 _DECIDED_BY_ASSET: Final = frozenset({"dataset_id", "version_ordinal", "revision"})
 _DIGITS_OF_HASH: Final = 8
 _SUFFIX: Final = ".tif"
-# The answer of `GET /api/dbadmin/tasks` may be the body of `stac_register_manual`.
+# Clients may send the response of `GET /api/dbadmin/tasks` as the body of `stac_register_manual`.
 _OF_TASK_LIST: Final = frozenset(spelled_twice(dict.fromkeys(TASK_LIST_FIELDS))) - {"job_id", "jobId"}
 
 M = TypeVar("M", AssetSubmissionRequest, Submission)
@@ -138,7 +138,7 @@ def dataset_name(collection_id: str | None, container: str | None, blobs: str | 
 
 
 def _source(parameters: dict[str, Any], *, is_many: bool) -> tuple[str | None, str | list[str]]:
-    """The container and the blobs that the parameters name, which are taken out of them."""
+    """The container and the blobs that the parameters name. They are removed from the parameters."""
     container = _text(parameters, "container_name")
     path = _text(parameters, "blob_path")
     if is_many:
@@ -150,14 +150,14 @@ def _source(parameters: dict[str, Any], *, is_many: bool) -> tuple[str | None, s
     if path is not None and blob is None and container is None:
         container, _, blob = path.partition("/")
     elif path is not None:
-        raise _invalid("`blob_path` replaces container_name and blob_name: give either it or these", "blob_path")
+        raise _invalid("`blob_path` cannot be combined with `container_name` or `blob_name`", "blob_path")
     if not blob:
         raise _invalid("`blob_name` is required", "blob_name")
     return container or None, blob
 
 
 def _registration(parameters: dict[str, Any]) -> dict[str, Any]:
-    """`stac_register_manual` also takes a list of tasks, which names a job."""
+    """`stac_register_manual` also accepts a list of tasks, which names a job."""
     parameters = {name: value for name, value in parameters.items() if name not in _OF_TASK_LIST}
     job_ids = [value for name in ("job_id", "jobId") if (value := parameters.pop(name, None)) is not None]
     if not job_ids or parameters.get("dataset_id") is not None:

@@ -1,4 +1,4 @@
-"""What the pages of assets show: lists with extents, the review queue, comparisons, provenance, requests."""
+"""Models of the web pages about assets: lists with extents, the review queue, comparisons, provenance, requests."""
 
 from datetime import datetime
 from typing import Any, Literal
@@ -22,7 +22,7 @@ class ListedAsset(AssetSummary):
     states: list[Extensible[ListedState]] = Field(
         [],
         description="`published` is approved and cleared, `approved` is not cleared yet; `failed` and `rejected` are "
-        "those of the newest version",
+        "states of the newest version",
     )
     bbox: list[float] | None = Field(
         None, description="West, south, east, north of the newest version that the caller sees"
@@ -55,7 +55,7 @@ class ReviewPage(Page[PendingReview]):
 
 
 class RevisionFacts(ApiModel):
-    """What the STAC documents of a revision say of its data. What they do not say is null."""
+    """Facts about the data of a revision, from its STAC documents. Missing facts are null."""
 
     version_ordinal: int
     version_label: str
@@ -93,7 +93,7 @@ class VersionComparison(ApiModel):
 
 
 class Provenance(ApiModel):
-    """What a revision was made of, by which job, and how."""
+    """The source of a revision, and the job, workflow and parameters that produced it."""
 
     asset_id: str
     version_ordinal: int
@@ -106,7 +106,7 @@ class Provenance(ApiModel):
     workflow_version: str | None = None
     definition_hash: str | None = Field(None, description="Null if the job was deleted")
     parameters: StoredObject = {}
-    inputs: StoredObject | None = Field(None, description="Of the job, null if it was deleted")
+    inputs: StoredObject | None = Field(None, description="The inputs of the job; null if the job was deleted")
     job_id: UUID | None = None
     submitted_by: str | None = None
     created_at: datetime
@@ -115,7 +115,7 @@ class Provenance(ApiModel):
 
 
 class AssetRequestInfo(ApiModel):
-    """A request of a platform, how far it is, and the callbacks that it caused."""
+    """A request of a platform, its status, and its callbacks."""
 
     request_id: str
     platform_id: str

@@ -21,7 +21,7 @@ def _as_text(value: Any) -> Any:
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
-# Some platforms count what they refer to, such as the layers of a service. A number and its digits mean the same.
+# Some platforms use numbers as references, such as for the layers of a service. A number equals its text.
 ReferenceText = Annotated[str, BeforeValidator(_as_text)]
 ReferenceTexts = Annotated[dict[str, ReferenceText], BeforeValidator(few_fields)]
 MAX_BLOBS = 10_000  # of one submission
@@ -71,7 +71,7 @@ class SubmissionEstimate(ApiModel):
 
 class AssetSubmissionResult(ApiModel):
     """`outcome` is one of a fixed set. With `dry_run` nothing was created: the ids of new rows are None, and `refusal`
-    has the reason if it would be refused."""
+    has the reason if the submission would be refused."""
 
     request_id: str | None
     outcome: Extensible[SubmissionAnswer] | None
@@ -287,7 +287,7 @@ class PlatformRequest(RequestModel):
 
 
 class PlatformChange(RequestModel):
-    """What is not given stays as it is. References cannot be changed: the ids of assets depend on them."""
+    """Fields that are not given stay unchanged. References cannot be changed: the ids of assets depend on them."""
 
     display_name: Annotated[str, Field(min_length=1, max_length=200)] | None = None
     is_active: bool | None = None
@@ -296,7 +296,7 @@ class PlatformChange(RequestModel):
 
 
 class SubmissionStatus(ApiModel):
-    """The status of a request, in the status words for partners; jobs and nodes are not mentioned."""
+    """The status of a request, in words for partners; jobs and nodes are not mentioned."""
 
     request_id: str
     status: Extensible[
@@ -342,7 +342,7 @@ class KeyInfo(ApiModel):
 
 
 class KeyRequest(RequestModel):
-    """`name` is recorded as the actor of what the key changes; two keys never have the same one. `queues` is for the
+    """`name` is recorded as the actor of what the key changes, and is unique. `queues` is for the
     scope worker only: a worker with the key claims tasks of these queues only."""
 
     name: Annotated[str, Field(min_length=1, max_length=64)]
@@ -373,7 +373,7 @@ class CreatedKey(KeyInfo):
 
 
 class CallerInfo(ApiModel):
-    """Who sends the request, and what it may do."""
+    """The caller of the request, and its permissions."""
 
     name: str
     scopes: list[str]
@@ -384,7 +384,7 @@ class CallerInfo(ApiModel):
 
 
 class LinkRequest(RequestModel):
-    """A signed link to one version; `revision` for the preview of one that is not served."""
+    """A signed link to one version; with `revision`, to the preview of a revision that is not served."""
 
     revision: Annotated[int, Field(ge=1)] | None = None
     expires_in_hours: Annotated[float, Field(gt=0, le=24 * 90)] = 24.0

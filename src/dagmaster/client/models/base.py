@@ -31,7 +31,7 @@ class ApiModel(BaseModel):
 
 
 class RequestModel(BaseModel):
-    """The body of a request. Unknown fields are refused: they are mistakes in spelling."""
+    """The body of a request. Unknown fields are refused, because they are usually misspelt."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -42,7 +42,7 @@ class RequestModel(BaseModel):
 
 
 def few_fields(value: Any) -> Any:
-    """The value, unless it is an object with too many fields: describing each of them would take the server seconds."""
+    """The value, unless it is an object with too many fields: an error for each would take the server seconds."""
     if isinstance(value, dict) and len(value) > MAX_FIELDS:
         raise ValueError(f"must have at most {MAX_FIELDS} fields")
     return value
@@ -84,5 +84,5 @@ def unexpected(what: str) -> Unavailable:
     return Unavailable(
         f"the response of the platform is not valid: {what}",
         code="server.unexpected",
-        hint="compare the versions of both: `dagmaster orchestrators ls` and `dagmaster --version`",
+        hint="compare the versions of platform and client: `dagmaster orchestrators ls`, `dagmaster --version`",
     )

@@ -18,7 +18,7 @@ _When = Annotated[str, Field(max_length=64, description="A time with a zone, or 
 
 
 class BulkFilter(RequestModel):
-    """The jobs that a list with these filters has. Without `status`: those that the action can change."""
+    """The filters of a list of jobs. Without `status`, all jobs in a state that the action can change."""
 
     status: Annotated[list[JobStatus], Field(min_length=1, max_length=10)] | None = None
     workflow_id: _Names | None = None
@@ -63,11 +63,11 @@ class BulkRequest(RequestModel):
 
 
 class BulkResult(ApiModel):
-    """What happens to one job, or would happen. `unchanged`: it is so already. `code` says why a job was refused."""
+    """What happens to one job, or would happen. `unchanged`: nothing to change. `code` says why a job was refused."""
 
     job_id: UUID
     workflow_id: str | None = None
-    status: Extensible[JobStatus] | None = Field(None, description="Its status before")
+    status: Extensible[JobStatus] | None = Field(None, description="Its status before the request")
     outcome: Extensible[Literal["accepted", "unchanged", "refused"]]
     code: str | None = None
     detail: str | None = None

@@ -10,7 +10,7 @@ from dagmaster.jobs.states import Blame
 
 
 class TaskError(RequestModel):
-    """Why an attempt failed, and who has to act: the caller, the data's owner, or no one because a retry may help."""
+    """Why an attempt failed. `blame` is the cause, which decides whether the task is retried."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -25,7 +25,7 @@ class TaskReport(RequestModel):
     task_id: Annotated[str, Field(max_length=200, description="Job, node and attempt, joined by underscores")]
     worker_id: UUID
     status: Literal["succeeded", "failed", "returned"] = Field(
-        description="returned: the worker stopped it early, as requested"
+        description="returned: the worker ended the attempt early, because it stops or the task is cancelled"
     )
     output: JsonValue = None
     error: TaskError | None = Field(None, description="Required if the attempt failed")
@@ -33,6 +33,6 @@ class TaskReport(RequestModel):
 
 
 class ReportReceipt(ApiModel):
-    """`accepted` is false if the report was too late to count. It is stored all the same; the worker need not act."""
+    """`accepted` is false if the report was too late. It is stored anyway; the worker need not act."""
 
     accepted: bool

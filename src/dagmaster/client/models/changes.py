@@ -49,7 +49,7 @@ class AssetChange(ApiModel):
 
 
 class ChangeBatch(ApiModel):
-    """What has changed since the batch before. `resync`: changes were left out, read again what you show.
+    """The changes since the previous batch. `resync`: changes were left out; read the data that you show again.
 
     `queues` and `instances` are hints that they may have changed. `cursor` continues the stream after this batch.
     """

@@ -37,7 +37,7 @@ class LayerCommand(RequestModel):
 
 
 class LayerCommandResult(ApiModel):
-    """`is_changed` is false if everything was so before."""
+    """`is_changed` is false if there was nothing to change."""
 
     is_changed: bool
     layer: LayerMetadataInfo
@@ -51,7 +51,7 @@ class ReindexCommand(RequestModel):
 
 
 class ReindexResult(ApiModel):
-    """What the catalogue has of the asset."""
+    """How many versions and items of the asset the catalogue has."""
 
     asset_id: str
     dataset_id: str
@@ -60,13 +60,13 @@ class ReindexResult(ApiModel):
 
 
 class MigrateCommand(RequestModel):
-    """The schema of this installation."""
+    """A migration of the schema of this installation."""
 
     reason: Reason | None = None
 
 
 class InvalidateCommand(RequestModel):
-    """Which cache all processes read again, and how long the response waits for them."""
+    """The cache that all processes reload, and how long the response waits for them."""
 
     cache: Literal["workflows"] = "workflows"
     wait_seconds: Annotated[float, Field(ge=0, le=8)] = 5.0
@@ -86,7 +86,7 @@ class CacheReader(ApiModel):
 
 
 class InvalidateResult(ApiModel):
-    """`is_complete`: all live orchestrators have read their workflows again. The others do so as soon as they can."""
+    """`is_complete` is false if some live orchestrators have not reloaded their workflows yet."""
 
     cache: str
     generation: int
@@ -130,8 +130,8 @@ class ReviewManyCommand(RequestModel):
 
 
 class ReviewResult(ApiModel):
-    """`unchanged`: it was so before. `refused`: `code` and `message` say why. `not_tried`: the time was over; send the
-    entry again."""
+    """`unchanged`: the decision was made before. `refused`: `code` and `message` say why. `not_tried`: the time limit
+    was reached; send the entry again."""
 
     asset: str
     version_ordinal: int | None = None

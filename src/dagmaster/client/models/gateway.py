@@ -1,4 +1,4 @@
-"""Requests and responses of the gateway. They have no job ids where partners read them."""
+"""Requests and responses of the gateway. Responses for partners contain no job ids."""
 
 from datetime import datetime
 from typing import Annotated, Any, Literal
@@ -43,7 +43,7 @@ class PartnerReceipt(ApiModel):
 
 
 class PartnerStatus(SubmissionStatus):
-    """The status of a request, and the version that it led to."""
+    """The status of a request, and the version that it belongs to."""
 
     dataset_id: str
     version_ordinal: int
@@ -53,7 +53,7 @@ class PartnerStatus(SubmissionStatus):
 
 
 class PartnerDecision(RequestModel):
-    """Decide on the version that a request led to. `clearance_level` and `reason` as the API requires them."""
+    """Decide on the version of a request. The API has the rules for `clearance_level` and `reason`."""
 
     request_id: RequestId
     clearance_level: Literal["ouo", "public"] | None = None
@@ -63,7 +63,7 @@ class PartnerDecision(RequestModel):
 class BatchSubmission(RequestModel):
     """Each entry is a submission, as in `POST /api/v1/jobs`."""
 
-    # Any value: one that is no object has a result of its own, and does not affect the others.
+    # Any value: an entry that is not an object gets an error as its result, and does not affect the others.
     submissions: Annotated[list[Any], Field(min_length=1, max_length=100)]
 
 

@@ -182,7 +182,7 @@ class Deliverable(ApiModel):
 
 class FirstFailure(ApiModel):
     """What went wrong first in a job: the node or child that failed, its error, and the nodes that did not run
-    therefore."""
+    because of it."""
 
     node_id: str
     parent_node_id: str | None = None

@@ -1,4 +1,4 @@
-"""Layers: what people write about them, how they are drawn, and the catalogue that portals read.
+"""Layers: their metadata, how they are drawn, and the catalogue that portals read.
 
 Texts are plain text. HTML, templates and SQL in them have no meaning: they are stored and shown as they are.
 """
@@ -19,7 +19,7 @@ MAX_COLORS = 256
 
 
 def _plain(text: str, allowed: frozenset[str] = frozenset()) -> str:
-    """Without spaces around it. Control characters, and those that change the direction of text, are refused."""
+    """The text without surrounding spaces. Control characters and marks of writing direction are refused."""
     text = text.strip()
     if not text:
         raise ValueError("must not be empty; leave it out, or send null to remove it")
@@ -53,7 +53,7 @@ Keywords = Annotated[
 
 
 class LayerStyle(RequestModel):
-    """How a raster is drawn unless a request says otherwise. What is not given is as the data was registered.
+    """How a raster is drawn unless a request sets other parameters. Unset fields keep the values of the data.
 
     `rescale` has a range of values for each band of `bidx`, or one. `colormap` has colours by value, for classes;
     `colormap_name` names one for a range of values."""
@@ -79,7 +79,7 @@ class LayerStyle(RequestModel):
         if self.colormap is not None and self.colormap_name is not None:
             raise ValueError("give either colormap or colormap_name")
         if self.colormap is not None and self.rescale is not None:
-            raise ValueError("colours by value need no rescale")
+            raise ValueError("colormap has colours by value, so rescale is not allowed")
         colored = self.colormap is not None or self.colormap_name is not None
         if colored and self.bidx is not None and len(self.bidx) != 1:
             raise ValueError("a colour map needs a single band in bidx")
@@ -89,7 +89,7 @@ class LayerStyle(RequestModel):
 
 
 class LayerMetadataRequest(RequestModel):
-    """All that is written about a layer. What is left out is removed: then the texts of the data apply."""
+    """The whole metadata of a layer. Fields that are left out are removed; then texts of the dataset are used."""
 
     title: Annotated[Line, Field(max_length=200)] | None = None
     description: Annotated[Lines, Field(max_length=10_000)] | None = None
@@ -99,7 +99,7 @@ class LayerMetadataRequest(RequestModel):
 
 
 class LayerMetadataChange(LayerMetadataRequest):
-    """What is left out stays as it is; null removes it."""
+    """Fields that are left out stay unchanged; null removes a field."""
 
 
 class LayerMetadataInfo(ApiModel):

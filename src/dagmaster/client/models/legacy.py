@@ -1,4 +1,4 @@
-"""Answers of the old API. Each field of several words is also sent in camel case, which is not listed here."""
+"""Responses of the old API. Each field of several words is also sent in camel case, which is not listed here."""
 
 from typing import Any, Literal
 
@@ -11,7 +11,7 @@ _SERVED_BY = "`dagmaster`, or `legacy` if the request was forwarded to the old s
 
 
 class OldApiModel(ApiModel):
-    # An answer that was forwarded has whatever fields the old system sends.
+    # A forwarded response has whatever fields the old system sends.
     model_config = ConfigDict(frozen=True, extra="allow", json_schema_serialization_defaults_required=False)
 
 

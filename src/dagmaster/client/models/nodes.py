@@ -67,7 +67,7 @@ class ChildCounts(ApiModel):
 
 
 class ProgressCounts(ApiModel):
-    """How far a job is: the nodes of its definition and the children of its fan_outs, in total and ended."""
+    """The progress of a job: the nodes of its definition and the children of its fan_outs, in total and ended."""
 
     nodes: int
     ended: int
@@ -75,7 +75,10 @@ class ProgressCounts(ApiModel):
     children: int
     children_ended: int
     children_failed: int
-    fraction: float | None = Field(None, description="Of its nodes; a fan_out counts by its children that ended")
+    fraction: float | None = Field(
+        None,
+        description="The share of its nodes that ended; a running fan_out counts in proportion to its ended children",
+    )
 
 
 class PublicNode(NodeSummary):

@@ -22,7 +22,7 @@ class OwnedJob(ApiModel):
 
 
 class OrchestratorSummary(OrchestratorRecord):
-    """An orchestrator, with the oldest of the jobs that it owns."""
+    """An orchestrator, with the oldest jobs that it owns."""
 
     heartbeat_age_seconds: float
     is_alive: bool
@@ -60,9 +60,11 @@ class QueueSummary(ApiModel):
     live_workers: int
     max_running: int | None = None
     is_paused: bool
-    enqueued_per_minute: float | None = Field(None, description="Tasks of the last minute, by live orchestrators")
-    started_per_minute: float | None = Field(None, description="Tasks of the last minute, by live workers")
-    finished_per_minute: float | None = Field(None, description="Tasks of the last minute, by live workers")
+    enqueued_per_minute: float | None = Field(
+        None, description="Tasks created in the last minute, by live orchestrators"
+    )
+    started_per_minute: float | None = Field(None, description="Tasks started in the last minute, by live workers")
+    finished_per_minute: float | None = Field(None, description="Tasks finished in the last minute, by live workers")
 
 
 class TaskLease(ApiModel):
@@ -84,7 +86,7 @@ class TaskLease(ApiModel):
 
 
 class OldestTransaction(ApiModel):
-    """The transaction that has been open for the longest time. Rows that were deleted since cannot be removed."""
+    """The transaction that has been open for the longest time. VACUUM cannot remove rows deleted since then."""
 
     seconds: float
     who: str
@@ -103,7 +105,7 @@ class TableHealth(ApiModel):
 
 
 class EventPartition(ApiModel):
-    """A partition of the events: those of jobs of one month."""
+    """A partition of the table of events: the events of the jobs of one month."""
 
     partition: str
     bytes: int
@@ -133,7 +135,7 @@ class QueueLimits(RequestModel):
 
 
 class DeadLetterSummary(DeadLetter):
-    """A rejected message. If it was a task, replaying it resumes its job."""
+    """A message that could not be processed, or a task that was given up. Replaying a task resumes its job."""
 
     model_config = ConfigDict(json_schema_serialization_defaults_required=True)
 

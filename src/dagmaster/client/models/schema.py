@@ -14,7 +14,7 @@ class SchemaStatus(ApiModel):
     is_current: bool
     software: str = Field(description="Fingerprint of this software's schema")
     stored: str | None = Field(None, description="Fingerprint of the last deployment")
-    pending: list[str] = Field(description="What `migrate` would change, and what it leaves to you")
+    pending: list[str] = Field(description="What `migrate` would change, and what has to be changed by hand")
     server_version: str
     extensions: dict[str, str]
     catalog: str | None = Field(None, description="The deployed version of pgSTAC; null if there is no STAC catalogue")

@@ -10,7 +10,7 @@ from dagmaster.client.models.base import ApiModel, RequestModel
 
 
 class SignInMethod(ApiModel):
-    """`key`: POST the key to `url`. `oidc`: open `url` in the browser; `next` is where to go afterwards."""
+    """`key`: POST the key to `url`. `oidc`: open `url` in the browser; add `next`, the page to open afterwards."""
 
     method: Literal["key", "oidc"]
     url: str

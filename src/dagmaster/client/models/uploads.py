@@ -36,8 +36,8 @@ class UploadedSource(ApiModel):
 
 
 class UploadInfo(ApiModel):
-    """An upload. `offset_bytes` have arrived. `sha256` is what was announced, and that of the object once the upload is
-    finished, from when on the object has this `etag`."""
+    """An upload. `offset_bytes` is the number of bytes that have arrived. `sha256` is the announced hash; when the
+    upload is finished, it is that of the object, and `etag` is set."""
 
     upload_id: UUID
     state: Extensible[Literal["open", "finished"]]

@@ -1,7 +1,7 @@
-"""What a worker without database access sends to the platform, and the answers.
+"""What a worker without database access sends to the platform, and the responses.
 
 Requests come from other networks: every list, text and number has a limit. The limits are those of dagmaster's own
-worker, so that it never meets them.
+worker, which therefore never exceeds them.
 """
 
 from datetime import datetime
@@ -29,7 +29,7 @@ Queues = Annotated[list[Name], Field(min_length=1, max_length=MAX_QUEUES)]
 Handlers = Annotated[list[Name], Field(max_length=MAX_HANDLERS)]
 Count = Annotated[int, Field(ge=0, le=MAX_CLAIMED)]
 LeaseSeconds = Annotated[
-    float, Field(gt=0, le=86_400, description="A longer lease than that of the platform is shortened to it")
+    float, Field(gt=0, le=86_400, description="A lease that is longer than that of the platform is shortened")
 ]
 RunSeconds = Annotated[float, Field(ge=0, le=1e8, allow_inf_nan=False)]
 Number = Annotated[int, Field(ge=-(2**53), le=2**53)]
@@ -58,7 +58,7 @@ class StartedWorker(ApiModel):
 
 
 class WorkerHeartbeat(RequestModel):
-    """What `dagmaster workers ls` shows of the worker."""
+    """What `dagmaster workers ls` shows about the worker."""
 
     host: Name
     pid: Annotated[int, Field(ge=0, le=_LARGEST)]
@@ -88,7 +88,7 @@ class AttemptKey(RequestModel):
 
 
 class OutputReference(RequestModel):
-    """An output that was sent before."""
+    """A large output that was already sent."""
 
     sha256: Hash
     bytes: Annotated[int, Field(ge=0, le=2**40)]
@@ -104,7 +104,7 @@ class SentLogLine(RequestModel):
 
 
 class AttemptError(RequestModel):
-    """Why an attempt failed, and who has to act. Other fields are stored, too."""
+    """Why an attempt failed. `blame` is the cause, which decides about retries. Other fields are stored too."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -114,7 +114,7 @@ class AttemptError(RequestModel):
 
 
 class AttemptReport(AttemptKey):
-    """How an attempt ended. An output of more than 256 KB is sent before, and named by `output_ref`."""
+    """How an attempt ended. An output of more than 256 KB is sent before the report, which names it in `output_ref`."""
 
     status: Literal["succeeded", "failed", "returned", "cancelled"]
     output: JsonValue = None
@@ -134,7 +134,7 @@ class TaskDemand(RequestModel):
     heavy: Count = 0
     rooms: Annotated[
         dict[Name, Count],
-        Field(max_length=MAX_QUEUES, description="Free places of queues whose concurrency the worker limits"),
+        Field(max_length=MAX_QUEUES, description="Free slots of queues whose concurrency the worker limits"),
     ] = {}
 
 
@@ -145,7 +145,7 @@ class ExchangeRequest(RequestModel):
 
 
 class ClaimedTask(ApiModel):
-    """A task that the worker holds now. Params of more than 256 KB are loaded apart, and named by `params_ref`."""
+    """A task that the worker holds now. Params of more than 256 KB are loaded separately, by `params_ref`."""
 
     task_id: str
     job_id: UUID
@@ -162,7 +162,7 @@ class ClaimedTask(ApiModel):
 
 
 class ExchangeAnswer(ApiModel):
-    """`late` has the ids of tasks that the worker no longer held when it reported: the report does not count."""
+    """`late` has the ids of tasks that the worker no longer held when it reported: the report is not accepted."""
 
     claimed: list[ClaimedTask]
     accepted: int
@@ -199,7 +199,7 @@ class WaitRequest(RequestModel):
 
 
 class QueuesWithTasks(ApiModel):
-    """Empty if there was no task in time."""
+    """`queues` is empty if no task appeared in time."""
 
     queues: list[str]
 
@@ -246,6 +246,6 @@ class ResultOfChild(ApiModel):
 
 
 class ResultsOfChildren(ApiModel):
-    """In the order of the index. Empty at the end."""
+    """Results in the order of the index. An empty list marks the end."""
 
     results: list[ResultOfChild]

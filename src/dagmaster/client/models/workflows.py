@@ -72,18 +72,18 @@ class StoredDefinition(ApiModel):
     last_used_at: datetime | None = None
     jobs: int
     is_exact: bool = Field(description="Whether all of its jobs are counted")
-    is_current: bool = Field(description="Whether a new job would have it")
+    is_current: bool = Field(description="Whether a new job would use it")
 
 
 class DefinitionText(StoredDefinition):
-    """A definition as text, written in the same way for all: two can be compared line by line."""
+    """A definition as text, always formatted in the same way, so that two can be compared line by line."""
 
     yaml: str
     definition: dict[str, Any]
 
 
 class NodeStatistics(ApiModel):
-    """The durations of a node in the last runs that completed, with the time in the queue."""
+    """The durations of a node in the last runs that completed, including the time in the queue."""
 
     node_id: str
     runs: int
@@ -99,8 +99,8 @@ class WorkflowHistory(ApiModel):
     jobs: int
     is_complete: bool = Field(description="False if only the newest 1,000 jobs are counted")
     by_status: dict[JobStatus, int]
-    success_rate: float | None = Field(description="Completed jobs of those that ended")
-    p50_seconds: float | None = Field(description="Of the jobs that completed, without those that were resumed")
+    success_rate: float | None = Field(description="The share of completed jobs among those that ended")
+    p50_seconds: float | None = Field(description="The median duration of completed jobs that were not resumed")
     p95_seconds: float | None = None
     recent: list[JobSummary] = []
     nodes: list[NodeStatistics] = []

@@ -1,4 +1,4 @@
-"""Datasets of earlier releases become assets. It can be repeated, and interrupted at any point."""
+"""Turn datasets of earlier releases into assets. This can be repeated, and interrupted at any point."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class UnadoptedCollection:
 
 class AdoptedAssets(AssetStore):
     async def published_datasets(self) -> list[str]:
-        """Those that an earlier release published."""
+        """Datasets that an earlier release published."""
         async with self._connected() as connection:
             if not await is_deployed(connection):
                 return []
@@ -37,11 +37,11 @@ class AdoptedAssets(AssetStore):
             return [UnadoptedCollection(**row) for row in await dicts(connection, "catalog_adopt_refused", {})]
 
     async def processed_datasets(self) -> list[str]:
-        """Those that a job of an earlier release has processed under this one."""
+        """Datasets of jobs that an earlier release created and that have ended since the upgrade."""
         return [row["dataset_id"] for row in await self._dicts("asset_adopt_processed", {})]
 
     async def copy_items(self, dataset_id: str) -> None:
-        """Make documents of the items that are published."""
+        """Store the published items as documents."""
         async with self._connected() as connection:
             await connection.execute(query("catalog_adopt_items"), {"dataset_id": dataset_id})
 

@@ -1,4 +1,5 @@
-"""The STAC documents of revisions: written by the job that processes a revision, and read by those of later ones.
+"""The STAC documents of revisions: written by the job that processes a revision, and read by jobs of later
+revisions.
 
 Nothing here is published: approval copies the documents of a revision into pgSTAC. A batch is one transaction, and
 writing it again changes nothing. Triggers refuse changes once the revision was reviewed.
@@ -26,7 +27,7 @@ from dagmaster.errors import UnfitData
 Json = dict[str, Any]
 
 BATCH_ITEMS: Final = 500
-BATCH_BYTES: Final = 4 * 2**20  # a review waits for a batch
+BATCH_BYTES: Final = 4 * 2**20  # a review has to wait while a batch is written
 COLLECTION: Final = ""  # the document id of a collection
 _HINT = "submit it again: that makes a new revision"
 
@@ -102,7 +103,7 @@ class RevisionDocuments:
         with translate_errors(), _blaming_data(self._key):
             async with self._database.connection() as connection:
                 async with connection.transaction():
-                    # Documents of a job's own dataset are never published; `stac_register` stores them again.
+                    # Any job may write the dataset of a job, as `stac_register` does: these are never published.
                     if not is_of_job(self._key.dataset_id):
                         values = self._key.values(job_id=self._job_id)
                         (row,) = await dicts(connection, "documents_writer", values)
@@ -141,8 +142,9 @@ def _refuse_other_writer(key: RevisionKey, job_id: UUID, row: Mapping[str, Any])
 class EarlierRevision:
     """What the documents of an earlier revision say: `properties` are those of one of its items.
 
-    It is one of the same version, else of the newest other version. `newest` is the newest completed revision of the
-    same version, `created` is when that was made first, and `times` are those of its items, by id, if they differ.
+    It belongs to the same version, or if that has none to the newest other version. `newest` is the newest completed
+    revision of the same version, `created` is when that version was made first, and `times` are the times of its items
+    by id, if they differ.
     """
 
     item_id: str
@@ -154,7 +156,7 @@ class EarlierRevision:
 
 
 def read_earlier(connection: psycopg.Connection[Any], key: RevisionKey) -> EarlierRevision | None:
-    """For plain handlers, which have their own connection. None for the first revision of a dataset."""
+    """Read it on the connection of a plain handler. None for the first revision of a dataset."""
     with connection.cursor(row_factory=dict_row) as cursor:
         row = cursor.execute(query("documents_earlier").encode(), key.values()).fetchone()
     if row is None:
@@ -213,7 +215,7 @@ def _batches(documents: Sequence[tuple[str, Json]]) -> Iterator[Sequence[tuple[s
 
 @contextmanager
 def _blaming_data(key: RevisionKey) -> Iterator[None]:
-    """Turn errors that a retry would meet again into UnfitData: a reviewed revision, and what JSONB cannot hold."""
+    """Raise UnfitData for errors that a retry would repeat: a reviewed revision, values that JSONB cannot store."""
     try:
         yield
     except psycopg.Error as error:

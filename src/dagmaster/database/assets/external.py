@@ -1,4 +1,4 @@
-"""External copies of revisions, as orchestrators start their jobs, and as handlers make and remove them."""
+"""External copies of revisions: orchestrators start the jobs, whose handlers make and remove the copies."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -49,8 +49,8 @@ class ExternalKey:
 
 @dataclass(frozen=True, slots=True)
 class DueJob:
-    """What a job is needed for: to make or to remove the external copies of a revision. `due_at` and `failures`
-    distinguish the jobs of one revision."""
+    """A job that is needed to make or to remove the external copies of a revision. `due_at` and `failures` distinguish
+    the jobs of one revision."""
 
     step: ExternalStep
     key: ExternalKey
@@ -64,7 +64,7 @@ MakeExternalJob = Callable[[DueJob], NewJob]
 
 
 class PostgresExternalCopies(Session):
-    """What the chore of an orchestrator reads and writes. Any number of them share the work."""
+    """What the background task of an orchestrator reads and writes. Any number of orchestrators share the work."""
 
     def __init__(self, dsn: str, role: str = "external", notifier: Notifier | None = None) -> None:
         super().__init__(
@@ -90,8 +90,8 @@ class PostgresExternalCopies(Session):
         return step
 
     async def _cancel(self, job_id: UUID) -> None:
-        """Outside of the transaction: no job is locked together with a revision."""
-        values = {"job_id": job_id, "by": "dagmaster", "reason": "what it exports is not public any more"}
+        """Called after the transaction, because no job may be locked together with a revision."""
+        values = {"job_id": job_id, "by": "dagmaster", "reason": "the exported data is no longer public"}
         async with self._connected() as connection:
             await dicts(connection, "request_cancel", values)
         self._notify(RESULTS)
@@ -231,25 +231,25 @@ class ExternalSession:
         return target
 
     def claim(self, target: ExternalTarget) -> None:
-        """Become the job that makes or removes the copies of a revision, unless this job is that already."""
+        """Record this job as the one that makes or removes the copies of a revision, unless it is recorded already."""
         if self.is_current(target):
             return
         self.find(target.asset_id, target.version_ordinal, target.revision)
         workflows = list(EXPORT_WORKFLOWS) if self._is_export else [WITHDRAWAL_WORKFLOW]
         with self._transaction():
-            # In the order of the end of a job: job, asset, revision.
+            # Lock in the same order as the end of a job: the job before the revision.
             job = {"job_id": self._job_id, "workflow_ids": workflows}
             if not self._dicts("copies_job_lock", job):
                 raise UnfitData(
-                    f"this job is not one of {', '.join(workflows)} that runs",
+                    f"this job is not a running job of {' or '.join(workflows)}",
                     code="external.other-workflow",
-                    hint="only the workflows that ship write to the external zone",
+                    hint="only these workflows may write to the external zone",
                 )
             self._dicts("asset_lock", {"key": target.asset_id})
             values = target.key.values(job_id=self._job_id, is_export=self._is_export)
             if not self._dicts("copies_claim", values):
                 raise UnfitData(
-                    f"another job makes or removes the external copies of {target}, or it was decided on meanwhile",
+                    f"another job makes or removes the external copies of {target}, or the asset has changed",
                     code="external.other-job",
                     hint="see `dagmaster assets show`; it has the state of the copies and the id of their job",
                 )
@@ -260,7 +260,7 @@ class ExternalSession:
         return bool(self._dicts("copies_is_current", values)[0]["is_current"])
 
     def doubt(self, target: ExternalTarget) -> None:
-        """Copies were removed although this job was not the current one any more."""
+        """Record that this job removed copies although it was no longer the current one. They may be due again."""
         with translate_errors():
             self._connection.execute(query("copies_doubt").encode(), target.key.values())
 

@@ -29,7 +29,7 @@ _USE_RECORDED_EVERY_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class NewKey:
-    """`secret_hash` in place of the key, which the database never sees."""
+    """A key to create, with the hash of its secret: the secret itself is never sent to the database."""
 
     key_id: str
     name: str
@@ -53,8 +53,8 @@ class KeyChange:
 
 
 class KeyStore:
-    """Use as a context. The database need not be available at its start. Requests find
-    keys and sessions by `lookups`."""
+    """Use it with `async with`; the database need not be available when it is entered. Requests find keys and sessions
+    by `lookups`."""
 
     def __init__(
         self, dsn: str, role: str = "keys", size: int = _POOL_SIZE, *, lookups: PreparedReads | None = None
@@ -95,7 +95,7 @@ class KeyStore:
             return created
 
     async def create_first(self, key: NewKey, change: KeyChange) -> KeyInfo | None:
-        """Create the key if there was never one. Of processes that start together, one creates it."""
+        """Create the key if there was never one. If several processes start together, only one creates it."""
         async with self._connected() as connection:
             async with connection.transaction():
                 await connection.execute(query("lock_keys"))
@@ -134,7 +134,7 @@ class KeyStore:
         self._uses.note(key_id)
 
     async def record_uses(self) -> None:
-        """Write the uses since the last call. What cannot be written now is tried again."""
+        """Write the uses since the last call. Those that cannot be written are kept for the next call."""
         if key_ids := self._uses.take():
             try:
                 async with self._connected() as connection:

@@ -51,7 +51,7 @@ class LayerStore(AssetStore):
         platform_id: str | None = None,
         keyword: str | None = None,
     ) -> list[LayerInfo]:
-        """Published layers, by dataset id and name. `after` is that of the last one of the page before."""
+        """Published layers, by dataset id and name. `after` is that of the last layer of the page before."""
         values = {
             "clearances": sorted(clearances),
             "limit": limit,
@@ -65,7 +65,7 @@ class LayerStore(AssetStore):
     async def edit(
         self, key: str, layer: str, change: Change, decision: Decision, *, if_match: str | None = None
     ) -> LayerMetadataInfo:
-        """Write what `change` makes of the metadata. If it does not change, no event is recorded."""
+        """Write the metadata that `change` returns. If nothing changes, no event is recorded."""
         seen = seen_number(if_match, "layer")
 
         async def act(connection: Connection) -> LayerMetadataInfo:
@@ -147,7 +147,7 @@ class LayerStore(AssetStore):
         return await self._transaction("publish_layer", act)
 
     async def invalidate_workflows(self, decision: Decision) -> int:
-        """Make all orchestrators read their workflows again. Returns the generation that they have then."""
+        """Make all orchestrators read their workflows again. Returns the new generation."""
 
         async def act(connection: Connection) -> int:
             (row,) = await dicts(connection, "cache_invalidate", {"actor": decision.actor})
@@ -162,7 +162,7 @@ class LayerStore(AssetStore):
         return generation
 
     async def record(self, decision: Decision) -> None:
-        """An event that belongs to no asset."""
+        """Record an event that belongs to no asset."""
 
         async def act(connection: Connection) -> None:
             await rows.add_event(connection, decision)
@@ -206,7 +206,7 @@ def _require_published(asset: LoadedAsset, *, is_external: bool) -> None:
         )
     if is_external and asset.state.clearance != Clearance.PUBLIC:
         raise Conflict(
-            f"the clearance of '{asset.dataset_id}' is '{asset.state.clearance}': only public data may leave",
+            f"the clearance of '{asset.dataset_id}' is '{asset.state.clearance}': only public data may be exported",
             code="layer.not-public",
             hint="clear the asset as public, then publish the metadata externally",
         )
@@ -214,7 +214,7 @@ def _require_published(asset: LoadedAsset, *, is_external: bool) -> None:
 
 def _changed(info: LayerMetadataInfo) -> Conflict:
     return Conflict(
-        "the metadata has changed since the state that If-Match names",
+        "the metadata has changed since the ETag in If-Match was read",
         code="layer.changed",
         hint="read it again, and repeat the request with its new ETag",
         etag=info.etag,

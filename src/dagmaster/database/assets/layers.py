@@ -61,8 +61,8 @@ async def remove_layer(connection: Connection, asset_id: str, layer: str) -> boo
 
 
 async def follow(connection: Connection, asset_id: str) -> None:
-    """After a change of who may see the asset: withdraw its layers, or change their clearance. The external database
-    follows."""
+    """After a change of who may see the asset: withdraw its layers, or change their clearance, also in the external
+    database."""
     for name in ("layer_catalog_withdraw", "layer_catalog_clear", "layer_external_follow"):
         await connection.execute(query(name), {"asset_id": asset_id})
 
@@ -77,13 +77,13 @@ async def want_externally(connection: Connection, asset_id: str, layer: str, act
 
 
 async def withdraw_externally(connection: Connection, asset_id: str, layer: str, actor: str) -> bool:
-    """Whether it is published there, or will be."""
+    """Withdraw the layer from the external database. Returns whether it was published there, or due to be."""
     values = {"asset_id": asset_id, "layer": layer, "actor": actor}
     return bool(await dicts(connection, "layer_external_withdraw", values))
 
 
 def edited(info: LayerMetadataInfo) -> dict[str, Any]:
-    """What was edited, and nothing else."""
+    """The fields that were edited; empty ones are left out."""
     return {name: value for name in FIELDS if (value := getattr(info, name))}
 
 

@@ -71,8 +71,7 @@ async def read_publication(
 
 
 def publication_call(name: str, ordinal: int | None, revision: int | None) -> Call | None:
-    """What reads a publication; None if nothing can have this name. A dataset id never looks like the id of an
-    asset."""
+    """The call that reads a publication; None if the name is not valid. A dataset id never looks like an asset id."""
     if not _NAME.fullmatch(name):
         return None
     statement = "publication_of_asset" if _ASSET_ID.fullmatch(name) else "publication_of_dataset"

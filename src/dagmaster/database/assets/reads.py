@@ -54,8 +54,8 @@ class VisibleAssets:
 
 
 class AssetReads:
-    """On a pool of its own for an address, or on the pool that is passed. A pool of its own is opened when it is first
-    used, and closed by `close`."""
+    """Reads on the given pool. If an address is given instead, the pool for it is opened when it is first used, and
+    closed by `close`."""
 
     def __init__(
         self,
@@ -140,7 +140,7 @@ class AssetReads:
         return Documents(**objects, item_count=row["item_count"], size_bytes=row["size_bytes"])
 
     async def origin(self, asset_id: str, ordinal: int, revision: int) -> Provenance:
-        """Without what the documents say of the processing."""
+        """The provenance of a revision, without what its documents say about the processing."""
         values = {"asset_id": asset_id, "ordinal": ordinal, "revision": revision}
         for row in await self._dicts("revision_origin", values):
             return models(Provenance, [{**row, "asset_id": asset_id}])[0]
@@ -199,7 +199,7 @@ class AssetReads:
         raise no_such_platform(platform_id)
 
     async def submission(self, request_id: str, platform_id: str | None = None) -> SubmissionStatus:
-        """Of this platform only; of any, without one: then Conflict if several platforms use the id."""
+        """The submission of this platform, or without one of any platform; Conflict if several platforms use the id."""
         platform_ids = [platform_id] if platform_id else [each.platform_id for each in await self.platforms()]
         values = {"request_ids": possible_ids(request_id, platform_ids)}
         rows = models(SubmissionStatus, await self._dicts("asset_submission", values))
@@ -269,5 +269,5 @@ def _version_of(asset: dict[str, Any], version: dict[str, Any], revisions: list[
 
 
 def _escaped(text: str) -> str:
-    """For LIKE, literally."""
+    """Escape a text, so that LIKE matches it literally."""
     return text.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")

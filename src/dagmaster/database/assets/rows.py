@@ -28,12 +28,12 @@ class LoadedAsset:
     dataset_id: str
     state: AssetState
     jobs: Mapping[int, UUID | None] = field(default_factory=dict)  # of the newest revisions, by ordinal
-    b2b_may_approve: bool = False  # of its platform
+    b2b_may_approve: bool = False  # a setting of its platform
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What is recorded of a change: who, what and why."""
+    """What is recorded about a change: who, what and why."""
 
     action: str
     actor: str

@@ -18,7 +18,7 @@ _FORGOTTEN_AT_ONCE = 100
 
 @dataclass(frozen=True, slots=True)
 class SignIn:
-    """Who signs in. `key_hash` is that of the key's secret; `until` the end of the token of a sign-in without a key."""
+    """Who signs in. `key_hash` is that of the key's secret; without a key, `until` is when the token expires."""
 
     name: str
     scopes: tuple[str, ...]

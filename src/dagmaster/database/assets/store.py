@@ -20,7 +20,7 @@ from dagmaster.database.reads.session import models
 from dagmaster.database.session import dicts
 from dagmaster.errors import Conflict, InvalidRequest
 
-SHOWN_EVENTS = 50  # since the state that a stale request names
+SHOWN_EVENTS = 50  # shown to a caller whose ETag is outdated
 
 Rule = Callable[[LoadedAsset], ActionResult]
 Admit = Callable[[LoadedAsset], None]
@@ -28,7 +28,7 @@ Publish = Callable[[Connection, str, Sequence[Edition], Sequence[Edition]], Awai
 
 
 class AssetStore(AssetSubmissions):
-    """What is read and changed of assets: `async with AssetStore(dsn) as store`, or `AssetStore(pool)`."""
+    """Reads and changes of assets: `async with AssetStore(dsn) as store`, or `AssetStore(pool)`."""
 
     async def change(
         self,
@@ -41,9 +41,10 @@ class AssetStore(AssetSubmissions):
         versions: Sequence[int] | None = None,
         if_match: str | None = None,
     ) -> AssetInfo:
-        """Apply a rule to an asset. `admit` raises if the caller may not; it comes first. `versions` are those that the
-        rule may change (None: all). `publish` is called with the connection, the dataset id, and the editions in the
-        catalogue before and after the change, if they differ. `if_match` is the ETag that the caller has seen."""
+        """Apply a rule to an asset. `admit` is called first, and raises if the caller may not do this. `versions` are
+        those that the rule may change (None: all). `publish` is called with the connection, the dataset id, and
+        the editions in the catalogue before and after the change, if they differ. `if_match` is the ETag that the
+        caller has seen."""
 
         async def act(connection: Connection) -> AssetInfo:
             asset = await self._lock(connection, key, versions)
@@ -112,8 +113,8 @@ class AssetStore(AssetSubmissions):
 
     async def cancel_unneeded(self, asset_id: str, *, by: str, reason: str) -> list[UUID]:
         """Request the cancellation of jobs whose revision was superseded or deleted, each in a transaction of its own:
-        no job is locked together with an asset. If this process dies before, the job runs to its end, and changes
-        nothing that is served."""
+        no job is locked together with an asset. If this process dies before that, the job runs to its end, and
+        changes nothing that is served."""
         jobs = [row["job_id"] for row in await self._dicts("asset_jobs_in_progress", {"asset_id": asset_id})]
         for job_id in jobs:
             await self._dicts("request_cancel", {"job_id": job_id, "by": by[:64], "reason": reason})
@@ -165,7 +166,7 @@ class AssetStore(AssetSubmissions):
 
 
 def seen_number(if_match: str | None, what: str) -> int | None:
-    """The number in an ETag; None if any state will do."""
+    """The number in an ETag; None if the header is missing or `*`."""
     if if_match is None or if_match.strip() == "*":
         return None
     seen = if_match.strip().removeprefix("W/").strip('"')
@@ -178,7 +179,7 @@ def seen_number(if_match: str | None, what: str) -> int | None:
 
 def _platform_changed(platform: PlatformInfo) -> Conflict:
     return Conflict(
-        "the platform has changed since the state that If-Match names",
+        "the platform has changed since the ETag in If-Match was read",
         code="platform.changed",
         hint="read it again, and repeat the request with its new ETag",
         etag=platform.etag,
@@ -196,7 +197,7 @@ async def _require_unchanged(connection: Connection, asset_id: str, if_match: st
     values = {"asset_id": asset_id, "since": seen, "limit": SHOWN_EVENTS}
     since = models(AssetHistoryEntry, await dicts(connection, "asset_events_since", values))
     raise Conflict(
-        "the asset has changed since the state that If-Match names",
+        "the asset has changed since the ETag in If-Match was read",
         code="asset.changed",
         hint="read it again, and repeat the request with its new ETag",
         etag=str(newest["event_id"]),

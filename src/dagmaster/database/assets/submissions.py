@@ -93,7 +93,7 @@ MakeJob = Callable[[RevisionTarget], NewJob]
 
 class AssetSubmissions(AssetTransactions):
     async def submit(self, new: NewSubmission, decide: Decide, make_job: MakeJob) -> SubmittedAsset:
-        """Create what `decide` says, and the job. A repeated request gets the answer of the first."""
+        """Create what `decide` says, and the job. A repeated request gets the same answer as the first."""
 
         async def act(connection: Connection) -> SubmittedAsset:
             stored_id, known = await _known(connection, new)
@@ -106,7 +106,7 @@ class AssetSubmissions(AssetTransactions):
             if not is_new:
                 await rows.lock_versions(connection, asset.asset_id, [decision.ordinal])
                 asset = await rows.load(connection, await _row(connection, asset.asset_id))
-                decision = decide(asset.state)  # its job may have ended a moment ago
+                decision = decide(asset.state)  # decide again: a job may have changed the version before the lock
             if decision.outcome in _MAKING_JOBS:
                 submitted = await _create(connection, new, asset, decision, make_job)
             else:
@@ -175,7 +175,7 @@ async def _row(connection: Connection, asset_id: str) -> dict[str, Any]:
 
 
 async def _lock_or_create(connection: Connection, new: NewSubmission) -> tuple[LoadedAsset, bool]:
-    """Of two that create the same asset, the second waits for the first and finds it."""
+    """If two submissions create the same asset, the second waits for the first and finds its asset."""
     for row in await dicts(connection, "asset_lock", {"key": new.asset_id}):
         return await rows.load(connection, row), False
     for dataset_id in new.dataset_ids:
@@ -199,7 +199,7 @@ async def _lock_or_create(connection: Connection, new: NewSubmission) -> tuple[L
 
 
 async def _is_taken(connection: Connection, dataset_id: str) -> bool:
-    """By another asset, or by a collection of the catalogue that dagmaster has not written."""
+    """Whether another asset has the id, or a collection of the catalogue that dagmaster has not written."""
     if await dicts(connection, "asset_find", {"key": dataset_id}):
         return True
     return await is_deployed(connection) and bool(await dicts(connection, "catalog_known", {"collection": dataset_id}))

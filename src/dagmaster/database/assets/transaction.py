@@ -1,7 +1,7 @@
-"""Transactions on assets: repeated from their beginning if concurrent work of others made them fail.
+"""Transactions on assets: repeated from their beginning if a conflict with another transaction made them fail.
 
-Locks are taken in this order: the asset, its versions by ordinal, their revisions, the collection in pgSTAC. A row of a
-job is never locked meanwhile: the end of a job locks the other way round, job, version, revision.
+Locks are taken in this order: the asset, its versions by ordinal, their revisions, the collection in pgSTAC. The row
+of a job is never locked in such a transaction, because the end of a job locks the job first, then version and revision.
 """
 
 import asyncio

@@ -32,7 +32,7 @@ class UploadStore(AssetTransactions):
     """`async with UploadStore(dsn) as store`, or on a pool that is passed."""
 
     async def begin(self, upload: NewUpload, *, most: int) -> Upload | None:
-        """None if another upload that is not finished has the name. A caller may have `most` of them."""
+        """None if another upload that is not finished has the name. A caller may have up to `most`."""
 
         async def act(connection: Connection) -> Upload | None:
             values = {name: getattr(upload, name) for name in NewUpload.__slots__}
@@ -48,7 +48,7 @@ class UploadStore(AssetTransactions):
         return await self._upload("upload_get", {"upload_id": upload_id})
 
     async def of_blob(self, container: str, blob: str) -> Sequence[Upload]:
-        """The upload that is not finished, and the last one that is, as far as they exist."""
+        """The upload that is not finished, and the last one that is, if they exist."""
         return models(Upload, await self._dicts("uploads_of_blob", {"container": container, "blob": blob}))
 
     async def uploads(
@@ -71,12 +71,12 @@ class UploadStore(AssetTransactions):
         return models(Upload, await self._dicts("uploads_page", values))
 
     async def note_bytes(self, upload_id: UUID, expires_in_seconds: float) -> Upload | None:
-        """Bytes have arrived. None if the upload was finished or removed meanwhile."""
+        """Record that bytes have arrived. None if the upload was finished or removed meanwhile."""
         values = {"upload_id": upload_id, "expires_in_seconds": expires_in_seconds}
         return await self._upload("upload_continue", values)
 
     async def finish(self, upload_id: UUID, sha256: str, etag: str) -> Upload | None:
-        """The object exists. None if another process has recorded that, or has removed the upload."""
+        """Record that the object exists. None if another process has done so, or has removed the upload."""
         values = {"upload_id": upload_id, "sha256": sha256, "etag": etag}
         rows = await self._transaction("upload", partial(dicts, name="upload_finish", values=values))
         return next(iter(models(Upload, rows)), None)

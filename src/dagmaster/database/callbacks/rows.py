@@ -36,4 +36,4 @@ class CallbackLimits:
 @dataclass(frozen=True, slots=True)
 class ClaimedCallbacks:
     callbacks: tuple[ClaimedCallback, ...]
-    are_pending: bool  # these or others
+    are_pending: bool  # whether any callbacks are, these or others

@@ -74,7 +74,7 @@ class PostgresCallbacks(Session):
         self._notify(CALLBACKS)
 
     async def rotate_secret(self, platform_id: str, *, overlap_seconds: float, actor: str) -> RotatedSecret:
-        """Give a platform a new secret. The others sign for `overlap_seconds` more."""
+        """Give a platform a new secret. Its other secrets stay in use for `overlap_seconds`."""
         secret = new_secret()
         values = {"platform_id": platform_id, "secret": secret, "overlap": overlap_seconds, "actor": actor}
         async with self._transaction("callbacks") as connection:
@@ -88,7 +88,7 @@ class PostgresCallbacks(Session):
 
 
 async def _secrets(connection: Connection, platforms: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """By platform. One without a secret gets its first."""
+    """The secrets of each platform. A platform without a secret gets one."""
     wanted = sorted(platforms)
     secrets = await _read_secrets(connection, wanted)
     without = [platform_id for platform_id in wanted if platform_id not in secrets]

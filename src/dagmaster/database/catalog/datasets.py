@@ -43,7 +43,7 @@ class CatalogReader:
 
     def __init__(self, dsn: str) -> None:
         self._pool = pool(dsn, "serving", 0, _POOL_SIZE, statement_timeout_seconds=_STATEMENT_SECONDS)
-        # Also for the keys of callers: a connection that was used a moment ago answers faster than another one.
+        # Also reads the keys of callers: a connection that was used a moment ago answers faster than another one.
         self.request_reads = PreparedReads(dsn, "serving-access", statement_timeout_seconds=_STATEMENT_SECONDS)
 
     async def __aenter__(self) -> "CatalogReader":
@@ -55,8 +55,8 @@ class CatalogReader:
         await self.request_reads.close()
 
     def expecting(self, name: str, ordinal: int | None, revision: int | None) -> AbstractContextManager[None]:
-        """The request that is handled inside will ask for this publication: it is read together with the key of its
-        caller."""
+        """Announce that the request handled in this context will read this publication: it is read together with the
+        key of the caller."""
         call = publications.publication_call(name, ordinal, revision)
         return nullcontext() if call is None else self.request_reads.expecting(call)
 

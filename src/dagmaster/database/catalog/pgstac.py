@@ -1,8 +1,8 @@
 """The STAC catalogue: pgSTAC in the same database. It has its own deployment.
 
-Writers of one collection take turns: each writes in a transaction under an advisory lock. `Retry` says that concurrent
-work of others (pgSTAC's own maintenance, searches) made the transaction fail; the caller repeats it. What an asset
-publishes is written by `publish.py`.
+Writers of one collection take turns: each writes in a transaction under an advisory lock. `RetryableConflict`
+says that concurrent work (pgSTAC's own maintenance, searches) made the transaction fail; the caller repeats it. What an
+asset publishes is written by `publish.py`.
 """
 
 import time
@@ -95,7 +95,7 @@ def not_deployed() -> Unavailable:
 
 
 class RetryableConflict(Exception):
-    """A failure that concurrent work of others caused."""
+    """A failure that a concurrent transaction caused."""
 
 
 # The functions below run in the transaction of the caller, who has locked the collection.

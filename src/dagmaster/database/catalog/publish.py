@@ -1,7 +1,7 @@
 """Bring pgSTAC in line with what an asset publishes, in the transaction that decides it.
 
-The documents are rows of the same database, so the server copies them, and no process reads thousands of items. To
-create a partition locks all searches out until the end of the transaction, so that is done before, in a short one:
+The documents are rows of the same database, so the server copies them, and no process reads thousands of items.
+Creating a partition blocks all searches until the end of the transaction, so it is done before, in a short transaction:
 `prepare`. Until something is published, the collection has only its id.
 """
 
@@ -32,7 +32,7 @@ Edition = tuple[int, int]  # ordinal and revision
 Join = Callable[[Json, Json], Json]
 Describe = Callable[[Json, Mapping[str, Json]], Json]
 
-PREPARE_LOCK_SECONDS: Final = 1.0  # searches that begin meanwhile wait as long
+PREPARE_LOCK_SECONDS: Final = 1.0  # searches that begin in this time have to wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +55,8 @@ class CollectionWriter:
         await self._partitions(connection, editions)
 
     async def publish(self, connection: Connection, held: Sequence[Edition], wanted: Sequence[Edition]) -> None:
-        """Give the collection the items of the wanted editions, and no others. Editions that it had are taken to be
-        complete: documents of a reviewed revision never change."""
+        """Give the collection the items of the wanted editions, and no others. Editions that it had are assumed to
+        be complete: documents of a reviewed revision never change."""
         if not wanted and not await is_deployed(connection):
             return
         await _require_deployed(connection)
@@ -115,7 +115,7 @@ class CollectionWriter:
             with blaming_data(f"items of collection '{self.dataset_id}'"):
                 await connection.execute(query("catalog_publish_partitions"), self._values(editions))
         except psycopg.errors.UndefinedTable as error:
-            # pgSTAC ignores the error if it does not get the lock to create a partition, and misses it afterwards.
+            # pgSTAC ignores the error if it does not get the lock to create a partition, and fails here without it.
             raise RetryableConflict(error.diag.message_primary) from error
 
     async def _withdraw(self, connection: Connection, wanted: Sequence[Edition]) -> None:

@@ -13,8 +13,9 @@ _WRITERS = ("pgstac_admin", "pgstac_ingest")
 def join_roles(connection: psycopg.Connection[Any]) -> None:
     """Create pgSTAC's roles and become a member of each.
 
-    Its migrations act as two of them, and join only one. That is enough for a superuser, which the administrator of a
-    cloud's server is not. Without the right to do this, the migration itself is refused, with the reason.
+    pgSTAC's migrations act as two of these roles, but become a member of only one. That is enough for a superuser, but
+    the administrator of a managed cloud server is no superuser. If this user may not do it, the migration fails later
+    with the reason.
     """
     for role in _ROLES:
         # InvalidGrantOperation: the deployer is this role, or one of its members.
@@ -25,14 +26,14 @@ def join_roles(connection: psycopg.Connection[Any]) -> None:
 
 
 def allow_temporary_tables(connection: psycopg.Connection[Any]) -> None:
-    """Let pgSTAC's migrations and writers create temporary tables. The role of the gateway may not: it writes nothing,
-    so `PUBLIC` has lost this right."""
+    """Let pgSTAC's migrations and writers create temporary tables. The right is revoked from `PUBLIC`,
+    because the role of the gateway must not have it."""
     database = sql.Identifier(connection.info.dbname)
     for role in _WRITERS:
         # Repeated only where it is missing: two transactions must not change the rights of a database at the same time.
         if _exists(connection, role) and not _may_create_temporary_tables(connection, role):
             grant = sql.SQL("GRANT TEMPORARY ON DATABASE {} TO {}").format(database, sql.Identifier(role))
-            with suppress(psycopg.errors.InsufficientPrivilege):  # the owner of the database has granted it, or has to
+            with suppress(psycopg.errors.InsufficientPrivilege):  # then the owner of the database has to grant it
                 connection.execute(grant)
 
 
@@ -41,7 +42,7 @@ def _exists(connection: psycopg.Connection[Any], role: str) -> bool:
 
 
 def _may_create_temporary_tables(connection: psycopg.Connection[Any], role: str) -> bool:
-    """By a right of its own: that of `PUBLIC` may be revoked later."""
+    """Whether the role itself has the right: that of `PUBLIC` may be revoked later."""
     granted = connection.execute(
         """SELECT
              FROM pg_database d

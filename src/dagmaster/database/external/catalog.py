@@ -1,8 +1,8 @@
 """Write layers into the external database.
 
-Each write is one transaction there. It names the generation of what it writes: an older one than the last is refused,
-so that a writer that was delayed, or that has died and was repeated, never undoes a later change. Errors name neither
-the address nor its credentials.
+Each write is one transaction in the external database, and has a generation. A write with an older generation than the
+last one is refused, so that a delayed or repeated write never undoes a later change. Errors contain neither the address
+nor its credentials.
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -29,7 +29,7 @@ _BATCH_ITEMS = 500
 
 @dataclass(frozen=True, slots=True)
 class ExternalContent:
-    """What the external database must have of a layer. The documents are complete: their URLs are absolute."""
+    """What the external database must contain of a layer. The documents are complete: their URLs are absolute."""
 
     layer: LayerInfo
     collection: Json
@@ -37,7 +37,7 @@ class ExternalContent:
 
 
 class ExternalCatalog:
-    """One connection for each write: they are rare."""
+    """Opens a connection for each write, because writes are rare."""
 
     def __init__(self, dsn: str, *, statement_seconds: float = STATEMENT_SECONDS) -> None:
         self._dsn = dsn
@@ -92,7 +92,7 @@ async def _put(
 
 
 async def _ready(connection: Connection) -> bool:
-    """Create the tables if they are missing. Whether pgSTAC is there."""
+    """Create the tables if they are missing. Returns whether the database has pgSTAC."""
     (row,) = await dicts(connection, "external_is_ready", {})
     if row["is_installation"]:
         raise Conflict(
@@ -110,7 +110,7 @@ async def _require_free(connection: Connection, dataset_id: str) -> None:
     (row,) = await dicts(connection, "external_has_collection", {"dataset_id": dataset_id})
     if row["exists"]:
         raise Conflict(
-            f"the external database has a collection '{dataset_id}' of another origin",
+            f"the external database has a collection '{dataset_id}' that was not written by dagmaster",
             code="external.collection-taken",
             hint="remove or rename that collection there",
         )
@@ -143,5 +143,5 @@ def _failed(what: str) -> Unavailable:
     return Unavailable(
         f"the external database could not be changed: {redact(what)}",
         code="external.unavailable",
-        hint="check EXTERNAL_DATABASE_URL and that server; it is tried again until it succeeds",
+        hint="check EXTERNAL_DATABASE_URL and that server; the change is retried until it succeeds",
     )

@@ -1,5 +1,5 @@
-"""What the external database must have, and whether it does. It is recorded in our own database, in the transaction of
-the change that causes it."""
+"""What the external database must contain, and whether it does. This is recorded in our own database, in the
+transaction of the change that causes it."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -42,7 +42,7 @@ class PostgresExternalLayers(Session):
             )
 
     async def content(self, due: DueLayer) -> WantedContent | None:
-        """What the external database must have; None if it must have none of it. All of it is of one moment."""
+        """What the external database must contain, read in one snapshot; None if it must not have the layer."""
         place = {"asset_id": due.asset_id, "layer": due.layer, "generation": due.generation}
         async with self._connected() as connection:
             await connection.set_isolation_level(IsolationLevel.REPEATABLE_READ)
@@ -53,7 +53,7 @@ class PostgresExternalLayers(Session):
                 await connection.set_isolation_level(None)
 
     async def done(self, due: DueLayer) -> bool:
-        """False if it has changed meanwhile: then it is due again."""
+        """Record that the layer was written. False if it has changed meanwhile: then it is due again."""
         async with self._transaction("external_layers") as connection:
             place = {"asset_id": due.asset_id, "layer": due.layer, "generation": due.generation}
             return bool(await dicts(connection, "layer_external_done", place))

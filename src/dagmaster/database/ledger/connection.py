@@ -45,7 +45,8 @@ async def fetch(connection: Connection, name: str, values: Mapping[str, Any]) ->
 def notification(topics: Sequence[str]) -> list[pipeline.Step]:
     """The steps that follow a COMMIT in its round trip: NOTIFY in a transaction of its own.
 
-    A transaction that notifies blocks all others that do until it is on disk, so none that changes state does.
+    A transaction that notifies blocks all others that notify until it is on disk, so one that changes state never
+    notifies.
     """
     if not topics:
         return []

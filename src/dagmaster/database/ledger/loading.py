@@ -86,7 +86,7 @@ _Resolve = Callable[[Connection, UUID, Any], Awaitable[Any]]
 async def _load_nodes(
     connection: Connection, jobs: Sequence[dict[str, Any]], workflows: Mapping[str, Workflow]
 ) -> dict[UUID, list[dict[str, Any]]]:
-    """The rows of the definition's nodes. A job with nothing but its first events needs none:
+    """The rows of the definition's nodes. A job that has only its first events is loaded without them:
     every change adds an event."""
     keys = [
         (job["job_id"], node_id)
@@ -120,7 +120,7 @@ def _loaded(job: dict[str, Any], workflow: Workflow, rows: Sequence[dict[str, An
         **{**job, "status": JobStatus(job["status"]), "stopping": Stop(job["stopping"]) if job["stopping"] else None},
         workflow=workflow,
         nodes=nodes,
-        # An unreadable output is not at hand: the node that needs it fails when it is loaded.
+        # Unreadable outputs are left out: a node that needs one fails when it loads the output.
         outputs={
             row["node_id"]: row["output"]
             for row in rows

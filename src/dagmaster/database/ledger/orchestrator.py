@@ -92,7 +92,7 @@ class PostgresOrchestration(JobLoading):
         async with self._transaction("take_messages") as connection:
             cursor = connection.cursor(row_factory=class_row(JobMessage))
             messages = await (await cursor.execute(query("take_messages"), values)).fetchall()
-            # Keys in one order for all: another orchestrator may reserve the same ones.
+            # All orchestrators reserve keys in this order, so that they cannot deadlock on the same ones.
             handled = sorted(((message, handle(message)) for message in messages), key=_key_of)
             outcomes = [await _reserved(connection, message, outcome) for message, outcome in handled]
             jobs = [outcome for outcome in outcomes if isinstance(outcome, NewJob)]
@@ -287,7 +287,7 @@ def _opened(rows: Sequence[Any]) -> dict[UUID, OpenJob]:
 
 
 async def _take_further_updates(connection: Connection, jobs: Mapping[UUID, OpenJob], scope: StepScope) -> set[UUID]:
-    """What the scope asks for in addition to reports. Returns the jobs that have more of it."""
+    """Add the updates that the scope asks for in addition to reports. Returns the jobs that have more of them."""
     has_more: set[UUID] = set()
     for name, values in _further_statements(set(jobs), scope):
         rows = await fetch(connection, name, {**values, "limit": scope.limit})
@@ -367,8 +367,8 @@ def _node_of(row: Any) -> tuple[str, int, str | None, int | None, NodeStatus, in
 
 
 async def _store_payloads(connection: Connection, changes: Sequence[Changes]) -> None:
-    """Store the payloads that the changes refer to, in one order for all:
-    others may store the same at the same time."""
+    """Store the payloads that the changes refer to. All processes use the same order, so that they cannot deadlock on
+    the same payloads."""
     for change in sorted(changes, key=lambda change: change.job_id):
         for sha256, encoded in sorted(change.payloads.items()):
             reference = {"sha256": sha256, "bytes": len(encoded)}
@@ -405,7 +405,7 @@ def _refused_sum(error: psycopg.Error) -> fan.SumOutOfRange | None:
 
 
 def _row(change: Changes) -> dict[str, Any]:
-    """A job's changes as the statement reads them. What is left out is NULL there: less to write, send and parse."""
+    """A job's changes as the statement reads them. A missing field is NULL there: less to write, send and parse."""
     row: dict[str, Any] = {
         "job_id": change.job_id,
         "epoch": change.epoch,

@@ -59,7 +59,7 @@ class PostgresOutbox(LedgerConnection):
         )
 
     async def fail_tasks(self, messages: Sequence[ClaimedMessage], relay_id: UUID, error: Mapping[str, Any]) -> int:
-        """As a worker would that claims the tasks and reports them: a task fails only while it runs."""
+        """Claim the tasks and report them as failed, as a worker would: only a running task can fail."""
         async with self._transaction("fail_tasks") as connection:
             rows = await fetch(connection, "outbox_take_tasks", {**_keys(messages), "worker_id": relay_id})
             reports = [

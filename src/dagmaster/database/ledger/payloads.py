@@ -96,8 +96,8 @@ async def read_results(
 async def store(
     connection: Connection, job_id: UUID, reference: Reference, encoded: Encoded, *, is_kept: bool = False
 ) -> None:
-    """In the caller's transaction. `is_kept`: the same transaction writes what refers to it.
-    Repairs a damaged payload."""
+    """Store a payload in the caller's transaction, and repair it if it is damaged. `is_kept`: the same transaction
+    writes the reference to it."""
     key = {"job_id": job_id, "sha256": reference["sha256"]}
     head = {**key, "size_bytes": reference["bytes"], "is_kept": is_kept}
     await connection.execute(query("store_payload"), head, prepare=True)

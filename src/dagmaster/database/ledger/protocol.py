@@ -33,9 +33,9 @@ from dagmaster.jobs.view import JobView, NodeView
 from dagmaster.workflows.graph import Graph, build
 from dagmaster.workflows.model import StartNode, Workflow, work_of
 
-SMALL_BYTES = 16_384  # outputs up to this size travel along with other rows
+SMALL_BYTES = 16_384  # outputs up to this size are read together with their nodes
 PAGE_BYTES = 16 * 1024 * 1024  # of children's results that are read at once; one is read in any case
-OVERRUN_GRACE_SECONDS = 10.0  # a worker ends its tasks by itself; this is for one that does not
+OVERRUN_GRACE_SECONDS = 10.0  # a worker ends its overdue tasks itself; after this time the orchestrator does
 UPDATES_LIMIT = 2000  # how many updates of a kind one step takes
 
 
@@ -101,7 +101,7 @@ class LoadedJob:
     outputs: dict[str, Any]  # the small ones, of completed nodes
     result_data: Any = None
     error_message: str | None = None
-    last_sequence: int = 0  # of its events: what was read is as old as that
+    last_sequence: int = 0  # number of the last event when the job was read
     stopping: Stop | None = None
     resume_count: int = 0
     deferred_work: list[dict[str, Any]] | None = None
@@ -133,7 +133,7 @@ class PendingWork:
     overdue: tuple[UUID, ...] = ()  # expired leases, tasks past their time, waits that are over
     started: tuple[UUID, ...] = ()  # tasks that have run for a while and still show as dispatched
     next_due_seconds: float | None = None  # until the next wait is over
-    owned: int = 0  # how many jobs the owner has by the rows
+    owned: int = 0  # how many jobs the owner has in the database
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +176,7 @@ ChooseRerun = Callable[[LoadedJob], Rerun]
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a worker says of one attempt it ran."""
+    """What a worker reports about one attempt."""
 
     job_id: UUID
     node_id: str
@@ -185,13 +185,13 @@ class Report:
     output: Any = None
     error: dict[str, Any] | None = None  # {message, blame, code, …}
     metrics: dict[str, Any] | None = None
-    output_ref: Reference | None = None  # instead of the output, where that is stored already
+    output_ref: Reference | None = None  # instead of the output, if that is stored already
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """How much a worker can take: `light` handlers share its loop, `heavy` ones get a process each. `rooms` has the
-    free places of the queues whose concurrency the worker limits."""
+    """How many tasks a worker can claim: `light` handlers share its event loop, `heavy` ones get a process each.
+    `rooms` has the free slots of the queues whose concurrency the worker limits."""
 
     queues: tuple[str, ...]
     light_handlers: tuple[str, ...] = ()
@@ -214,8 +214,8 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A task that a worker holds, with its latest progress and its last log lines, where there are new ones.
-    `run_seconds` says how long the handler has run, if it had to wait for a slot after the claim: that time does not
+    """A task that a worker holds, with its latest progress and its last log lines, if there are new ones.
+    `run_seconds` says how long the handler has run, if it had to wait for a slot after the claim: the wait does not
     count towards its timeout."""
 
     job_id: UUID
@@ -227,7 +227,7 @@ class Running:
 
 
 class QueueChange(TypedDict, total=False):
-    """What shall be different of a queue. What is not named stays; no limit is None."""
+    """Changes of the settings of a queue. Settings that are not given stay; None removes the limit."""
 
     max_running: int | None
     is_paused: bool
@@ -299,7 +299,7 @@ def dead_letter(message: JobMessage, reason: str, description: str) -> DeadLette
 
 
 def of_conflict(message: JobMessage, job: NewJob, known_id: UUID) -> DeadLetter:
-    """The letter of a message whose idempotency key belongs to another submission."""
+    """The dead letter of a message whose idempotency key belongs to another submission."""
     return dead_letter(message, "KeyConflict", f"{key_conflict(job, known_id)}; the job of the key is {known_id}")
 
 
@@ -358,7 +358,7 @@ class SubmissionLedger(Protocol):
         ...
 
     async def set_queue(self, queue: str, **changes: Unpack[QueueChange]) -> None:
-        """Limit how many tasks of a queue run at once over all workers, pause the queue, or open it."""
+        """Limit how many tasks of a queue run at once over all workers, or pause or resume the queue."""
         ...
 
 
@@ -383,7 +383,7 @@ class OrchestratorLedger(Protocol):
     async def claim_jobs(
         self, owner_id: UUID, *, limit: int, orphan_after_seconds: float, patience_seconds: float
     ) -> list[Claim]:
-        """Claim jobs without an owner: no more than a fair share, except for jobs that have waited past the patience.
+        """Claim jobs without an owner: no more than a fair share, except jobs that have waited over `patience_seconds`.
 
         The share is that of the instances whose last heartbeat is not older than `orphan_after_seconds`. Jobs whose
         deferred work another live orchestrator can route, and this one cannot, are left to that one.
@@ -466,7 +466,7 @@ class WorkerLedger(Protocol):
         self, worker_id: UUID, reports: Sequence[Report], demand: Demand, *, lease_seconds: float
     ) -> Exchange:
         """Report what is finished. Claims only from queues with a limit:
-        a report makes room there, and no notification follows."""
+        a report frees a place there, and no notification is sent for it."""
         ...
 
     async def renew(self, worker_id: UUID, held: Sequence[Running], *, lease_seconds: float) -> frozenset[str]:
@@ -483,7 +483,7 @@ class WorkerLedger(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ClaimedMessage:
-    """A message of the outbox that this relay may send. `tries` counts this one."""
+    """A message of the outbox that this relay may send. `tries` includes this attempt."""
 
     job_id: UUID
     node_id: str
@@ -523,11 +523,11 @@ class Outbox(Protocol):
         ...
 
     async def count_workers(self, alive_seconds: float) -> Mapping[str, int]:
-        """How many workers serve each queue, without those that have sent no heartbeat for so long."""
+        """How many workers serve each queue, without those that have sent no heartbeat for `alive_seconds`."""
         ...
 
     async def delete_messages(self, messages: Sequence[ClaimedMessage]) -> None:
-        """The broker has them, or they need not be sent."""
+        """Delete messages that the broker has accepted, or that need not be sent."""
         ...
 
     async def postpone_messages(
@@ -570,6 +570,6 @@ class PayloadLedger(Protocol):
 
 
 class Ledger(SubmissionLedger, OrchestratorLedger, WorkerLedger, PayloadLedger, Protocol):
-    """All of it. Callers take the narrowest protocol they need."""
+    """All calls. Callers use the narrowest protocol that they need."""
 
     async def now(self) -> datetime: ...

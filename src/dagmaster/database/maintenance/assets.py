@@ -55,7 +55,7 @@ class PostgresAssetUpkeep(Session):
             return len(await dicts(connection, "asset_purge_begin", {"age": age_seconds, "limit": limit}))
 
     async def pending_purges(self, limit: int) -> list[PurgedRevision]:
-        """Those that were marked, also by a process that has ended meanwhile."""
+        """Revisions that were marked, also by a process that has ended since."""
         async with self._connected() as connection:
             return models(PurgedRevision, await dicts(connection, "asset_purge_pending", {"limit": limit}))
 
@@ -104,14 +104,14 @@ class PostgresAssetUpkeep(Session):
             return bool(await dicts(connection, "copies_left", values))
 
     async def collections_left(self, limit: int) -> list[str]:
-        """Datasets of deleted assets whose data is purged, and which the catalogue still has a collection of."""
+        """Datasets of deleted assets whose data is purged, but whose collection is still in the catalogue."""
         async with self._connected() as connection:
             return await _collections_left(connection, limit) if await is_deployed(connection) else []
 
     async def remove_collection(self, dataset_id: str) -> bool:
-        """Remove such a collection; false if the asset has data again. Searches wait, so the lock must come soon."""
+        """Remove such a collection; false if the asset has data again. Searches wait, so the lock timeout is short."""
         async with self._transaction("asset_upkeep") as connection:
-            # In the order of reviews: first the asset, then its collection.
+            # In the same order as reviews: first the asset, then its collection.
             await connection.execute(query("asset_lock"), {"key": dataset_id})
             await lock_collection(connection, dataset_id, creates_partitions=True)
             await set_limits(connection, lock_seconds=PREPARE_LOCK_SECONDS)

@@ -250,7 +250,7 @@ class _Verification:
             digests.setdefault((part.job_id, part.sha256), hashlib.sha256()).update(part.data)
         for (job_id, sha256), digest in digests.items():
             if digest.hexdigest() != sha256:
-                self._report(job_id, None, FindingCode.PAYLOAD, f"payload {sha256[:12]}… is not what was stored")
+                self._report(job_id, None, FindingCode.PAYLOAD, f"payload {sha256[:12]}… does not match its hash")
 
     # Definitions
 

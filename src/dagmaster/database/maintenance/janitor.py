@@ -67,7 +67,7 @@ class StorageRetention:
 class JobFiles:
     """Which files a job has in storage, or which of them may be removed. Without a status the job was deleted.
 
-    `has_outputs`: it made a dataset without a submission. That stays as long as the job.
+    `has_outputs`: the job made a dataset without a submission. The dataset stays as long as the job.
     """
 
     job_id: UUID
@@ -188,8 +188,8 @@ async def _release_overdue(
     findings = [
         {
             **{name: row[name] for name in ("job_id", "owner_id", "epoch", "version", "action_type")},
-            "reason": f"the job {_OVERDUE_REASONS[row['action_type']]}, and its owner, which is alive, has not written "
-            f"it for {row['seconds']:.0f} s: it goes to another owner",
+            "reason": f"the job {_OVERDUE_REASONS[row['action_type']]}, and its owner is alive but has not updated it "
+            f"for {row['seconds']:.0f} s: it is released for another owner",
             "detail": {"owner_id": row["owner_id"], "epoch": row["epoch"], "seconds": round(row["seconds"], 1)},
         }
         for row in rows
@@ -299,8 +299,8 @@ async def _lock_removable(
 
 
 async def _note_removed(connection: Connection, run_id: UUID, removed: Sequence[RemovedFiles]) -> list[JanitorAction]:
-    """Each removal is recorded, even if files of the same job were removed before: an attempt may still have
-    written."""
+    """Each removal is recorded, even if files of the same job were removed before: an attempt may have written files
+    since."""
     findings = [
         _Finding(
             "files_removed",

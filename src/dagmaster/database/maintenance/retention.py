@@ -1,7 +1,7 @@
 """Delete jobs that ended long ago, oldest first, a bounded number in each short transaction.
 
-A job is deleted with all its rows in one transaction. Locked rows are skipped, and if the lock on a table cannot be had
-at once, the next run tries again.
+A job is deleted with all its rows in one transaction. Locked rows are skipped, and if the lock on a table is not free,
+the next run tries again.
 """
 
 from dataclasses import dataclass
@@ -80,7 +80,7 @@ class PostgresRetention(Session):
             return len(await dicts(connection, name, {"age": age_seconds, "limit": batch}))
 
     async def _whole_table(self, name: str, column: str, age_seconds: float) -> Any:
-        """Needs a lock on a whole table; if it cannot be had soon, this run does nothing."""
+        """Needs a lock on a whole table; if it is not granted soon, this run does nothing."""
         try:
             async with self._transaction("retention") as connection:
                 if not await _is_ours(connection):

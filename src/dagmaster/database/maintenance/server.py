@@ -32,8 +32,8 @@ class Clock(NamedTuple):
 
 
 class ServerAnswer(NamedTuple):
-    """Facts about the server, how long it took to answer, and whether a pooler is in between: then the process that
-    answers is not the one that was announced when the connection was made."""
+    """Facts about the server, how long it took to answer, and whether a pooler is in between: then the backend
+    process that answers is not the one announced when the connection was made."""
 
     facts: Any
     seconds: float
@@ -59,7 +59,7 @@ def server(dsn: str) -> ServerAnswer:
 
 
 def settings(dsn: str) -> dict[str, str]:
-    """Those of the server itself: our own sessions set some of them differently."""
+    """The settings of the server itself: our own sessions set some of them differently."""
     with _connected(dsn, is_configured=False) as connection:
         return {setting.name: setting.value for setting in connection.execute(query("doctor_settings"))}
 

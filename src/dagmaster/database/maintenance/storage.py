@@ -98,13 +98,13 @@ class StorageComparison:
 
     @asynccontextmanager
     async def snapshot(self) -> AsyncIterator[None]:
-        """Everything that is read within it is of one moment."""
+        """A transaction in which everything is read from one snapshot."""
         with translate_errors():
             async with self._connection.transaction():
                 yield
 
     async def stream(self, name: str, values: Mapping[str, Any] | None = None) -> AsyncIterator[list[Row]]:
-        """The rows of a statement, some at a time. Within a snapshot, or on its own, then also for hours."""
+        """The rows of a statement, some at a time. Outside of a snapshot it keeps no transaction open."""
         is_held = self._connection.info.transaction_status.name == "IDLE"
         with translate_errors():
             async with self._connection.cursor(name=name, row_factory=dict_row, withhold=is_held) as cursor:
@@ -123,7 +123,7 @@ class StorageComparison:
             return (await self._connection.execute(query(name), values or {})).rowcount
 
     async def analyze(self) -> None:
-        """Without statistics, PostgreSQL would compare each row with each."""
+        """Without statistics, PostgreSQL would compare each object with each reference."""
         with translate_errors():
             await self._connection.execute("ANALYZE storage_objects, storage_references")
 

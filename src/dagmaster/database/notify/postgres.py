@@ -130,7 +130,7 @@ class PostgresNotifier:
 
 
 def _receive(pgconn: PGconn) -> PQGen[bool]:
-    """Wait once, and pass on what has arrived. False if that is nothing."""
+    """Wait once, and pass on the notifications that have arrived. False if there are none."""
     if not (yield Wait.R):
         return False
     pgconn.consume_input()

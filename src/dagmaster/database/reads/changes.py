@@ -15,7 +15,7 @@ from dagmaster.errors import NotFound
 
 @dataclass(frozen=True, slots=True)
 class PlatformState:
-    """`queues` and `instances` are texts that change with them."""
+    """`queues` and `instances` are texts that change whenever the queues or the instances do."""
 
     now: datetime
     queues: str

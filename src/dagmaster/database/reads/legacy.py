@@ -17,7 +17,7 @@ MAX_TASK_BYTES = 16_384  # of the params or the output of a task in a list; larg
 
 @dataclass(frozen=True, slots=True)
 class ChildrenFacts:
-    """The children of one fan_out together."""
+    """Totals over the children of one fan_out."""
 
     node_id: str
     completed_at: datetime | None
@@ -27,7 +27,7 @@ class ChildrenFacts:
 
 @dataclass(frozen=True, slots=True)
 class OldTask:
-    """A node that reaches a worker, or a child of a fan_out."""
+    """A node that workers run, or a child of a fan_out."""
 
     node_id: str
     parent_node_id: str | None
@@ -45,7 +45,7 @@ class OldTask:
 
 class LegacyReads(ReadSession):
     async def children_facts(self, job_id: UUID, fan_outs: Sequence[str], *, with_outputs: bool) -> list[ChildrenFacts]:
-        """Without outputs, only when the last child ended."""
+        """`with_outputs`: also read the outputs. Otherwise only the time at which the last child ended."""
         if not fan_outs:
             return []
         values = {"job_id": job_id, "fan_outs": list(fan_outs), "with_outputs": with_outputs}

@@ -49,7 +49,7 @@ def output_of(reads: NodeReads, node: NodeState) -> Download:
 
 
 def _require_reference(reference: Any, node_id: str, *, is_payload: bool = False) -> None:
-    """Raise an error if a reference in a row is none of those that nodes have."""
+    """Raise an error if a reference in a row is not of a known kind."""
     match reference:
         case {"sha256": str(), "bytes": int()}:
             return

@@ -42,7 +42,7 @@ class DatabaseFacts:
 
 @dataclass(frozen=True, slots=True)
 class OutboxFacts:
-    """Ids of tasks of one queue that are not sent to the message broker yet; `postponed` of them it has not taken."""
+    """Ids of tasks of one queue that are not sent to the message broker yet; it refused `postponed` of them."""
 
     queue: str
     messages: int
@@ -63,7 +63,7 @@ class QueueReads(ReadSession):
         return facts
 
     async def outbox_facts(self) -> list[OutboxFacts]:
-        """Only of queues that have some."""
+        """Only for queues that have unsent ids."""
         return await self._many("outbox_facts", {}, OutboxFacts)
 
     async def queue_settings(self) -> dict[str, QueueSettings]:

@@ -11,7 +11,7 @@ from dagmaster.jobs.payload import Reference
 
 @dataclass(frozen=True, slots=True)
 class TaskReferences:
-    """A task that a worker holds: what it refers to."""
+    """What a task that a worker holds refers to."""
 
     queue: str
     params_ref: Reference | None

@@ -13,7 +13,7 @@ MAX_COUNTED = 1000
 
 @dataclass(frozen=True, slots=True)
 class StatusResults:
-    """The jobs of one status, and the durations of those that completed at once."""
+    """The jobs of one status, and the durations of those that completed without a resume."""
 
     status: str
     count: int

@@ -114,7 +114,7 @@ def compare(
 ) -> list[SchemaChange]:
     """Every difference between the live schema and these records. Changes nothing: what it builds is rolled back.
 
-    `prepare` makes what the tables' defaults call.
+    `prepare` creates the functions that the tables' defaults call.
     """
     records = tuple(records)
     metadata = metadata_of(records)
@@ -192,12 +192,12 @@ def _differences(connection: sa.Connection, metadata: sa.MetaData) -> list[Any]:
         differences = compare_metadata(MigrationContext.configure(connection, opts=options), metadata)
     flat = [difference for difference in differences if isinstance(difference, tuple)]
     changed = {d[1].name for d in flat if d[0] == "add_index"} & {d[1].name for d in flat if d[0] == "remove_index"}
-    flat.sort(key=lambda difference: difference[0] == "remove_index")  # not before there is what takes its place
+    flat.sort(key=lambda difference: difference[0] == "remove_index")  # last: the index that replaces it exists by then
     return [d for d in flat if not (d[0].endswith("_index") and d[1].name in changed)]
 
 
 def _is_ours(tables: set[str], name: str | None, kind: str, _parents: object) -> bool:
-    """Partitions, the record of the deployment and other schemas are none of Alembic's business."""
+    """Alembic compares neither partitions, nor the record of the deployment, nor other schemas."""
     match kind:
         case "schema":
             return name == SCHEMA
@@ -209,16 +209,16 @@ def _is_ours(tables: set[str], name: str | None, kind: str, _parents: object) ->
 
 def _add_column(connection: sa.Connection, table: str, column: sa.Column[Any]) -> SchemaChange:
     if not (column.nullable or column.server_default is not None):
-        return SchemaChange(f"column {table}.{column.name} is missing, and rows that exist would have no value for it")
+        return SchemaChange(f"column {table}.{column.name} is missing, and existing rows would have no value for it")
     if _is_computed(column) and connection.scalar(sa.text(f"SELECT EXISTS (SELECT FROM {SCHEMA}.{table})")):  # noqa: S608
         return SchemaChange(
-            f"column {table}.{column.name} is missing, and each row would be rewritten, with the table locked"
+            f"column {table}.{column.name} is missing, and adding it would rewrite each row with the table locked"
         )
     return SchemaChange(f"add column {table}.{column.name}", (sql_of(AddColumn(table, column, schema=SCHEMA)),))
 
 
 def _is_computed(column: sa.Column[Any]) -> bool:
-    """Whether PostgreSQL works out the value of each row that exists, instead of noting one for all of them."""
+    """Whether PostgreSQL computes a value for each existing row, instead of storing one value for all of them."""
     return column.computed is not None or "(" in str(getattr(column.server_default, "arg", ""))
 
 
@@ -235,7 +235,7 @@ def _index_online(connection: sa.Connection, index: sa.Index) -> Iterator[str]:
     if not _is_partitioned(index):
         yield plain.replace(" INDEX ", " INDEX CONCURRENTLY ", 1)
         return
-    # A partitioned table has no concurrent way: an empty parent first, then each partition's own, attached to it.
+    # Not possible for a partitioned table as a whole: first an empty parent, then an index of each partition, attached.
     yield plain.replace(" ON ", " ON ONLY ", 1)
     parent = f"{SCHEMA}.{_table(index)}"
     for partition in connection.scalars(sa.text(_PARTITIONS), {"table": parent}).all():
@@ -256,7 +256,7 @@ def _is_partitioned(index: sa.Index) -> bool:
 
 
 def _fact_changes(live: Facts, wanted: Facts) -> Iterator[SchemaChange]:
-    """Differences in what both sides have; what one side lacks altogether is Alembic's part, except constraints."""
+    """Differences in what both sides have; Alembic finds what one side lacks, except constraints."""
     columns = {subject for subject in live if subject.kind == "column"}
     tables = {subject.table for subject in columns}
     for subject, text in sorted(wanted.items()):
@@ -294,7 +294,7 @@ def _constraint_change(subject: SchemaObject, actual: str | None, wanted: str) -
     alter = f"ALTER TABLE {SCHEMA}.{table}"
     add, validate = f"{alter} ADD CONSTRAINT {name} {wanted} NOT VALID", f"{alter} VALIDATE CONSTRAINT {name}"
     if actual is None and wanted.startswith(("CHECK", "FOREIGN KEY")):
-        # Not valid first: it holds for new rows at once, and the old ones are read without stopping writers.
+        # NOT VALID first: it applies to new rows at once, and existing rows are checked without blocking writers.
         return SchemaChange(f"add constraint {name}", (add,), (validate,))
     if actual == f"{wanted} NOT VALID":
         return SchemaChange(f"validate constraint {name}", online=(validate,))
@@ -304,7 +304,7 @@ def _constraint_change(subject: SchemaObject, actual: str | None, wanted: str) -
 
 
 def _is_wider(wanted: str, actual: str) -> bool:
-    """Whether two lists of values differ only in that the wanted one has more: no row that exists can break it."""
+    """Whether two lists of values differ only in that the wanted one has more: no existing row can violate it."""
     value = r"'(?:[^']|'')*'(?:::text)?"
     texts = (actual.removesuffix(" NOT VALID"), wanted)
     shapes = {re.sub(rf"{value}(?:, {value})*", "…", text) for text in texts}

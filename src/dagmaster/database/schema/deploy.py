@@ -1,7 +1,7 @@
 """Bring a database to the schema of this software: deploy, preview, status, migrate, rebuild.
 
-Synchronous, for the CLI and for the bootstrap API's threads. Of two concurrent callers the second waits for the first,
-and then has nothing to do. A deployment is one transaction. A migration consists of many short ones, because the engine
+Synchronous, for the CLI and for the bootstrap API's threads. If two callers run it, the second waits for the first and
+then has nothing to do. A deployment is one transaction. A migration consists of many short ones, because the engine
 keeps running: a lock that is not granted at once is given up and requested again, so that no other session waits long
 behind it, and indexes are built concurrently. The next migration finishes one that was interrupted.
 """
@@ -165,7 +165,7 @@ def status(dsn: str, records: Records = RECORDS) -> Status:
 
 
 def pending(dsn: str, records: Records = RECORDS) -> list[str]:
-    """What `migrate` has to do, also after what was changed by hand; nothing where the schema is this software's."""
+    """What `migrate` has to do, also because of manual changes; empty if the schema is that of this software."""
     with _connected(dsn) as connection, connection.begin():
         return _pending(connection, records, _stored_fingerprint(connection))
 
@@ -244,7 +244,7 @@ def _until_unlocked(wait_seconds: float, act: Callable[[], T]) -> T:
                 raise
             if time.monotonic() > deadline:
                 raise _still_locked(refusal) from None
-        # Let those continue that waited for our lock request.
+        # Let the sessions continue that waited behind our lock request.
         time.sleep(pause)
         pause = min(2 * pause, longest)
 
@@ -252,7 +252,7 @@ def _until_unlocked(wait_seconds: float, act: Callable[[], T]) -> T:
 def _still_locked(refusal: psycopg.Error) -> Conflict:
     where = next(iter((refusal.diag.context or "").splitlines()), "")
     return Conflict(
-        f"a table is locked by others: {refusal.diag.message_primary} {where}".strip(),
+        f"a table is locked by another session: {refusal.diag.message_primary} {where}".strip(),
         code="database.locked",
         hint="find long transactions in pg_stat_activity, end them, and run this again: it continues where it stopped",
     )
@@ -266,7 +266,7 @@ def _run_online(connection: sa.Connection, change: SchemaChange, wait_seconds: f
     driver.autocommit = True
     try:
         for statement in change.online:
-            # These two block no one while they wait, and a cancelled index would have to be built again.
+            # These two do not block others while they wait, and a cancelled index would have to be built again.
             may_wait = "CONCURRENTLY" in statement or "VALIDATE" in statement
             driver.execute("SET lock_timeout = 0" if may_wait else "RESET lock_timeout")
             _until_unlocked(wait_seconds, partial(driver.execute, statement.encode()))
@@ -323,8 +323,8 @@ def _exclusive(dsn: str, wait_seconds: float) -> Iterator[sa.Connection]:
 
 
 def _await_lock(connection: sa.Connection, wait_seconds: float) -> None:
-    # Asked again and again, never waited for in the server: a waiting statement has a snapshot, and CREATE INDEX
-    # CONCURRENTLY of the one who holds the lock would wait for that snapshot: a deadlock.
+    # Polled instead of waited for in the server: a waiting statement holds a snapshot, and a CREATE INDEX CONCURRENTLY
+    # of the session with the lock would wait for that snapshot, which is a deadlock.
     deadline = time.monotonic() + wait_seconds
     while True:
         with connection.begin():
@@ -337,14 +337,14 @@ def _await_lock(connection: sa.Connection, wait_seconds: float) -> None:
 
 @contextmanager
 def _connected(dsn: str) -> Iterator[sa.Connection]:
-    """A connection with short lock waits. Closing it gives its locks back."""
+    """A connection with short lock waits. Closing it releases its locks."""
     engine = sa.create_engine("postgresql+psycopg://", creator=lambda: _open(dsn), poolclass=sa.NullPool)
     with _translated(), engine.connect() as connection:
         yield connection
 
 
 def _open(dsn: str) -> psycopg.Connection[Any]:
-    # Names are found in public alone, where extensions live: a role's own path might make ours the default schema.
+    # Names are looked up in public only, where extensions are: the role's own search_path could have our schema first.
     address = conninfo(dsn, "deploy", statement_seconds=0, lock_seconds=_LOCK_SECONDS, idle_seconds=60)
     connection = TokenBlockingConnection.connect(address)
     require_version(connection.info.server_version)
@@ -380,7 +380,7 @@ def _run_files(connection: sa.Connection, *, before_tables: bool) -> None:
 
 
 def _execute(connection: sa.Connection, *texts: str) -> None:
-    """Run SQL as it stands, each any number of statements."""
+    """Run SQL texts unchanged; each may have any number of statements."""
     for text in texts:
         _driver(connection).execute(text.encode())
 

@@ -1,7 +1,7 @@
 """The database role of the gateway: it may select from the views of dagapp_gateway, and nothing else.
 
-Roles belong to the whole server, so the name has that of the database. The role has no password until one is set:
-`dagmaster db gateway-role` does that, and `dagmaster up` does it at each start.
+Roles belong to the whole server, so the name of the role contains that of the database. The role has no password
+until one is set: `dagmaster db gateway-role` does that, and `dagmaster up` does it at each start.
 """
 
 import hashlib
@@ -82,7 +82,7 @@ def _ensure(connection: psycopg.Connection[Any], database: str, role: str, passw
     for needed, options in ((GROUP, "NOLOGIN"), (role, "LOGIN")):
         if not connection.execute("SELECT FROM pg_roles WHERE rolname = %s", [needed]).rowcount:
             create = sql.SQL("CREATE ROLE {} " + options + " NOINHERIT NOCREATEDB NOCREATEROLE NOREPLICATION")
-            # Another database of this server may create the group at the same time: locks are those of one database.
+            # Another database of this server may create the group at the same time: advisory locks are per database.
             with suppress(psycopg.errors.DuplicateObject, psycopg.errors.UniqueViolation), connection.transaction():
                 connection.execute(create.format(sql.Identifier(needed)))
     connection.execute(sql.SQL("GRANT {} TO {}").format(group, name))

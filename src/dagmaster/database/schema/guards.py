@@ -70,8 +70,8 @@ def _search_triggers() -> list[Trigger]:
 
 
 def _asset_triggers() -> list[Trigger]:
-    """The functions of sql/schema/95_assets.sql: the end of a job reaches the revision that it processes, in the same
-    transaction, and what was reviewed does not change."""
+    """The functions of sql/schema/95_assets.sql: the end of a job is recorded in the revision that it processes, in
+    the same transaction, and reviewed revisions do not change."""
     has_asset, changes = "NEW.asset_id IS NOT NULL", "OLD.status <> NEW.status"
     ended = f"OLD.status IN ({_listed(states.JOB_RERUNS)})"
     return [
@@ -85,8 +85,8 @@ def _asset_triggers() -> list[Trigger]:
 
 
 def _external_triggers() -> list[Trigger]:
-    """The functions of sql/schema/99_external.sql: the end of a job reaches the revision whose external copies it makes
-    or removes."""
+    """The functions of sql/schema/99_external.sql: the end of a job is recorded in the revision whose external copies
+    it makes or removes."""
     workflows = ", ".join(f"'{workflow_id}'" for workflow_id in (*EXPORT_WORKFLOWS, WITHDRAWAL_WORKFLOW))
     has_ended = f"OLD.status <> NEW.status AND NEW.status IN ({_listed(states.JOB_TERMINAL)})"
     rule = f"NEW.workflow_id IN ({workflows}) AND {has_ended}"
@@ -116,8 +116,8 @@ def _insert_guard(cycle: GuardedTable) -> Trigger:
 
 def _move_guard(cycle: GuardedTable) -> Trigger:
     rule = f"OLD.status <> NEW.status AND NOT CASE OLD.status\n{_arms(cycle)}\n    ELSE false END"
-    # Afterwards: before, PostgreSQL would lock every row once more and work out its generated columns, whatever WHEN
-    # says.
+    # AFTER: for a BEFORE trigger PostgreSQL would lock every row once more and compute its generated columns, even if
+    # WHEN is false.
     return _trigger(cycle.record, "moves", "AFTER UPDATE OF status", rule, "refuse_transition")
 
 
@@ -137,7 +137,7 @@ def _allowed(cycle: GuardedTable, state: StrEnum) -> str:
 
 
 def _immutable(record: type[Record], *, unless_equal: bool) -> Trigger:
-    # An upsert that writes the same content again changes nothing, and may pass where content is the key.
+    # An upsert that writes the same content again changes nothing, and is allowed where the content is the key.
     rule = "OLD.* IS DISTINCT FROM NEW.*" if unless_equal else "true"
     return _trigger(record, "unchanging", "BEFORE UPDATE", rule, "refuse_change")
 

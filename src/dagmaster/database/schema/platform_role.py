@@ -1,7 +1,7 @@
-"""The rights of the roles with which processes run, if another one, DB_ADMIN_USER, owns the schema.
+"""The rights of the roles with which processes run, if another role, DB_ADMIN_USER, owns the schema.
 
-That of the platform may read and write rows, and change no table; `dagmaster doctor` lists what is missing. That of map
-servers may read what they serve and the keys of callers, and record when a key was used.
+The role of the platform may read and write rows, but not change tables; `dagmaster doctor` lists missing rights. The
+role of map servers may read what they serve and the keys of callers, and record when a key was used.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ _RIGHTS = (
     "GRANT USAGE, SELECT ON ALL SEQUENCES IN SCHEMA {schema} TO {role}",
     "GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA {schema} TO {role}",
 )
-# What a later migration creates is used at once by triggers, in processes that run meanwhile.
+# Triggers use what a later migration creates at once, also in processes that are already running.
 _FUTURE_RIGHTS = (
     "ALTER DEFAULT PRIVILEGES IN SCHEMA {schema} GRANT SELECT, INSERT, UPDATE, DELETE ON TABLES TO {role}",
     "ALTER DEFAULT PRIVILEGES IN SCHEMA {schema} GRANT USAGE, SELECT ON SEQUENCES TO {role}",
@@ -51,7 +51,7 @@ def grant_to_platform(dsn: str, role: str) -> None:
     with translate_errors(), TokenBlockingConnection.connect(dsn, autocommit=True) as connection:
         if not connection.execute("SELECT FROM pg_roles WHERE rolname = %s", [role]).rowcount:
             raise NotFound(
-                f"there is no role '{role}', with which processes are to run",
+                f"the database role of the processes, '{role}', does not exist",
                 code="database.no-role",
                 hint="create it (in Azure: SELECT pgaadauth_create_principal('NAME', false, false)), or correct the "
                 "user in DATABASE_URL",
@@ -82,7 +82,7 @@ def _allow_temporary_tables(connection: psycopg.Connection[object], role: str) -
     """`dagmaster verify-storage` compares in temporary tables, and PUBLIC loses this right with the gateway's role.
     Nothing else needs it, so `dagmaster doctor` does not miss it."""
     names = {"database": sql.Identifier(connection.info.dbname), "role": sql.Identifier(role)}
-    with suppress(psycopg.errors.InsufficientPrivilege):  # the owner of the database has granted it, or has to
+    with suppress(psycopg.errors.InsufficientPrivilege):  # then the owner of the database has to grant it
         connection.execute(sql.SQL("GRANT TEMPORARY ON DATABASE {database} TO {role}").format(**names))
 
 

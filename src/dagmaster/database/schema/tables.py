@@ -24,7 +24,7 @@ from dagmaster.records import SCHEMA, Index, Record, Table
 
 # How many numbers a session takes at a time. Ids of job events need only be unique. Positions order tasks over all
 # orchestrators, and the newest event of an asset is its ETag, so no session may reserve numbers of these,
-# nor of the order in which a request is called back.
+# nor of the sequence that orders the callbacks of a request.
 SEQUENCES = {"dag_task_position": 1, "dag_event_id": 1000, "asset_event_id": 1, "callback_sequence": 1}
 
 _TYPES: dict[Any, sa.types.TypeEngine[Any]] = {
@@ -59,7 +59,7 @@ def metadata_of(records: Iterable[type[Record]], schema: str = SCHEMA) -> sa.Met
 
 
 def sequences(schema: str, metadata: sa.MetaData | None = None) -> list[sa.Sequence]:
-    """The sequences that columns' defaults draw from; they are made before the tables."""
+    """The sequences that columns' defaults draw from; they are created before the tables."""
     return [sa.Sequence(name, cache=cache, metadata=metadata, schema=schema) for name, cache in SEQUENCES.items()]
 
 
@@ -84,7 +84,7 @@ def _column(name: str, field: FieldInfo, declared: Table) -> sa.Column[Any]:
     kind, nullable, _ = _unwrap(field)
     sql_type = Verbatim(declared.types[name]) if name in declared.types else _sql_type(kind)
     if name in declared.computed:
-        # Not NULL in fact, but a generated column needs no second check on each write.
+        # Never NULL, but a generated column needs no second check on each write.
         return sa.Column(name, sql_type, sa.Computed(declared.computed[name], persisted=True))
     default = declared.defaults.get(name) or _default_of(field)
     return sa.Column(
@@ -98,7 +98,7 @@ def _column(name: str, field: FieldInfo, declared: Table) -> sa.Column[Any]:
 
 
 def _unwrap(field: FieldInfo) -> tuple[Any, bool, list[Any]]:
-    """The bare annotation, whether it admits None, and what `Annotated` says beside it."""
+    """The bare annotation, whether it admits None, and the metadata of `Annotated`."""
     kind: Any = field.annotation
     notes = list(field.metadata)
     nullable = kind is JsonValue  # None is a JSON value

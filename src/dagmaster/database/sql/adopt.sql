@@ -17,8 +17,9 @@ SELECT c.id AS collection_id,
  ORDER BY c.id;
 
 -- name: asset_adopt_processed
--- Datasets whose documents were written by a job of an earlier release that has ended under this one: it was created before
--- the tables of assets, and with them the platform `local`. What later jobs write without a submission is never published.
+-- Datasets whose documents were written by a job that an earlier release created and that has ended since the upgrade:
+-- the job is older than the platform `local`, which was created with the tables of assets. Datasets that later jobs
+-- write without a submission are never published.
 SELECT DISTINCT d.dataset_id
   FROM dagapp.stac_documents AS d
  WHERE d.document_id = ''
@@ -33,8 +34,8 @@ SELECT DISTINCT d.dataset_id
  ORDER BY d.dataset_id;
 
 -- name: catalog_adopt_items
--- The items of a published collection become documents. URLs of the own server become paths; they begin with that of the
--- collection's link `self`. Of a version the newest revision counts.
+-- Store the items of a published collection as documents. URLs of this server, which begin like the collection's link
+-- `self`, become paths. Only the newest revision of a version is used.
 WITH base AS (
     SELECT c.content,
            (SELECT '"' || left(link ->> 'href', -length('/stac/collections/' || c.id)) || '/'
@@ -78,8 +79,8 @@ SELECT %(dataset_id)s, newest.ordinal, newest.revision, '',
     ON CONFLICT (dataset_id, version_ordinal, revision, document_id) DO UPDATE SET content = excluded.content;
 
 -- name: asset_adopt_editions
--- The newest revision of each version of a dataset that has documents, and the label of its items. If they have none, or if it
--- would not tell the versions apart, the ordinal is the label.
+-- The newest revision of each version of a dataset that has documents, and the label of its items. If they have none,
+-- or if another version has the same label, the ordinal is the label.
 WITH edition AS (
     SELECT d.version_ordinal AS ordinal, max(d.revision) AS revision
       FROM dagapp.stac_documents AS d
@@ -112,7 +113,8 @@ SELECT this.ordinal, this.revision,
  ORDER BY this.ordinal;
 
 -- name: asset_adopt
--- The asset with its versions, unless it exists. Earlier releases served all versions to everyone of the installation.
+-- Create the asset with its versions, unless it exists. Earlier releases served all versions to everyone in the
+-- installation.
 WITH asset AS (
     INSERT INTO dagapp.geospatial_assets (asset_id, platform_id, platform_refs, dataset_id, title, clearance_state, cleared_at,
                                           cleared_by, exposure, latest_approved_version_ordinal, created_by)

@@ -1,8 +1,9 @@
 -- name: open_jobs
--- First statement of every step: lock the jobs that are still ours, in id order, mark their reported results as processed and
--- return these with the counters of their nodes, up to a limit for each job. Rows without a node are the jobs themselves. A job
--- that is missing has another owner now, or has no reports where only jobs with reports were asked for. If the statement had
--- to wait for a lock, its holder has changed the token or the sequence: nothing is decided on what was read before the wait.
+-- First statement of every step: lock the jobs that are still ours, in id order, mark their reported results as
+-- processed and return these with the counters of their nodes, up to a limit for each job. Rows without a node are the
+-- jobs themselves. A job that is not returned has another owner now, or has no reports while only jobs with reports
+-- were requested. If the statement had to wait for a lock, the transaction with the lock has changed the token or the
+-- sequence, so that nothing is decided from rows that were read before the wait.
 WITH held AS MATERIALIZED (
     SELECT mine.*
       FROM (SELECT * FROM unnest(%(job_ids)s::uuid[], %(tokens)s::uuid[]) AS t (job_id, token) ORDER BY job_id) AS k
@@ -13,7 +14,7 @@ WITH held AS MATERIALIZED (
                        THEN jsonb_build_object('stop', 'cancelled', 'by', j.cancel_requested_by, 'why', j.cancel_reason)
                        WHEN j.deadline_at < dagapp.clock() THEN jsonb_build_object('stop', 'deadline') END AS stop
              FROM dagapp.dag_jobs j
-            -- Not `j.owner_id =`: that would invite the index of what an owner has, which is all of it for each of these.
+            -- Not `j.owner_id =`: the planner could use the index by owner, and read all jobs of the owner for each of these.
             WHERE j.job_id = k.job_id AND j.owner_id IS NOT DISTINCT FROM %(owner_id)s AND j.claim_token = k.token
               AND j.status IN ('pending', 'running')
               AND (NOT %(reported_only)s
@@ -34,8 +35,8 @@ WITH held AS MATERIALIZED (
       FROM reported k
       JOIN dagapp.dag_node_states n
         ON n.job_id = k.job_id AND n.node_id = k.node_id
-     -- By ctid: only the transaction that holds the job's lock changes its results. Not `NOT r.processed`: that would invite the
-     -- index of unprocessed results, which has only the job's id.
+     -- By ctid: only the transaction that holds the job's lock changes its results. Not `NOT r.processed`: the planner
+     -- could use the index of unprocessed results, which has only the job's id.
      WHERE r.ctid = k.place AND r.processed IS NOT TRUE
     RETURNING r.job_id, r.node_id, r.attempt, n.parent_node_id, n.fan_out_index, n.status, n.retry_count, n.loss_count,
               r.status AS task_status, r.started_at, r.reported_at AS finished_at,
@@ -55,7 +56,8 @@ SELECT job_id, NULL, NULL, NULL, node_id, attempt, parent_node_id, fan_out_index
   FROM taken;
 
 -- name: take_overdue
--- Tasks whose lease lapsed are lost, those past their time failed, those that waited too long in their queue cancelled.
+-- Tasks whose lease expired become lost, tasks that ran past their timeout failed, and tasks that waited too long in
+-- their queue cancelled.
 WITH late AS MATERIALIZED (
     SELECT t.job_id, t.node_id, t.attempt, t.status,
            t.lease_until < dagapp.clock() AS is_lost
@@ -87,7 +89,7 @@ SELECT CASE e.status WHEN 'lost' THEN 'lost' ELSE 'overran' END AS kind,
     ON n.job_id = e.job_id AND n.node_id = e.node_id;
 
 -- name: take_waiting
--- Ready nodes whose wait is over; of failing jobs all that wait.
+-- Ready nodes whose delay is over; of failing jobs, all nodes that wait.
 SELECT 'due' AS kind, n.job_id, n.node_id, n.attempt, n.parent_node_id, n.fan_out_index, n.status,
        n.retry_count, n.loss_count, NULL::timestamptz AS started_at, NULL AS worker_id, NULL::float8 AS seconds
   FROM dagapp.dag_node_states n
@@ -158,7 +160,8 @@ SELECT 'idle' AS kind, c.job_id, c.node_id, c.attempt, k.fan_out AS parent_node_
  LIMIT %(limit)s;
 
 -- name: promote_nodes
--- Nodes that pass through `ready` on their way to another state in this transaction: each step is a move of its own.
+-- Nodes that pass through `ready` on their way to another state in this transaction: each change of state is a
+-- transition of its own.
 UPDATE dagapp.dag_node_states n
    SET status = 'ready', not_before = NULL, version = n.version + 1
   FROM unnest(%(job_ids)s::uuid[], %(node_ids)s::text[]) AS k (job_id, node_id)
@@ -187,7 +190,7 @@ change AS MATERIALIZED (
            retry_count = coalesce(m.retry_count, n.retry_count),
            loss_count = coalesce(m.loss_count, n.loss_count),
            max_retries = coalesce(m.max_retries, n.max_retries),
-           -- A fan_out that failed or was cancelled still counts its children down: that is no move.
+           -- A fan_out that failed or was cancelled still counts its children down: that is no transition.
            reason = CASE WHEN m.status = n.status THEN coalesce(m.reason, n.reason) ELSE m.reason END,
            error = CASE WHEN m.status = n.status THEN coalesce(m.error, n.error) ELSE m.error END,
            error_message = CASE WHEN m.status = n.status THEN coalesce(m.error ->> 'message', n.error_message)
@@ -248,7 +251,7 @@ change AS MATERIALIZED (
            result_data = coalesce(m.result_data, j.result_data),
            error_message = coalesce(m.error_message, j.error_message),
            stopping = coalesce(change.c ->> 'stopping', j.stopping),
-           -- Work that was deferred before keeps the time at which a live process knew it.
+           -- Work that was deferred before keeps the time at which a live process last knew it.
            deferred_work = CASE WHEN change.c ? 'deferred' THEN (
                SELECT jsonb_agg(d || jsonb_build_object('known_at', coalesce(b.known_at, to_jsonb(dagapp.clock()))))
                  FROM jsonb_array_elements(change.c -> 'deferred') AS d
@@ -382,9 +385,9 @@ SELECT coalesce(total, 0) AS total
  WHERE job_id = %(job_id)s AND node_id = %(node_id)s;
 
 -- name: gather_children
--- Fill in the output of fan_ins that this transaction completed, from their children's rows, in index order. What would be
--- too large to keep twice stays a reference to those rows; so does what is made of outputs that are payloads themselves. A job
--- without payloads has none of those.
+-- Fill in the output of fan_ins that this transaction completed, from their children's rows, in index order. An output
+-- that is too large to be stored twice is stored as a reference to those rows; so is one that contains payloads, which
+-- only jobs with payloads are checked for.
 WITH wanted AS MATERIALIZED (
     SELECT g.*,
            CASE WHEN EXISTS (SELECT 1 FROM dagapp.dag_payloads p WHERE p.job_id = g.job_id)
@@ -415,7 +418,7 @@ SELECT job_id
    FOR NO KEY UPDATE;
 
 -- name: cancel_tasks
--- Cancel what a job has in its queues and with its workers. From then on no worker can report to it.
+-- Cancel the queued and running tasks of a job. From then on no worker can report a result to it.
 UPDATE dagapp.dag_tasks t
    SET status = 'cancelled', finished_at = dagapp.clock(), lease_until = NULL
   FROM (SELECT job_id, node_id, attempt

@@ -48,7 +48,7 @@ SELECT page.*, dagapp.clock() AS now
  LIMIT %(limit)s;
 
 -- name: api_jobs_by_id
--- Some jobs, as lists have them.
+-- Some jobs, with the columns of lists.
 SELECT
 -- use: job_summary
        , dagapp.clock() AS now
@@ -99,7 +99,7 @@ SELECT found.status, count(*)::int AS count
  GROUP BY found.status;
 
 -- name: allow_bitmap_scans
--- Until the end of the transaction. An index of words can only be read by a bitmap scan.
+-- Enable bitmap scans until the end of the transaction: an index of words can only be read by one.
 SELECT set_config('enable_bitmapscan', 'on', true);
 
 -- name: api_job
@@ -435,8 +435,8 @@ SELECT w.worker_id, w.host, w.pid, w.software_version, w.worker_type, w.queues, 
  LIMIT %(limit)s;
 
 -- name: api_queues
--- Every queue that is configured, limited, served by a live worker, or holds work: the names of the last are found by jumping
--- from one to the next in their index.
+-- Every queue that is configured, limited, served by a live worker, or holds work. Queues that hold work are found by
+-- jumping from one name to the next in their index.
 WITH RECURSIVE holding AS (
     (SELECT t.queue FROM dagapp.dag_tasks t WHERE t.status = 'queued' ORDER BY t.queue LIMIT 1)
      UNION ALL

@@ -13,8 +13,8 @@ SELECT count(*)::int AS version_count,
                WHERE v.asset_id = a.asset_id AND v.deleted_at IS NULL
 
 -- name: assets_page
--- Assets, newest first, a page at a time. A caller who may not see all of them (`clearances` is not null) sees those of its own
--- platform, and of the others what is published with one of these clearances.
+-- Assets, newest first, a page at a time. A caller who may not see all of them (`clearances` is not null) sees those of
+-- its own platform, and published ones of other platforms with one of these clearances.
 SELECT
 -- use: asset_columns
        , state.states, extent.bbox
@@ -159,8 +159,8 @@ VALUES (%(platform_id)s, %(display_name)s, %(required_refs)s, %(optional_refs)s,
 RETURNING platform_id, display_name, required_refs, optional_refs, version_ref, is_active, b2b_may_approve, created_at, updated_at;
 
 -- name: asset_platform_set
--- Change the name of a platform, whether it may submit, or whether its keys may approve, if it is still as the caller has seen it.
--- What identifies its assets stays.
+-- Change the name of a platform, whether it may submit, or whether its keys may approve, if it has not changed since
+-- the caller read it. The references that identify its assets cannot be changed.
 UPDATE dagapp.platforms
    SET display_name = coalesce(%(display_name)s, display_name),
        is_active = coalesce(%(is_active)s::boolean, is_active),
@@ -171,7 +171,7 @@ UPDATE dagapp.platforms
 RETURNING platform_id, display_name, required_refs, optional_refs, version_ref, is_active, b2b_may_approve, created_at, updated_at;
 
 -- name: asset_submission
--- A request, and how far the revision is that it led to. Another platform may have used the same id before.
+-- A request, and the state of the revision that it led to. Another platform may have used the same id before.
 SELECT dagapp.shown_request_id(s.request_id) AS request_id, s.platform_id, s.asset_id, s.version_ordinal, s.revision,
        s.outcome, s.same_content_as, s.superseded_job_id, s.request_hash, s.created_at,
        a.dataset_id, v.version_label, greatest(s.created_at, a.updated_at, v.updated_at) AS updated_at, r.job_id, r.workflow_id,
@@ -193,7 +193,7 @@ SELECT a.asset_id, a.dataset_id, a.platform_id, a.clearance_state, a.exposure, a
  WHERE a.asset_id = %(key)s OR a.dataset_id = %(key)s;
 
 -- name: asset_lock
--- Become the only one who changes an asset, until the end of the transaction.
+-- Lock an asset for changes, until the end of the transaction.
 SELECT a.asset_id, a.dataset_id, a.platform_id, a.clearance_state, a.exposure, a.deleted_at IS NOT NULL AS is_deleted,
        p.b2b_may_approve
   FROM dagapp.geospatial_assets AS a
@@ -202,7 +202,7 @@ SELECT a.asset_id, a.dataset_id, a.platform_id, a.clearance_state, a.exposure, a
    FOR UPDATE OF a;
 
 -- name: asset_lock_versions
--- Lock some versions of an asset (null: all) against the end of their jobs.
+-- Lock some versions of an asset (null: all), so that the end of their jobs has to wait.
 SELECT version_ordinal
   FROM dagapp.asset_versions
  WHERE asset_id = %(asset_id)s
@@ -211,7 +211,7 @@ SELECT version_ordinal
    FOR UPDATE;
 
 -- name: asset_lock_revisions
--- Lock the revisions of these versions, against the end of their jobs and against late documents.
+-- Lock the revisions of these versions, so that the end of their jobs and late documents have to wait.
 SELECT version_ordinal, revision
   FROM dagapp.asset_revisions
  WHERE asset_id = %(asset_id)s
@@ -244,7 +244,7 @@ VALUES (%(asset_id)s, %(platform_id)s, %(platform_refs)s, %(dataset_id)s, %(titl
 RETURNING asset_id;
 
 -- name: asset_write
--- Write the state of an asset. Who and when are kept as long as the state stays.
+-- Write the state of an asset. The users and times of earlier changes are kept where the state stays the same.
 UPDATE dagapp.geospatial_assets
    SET clearance_state = %(clearance)s,
        cleared_at = CASE WHEN %(clearance)s <> 'uncleared' THEN coalesce(cleared_at, dagapp.clock()) END,
@@ -318,7 +318,7 @@ UPDATE dagapp.asset_revisions
  WHERE asset_id = %(asset_id)s AND version_ordinal = %(ordinal)s AND revision = %(revision)s;
 
 -- name: asset_export_due
--- A revision must be copied to the external zone.
+-- Record that a revision must be copied to the external zone.
 UPDATE dagapp.asset_revisions
    SET export_due_at = coalesce(export_due_at, dagapp.clock()),
        withdrawal_due_at = NULL,
@@ -328,7 +328,7 @@ UPDATE dagapp.asset_revisions
  WHERE asset_id = %(asset_id)s AND version_ordinal = %(ordinal)s AND revision = %(revision)s;
 
 -- name: asset_withdrawal_due
--- The external copy of a revision must be removed.
+-- Record that the external copy of a revision must be removed.
 UPDATE dagapp.asset_revisions
    SET export_due_at = NULL,
        withdrawal_due_at = coalesce(withdrawal_due_at, dagapp.clock()),
@@ -379,7 +379,7 @@ SELECT request_id
   FROM inserted;
 
 -- name: asset_event_insert
--- Who did what, and why.
+-- Record who did what, and why.
 INSERT INTO dagapp.asset_events
        (asset_id, version_ordinal, revision, platform_id, action, actor, reason, detail, request_id)
 VALUES (%(asset_id)s, %(ordinal)s::int, %(revision)s::int, %(platform_id)s, %(action)s, %(actor)s, %(reason)s, %(detail)s,

@@ -6,7 +6,7 @@ SELECT coalesce((SELECT generation FROM dagapp.cache_generations WHERE cache = '
        (SELECT workflow_generation FROM dagapp.orchestrators WHERE owner_id = %(owner_id)s) AS recorded;
 
 -- name: cache_read
--- An orchestrator has read its workflows.
+-- Record that an orchestrator has read its workflows.
 UPDATE dagapp.orchestrators
    SET workflow_generation = %(generation)s,
        workflow_count = %(workflow_count)s,

@@ -1,8 +1,8 @@
 -- name: callbacks_claim
--- Claim callbacks that are due, each for one attempt, and record that it has begun. Callbacks of a request to one URL follow
--- each other: an event waits while an earlier one is pending. At most a few attempts per receiver are under way, so that
--- a slow one is not in the way of others. Receivers are found by jumping from one to the next in the index. An attempt whose
--- lease has expired was lost with its process; callbacks that have no attempt left become failed.
+-- Claim callbacks that are due, each for one attempt, and record that it has begun. Callbacks of a request to one URL
+-- follow each other: an event waits while an earlier one is pending. At most a few attempts per receiver are under way,
+-- so that a slow receiver does not delay the others. Receivers are found by jumping from one to the next in the index.
+-- An attempt whose lease has expired was lost with its process; callbacks that have no attempt left become failed.
 WITH RECURSIVE receivers AS (
     (SELECT e.receiver
        FROM dagapp.callback_events e
@@ -124,7 +124,7 @@ SELECT callback_id
  WHERE callback_id = %(callback_id)s;
 
 -- name: callbacks_note_repeat
--- Who asked for the repetition.
+-- Record who asked for the repetition.
 INSERT INTO dagapp.asset_events (platform_id, request_id, action, actor, detail)
 VALUES (%(platform_id)s, %(request_id)s, 'callback_repeated', %(actor)s,
         jsonb_build_object('callback_id', %(callback_id)s::uuid, 'status', %(status)s::text));
@@ -152,26 +152,26 @@ SELECT platform_id
    FOR NO KEY UPDATE;
 
 -- name: callbacks_expire_secrets
--- Replaced secrets sign for a while, or no longer.
+-- Set when replaced secrets expire: at once, or after a while.
 UPDATE dagapp.platform_secrets
    SET expires_at = dagapp.clock() + make_interval(secs => %(overlap)s)
  WHERE platform_id = %(platform_id)s
    AND (expires_at IS NULL OR expires_at > dagapp.clock() + make_interval(secs => %(overlap)s));
 
 -- name: callbacks_forget_secrets
--- Expired secrets are of no use.
+-- Delete expired secrets.
 DELETE FROM dagapp.platform_secrets
  WHERE platform_id = %(platform_id)s AND expires_at <= dagapp.clock();
 
 -- name: callbacks_new_secret
--- The current secret, after the previous one got its end.
+-- Insert the current secret, after the expiry of the previous one was set.
 INSERT INTO dagapp.platform_secrets (platform_id, secret, created_by)
 VALUES (%(platform_id)s, %(secret)s, %(actor)s)
 RETURNING created_at,
           (SELECT max(expires_at) FROM dagapp.platform_secrets WHERE platform_id = %(platform_id)s) AS previous_until;
 
 -- name: callbacks_note_rotation
--- Who rotated the secret. The secret itself is recorded nowhere else.
+-- Record who rotated the secret, without the secret itself.
 INSERT INTO dagapp.asset_events (platform_id, action, actor, detail)
 VALUES (%(platform_id)s, 'secret_rotated', %(actor)s, jsonb_build_object('overlap_seconds', %(overlap)s::float8));
 

@@ -16,7 +16,7 @@ SELECT needed.name
  ORDER BY needed.name;
 
 -- name: catalog_try_deployment_lock
--- Become the only one who deploys the catalogue, until the connection ends; false if another one does.
+-- Take the lock for deploying the catalogue, until the connection ends; false if another process has it.
 SELECT pg_try_advisory_lock(hashtext('pgstac.deploy')) AS is_locked;
 
 -- name: catalog_timeouts
@@ -25,8 +25,8 @@ SELECT set_config('lock_timeout', %(lock_ms)s::text, true),
        set_config('statement_timeout', %(statement_ms)s::text, true);
 
 -- name: catalog_lock
--- Become the only writer of a collection until the end of the transaction. When partitions were created and their constraints
--- rebuilt under concurrent writers, items were lost.
+-- Become the only writer of a collection until the end of the transaction. Without this lock, items were lost when
+-- partitions were created and their constraints rebuilt during concurrent writes.
 SELECT pg_advisory_xact_lock(hashtextextended('dagmaster.catalog:' || %(collection)s::text, 0));
 
 -- name: catalog_lock_partitions
@@ -207,8 +207,9 @@ SELECT pgstac.check_partition(%(collection)s, span.begins, span.ends)
        ) AS span;
 
 -- name: catalog_publish_items
--- Insert the items of some editions, and replace those with the same ids. Items are stored without what they share with their
--- collection, and with the number of that base; without a number, the first base of the collection applies.
+-- Insert the items of some editions, and replace those with the same ids. An item is stored without the values that it
+-- shares with the base item of its collection, and with the number of that base item; without a number, it is the first
+-- one.
 WITH given AS MATERIALIZED (
     SELECT document.document_id AS id,
            public.ST_GeomFromGeoJSON(document.content -> 'geometry') AS geometry,
@@ -253,7 +254,7 @@ DELETE FROM pgstac.items
        );
 
 -- name: catalog_empty_collection
--- What remains of a collection that nothing is published of: its id. Dropping it would lock all searches out.
+-- Reduce a collection without published items to its id. Dropping it would block all searches.
 UPDATE pgstac.collections
    SET content = jsonb_build_object(
            'id', id,
@@ -270,7 +271,7 @@ UPDATE pgstac.collections
  WHERE id = %(collection)s;
 
 -- name: catalog_refresh_layers
--- The published layers of a collection say what the collection says, where nothing was edited, and name the latest version.
+-- Copy the texts of a collection to its published layers, where nothing was edited, and set their latest version.
 UPDATE dagapp.layer_catalog AS l
    SET title = coalesce(l.metadata ->> 'title', c.content ->> 'title', l.dataset_id),
        description = coalesce(l.metadata ->> 'description', c.content ->> 'description'),
@@ -318,7 +319,7 @@ SELECT a.dataset_id
 SELECT pgstac.delete_collection(%(collection)s);
 
 -- name: catalog_open_collection
--- A collection that nothing is published of, unless it exists.
+-- Create a collection without published items, unless it exists.
 INSERT INTO pgstac.collections (content)
 SELECT %(content)s::jsonb
  WHERE NOT EXISTS (SELECT FROM pgstac.collections WHERE id = %(collection)s)

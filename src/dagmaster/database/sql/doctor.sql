@@ -7,7 +7,7 @@ SELECT current_setting('server_version') AS version,
        pg_backend_pid() AS backend_pid;
 
 -- name: doctor_settings
--- Settings as a session has them that changes none; sizes in bytes, times in seconds.
+-- Settings as they are for a session that changes none of them; sizes in bytes, times in seconds.
 SELECT name,
        CASE unit
             WHEN '8kB' THEN (setting::numeric * 8192)::text

@@ -34,7 +34,7 @@ SELECT %(dataset_id)s, %(ordinal)s, %(revision)s, given.document_id, given.conte
  WHERE stored.content IS DISTINCT FROM excluded.content;
 
 -- name: documents_missing
--- The given ids that a revision has no document of.
+-- The given ids for which a revision has no document.
 SELECT wanted.id
   FROM unnest(%(ids)s::text[]) AS wanted (id)
  WHERE NOT EXISTS (

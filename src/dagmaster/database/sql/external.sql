@@ -8,8 +8,7 @@ SELECT to_regclass('dagmaster_public.layer_generations') IS NOT NULL AS has_tabl
        to_regclass('dagapp.geospatial_assets') IS NOT NULL AS is_installation;
 
 -- name: external_advance
--- Refuse a writer whose state of a layer is older than the one that was written last: it returns no row. Writers of a layer take
--- turns.
+-- Store the generation of a layer; no row if a newer one was written already. Writers of a layer wait for each other.
 INSERT INTO dagmaster_public.layer_generations AS g (dataset_id, layer, generation)
 VALUES (%(dataset_id)s, %(layer)s, %(generation)s)
     ON CONFLICT (dataset_id, layer) DO UPDATE
@@ -56,7 +55,7 @@ SELECT pgstac.upsert_collection(%(content)s::jsonb);
 SELECT pgstac.upsert_items(%(items)s::jsonb);
 
 -- name: external_remove_items
--- Remove the STAC items of a collection but these.
+-- Remove the STAC items of a collection, except these.
 DELETE FROM pgstac.items
  WHERE collection = %(dataset_id)s
    AND id <> ALL (%(ids)s::text[]);

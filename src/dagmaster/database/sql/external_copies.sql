@@ -1,8 +1,8 @@
 -- Copies of revisions in the external zone: which are due, the jobs that make and remove them, and what these jobs read.
 
 -- name: copies_due
--- Revisions whose external copies are to be made or removed, and whose job does not do it yet. An export that has failed waits
--- for an operator; a withdrawal that has failed is tried again.
+-- Revisions whose external copies are to be made or removed, and that have no job for it yet. An export that has failed
+-- waits for an operator; a withdrawal that has failed is tried again.
 SELECT r.asset_id, r.version_ordinal, r.revision
   FROM dagapp.asset_revisions AS r
   LEFT JOIN dagapp.dag_jobs AS j
@@ -32,7 +32,7 @@ SELECT r.asset_id, a.dataset_id, r.version_ordinal, r.revision, r.outputs ->> 'b
    FOR NO KEY UPDATE OF r SKIP LOCKED;
 
 -- name: copies_start
--- The job that makes or removes the external copies of a revision is created in the same transaction.
+-- Record the job that makes or removes the external copies of a revision. It is created in the same transaction.
 UPDATE dagapp.asset_revisions
    SET external_job_id = %(job_id)s,
        is_external_job_running = true,
@@ -43,7 +43,7 @@ UPDATE dagapp.asset_revisions
  WHERE asset_id = %(asset_id)s AND version_ordinal = %(ordinal)s AND revision = %(revision)s;
 
 -- name: copies_settle
--- What is wanted is there already.
+-- Nothing is due any more: the copies are already as wanted.
 UPDATE dagapp.asset_revisions
    SET export_due_at = NULL,
        withdrawal_due_at = NULL,
@@ -53,7 +53,7 @@ UPDATE dagapp.asset_revisions
  WHERE asset_id = %(asset_id)s AND version_ordinal = %(ordinal)s AND revision = %(revision)s;
 
 -- name: copies_repeat
--- An operator requests an export again. It starts as if it was decided now.
+-- Make an export due again because an operator asks for it, as if it was decided now.
 UPDATE dagapp.asset_revisions
    SET export_due_at = dagapp.clock(),
        external_copies = CASE external_copies WHEN 'all' THEN 'some' ELSE external_copies END,
@@ -132,7 +132,7 @@ SELECT EXISTS (
        ) AS is_current;
 
 -- name: copies_doubt
--- A task of a job that had ended already removed copies of a revision that was exported since: they must be made again.
+-- Make copies due again: a task of a job that had already ended removed them after the revision was exported.
 UPDATE dagapp.asset_revisions
    SET export_due_at = dagapp.clock(),
        external_copies = 'some',

@@ -7,8 +7,9 @@ SELECT key_id, name, scopes, platform_id, secret_hash, previous_hash, is_expired
  WHERE key_id = %(key_id)s;
 
 -- name: gateway_request
--- How far a request is; of one platform only, if one is given. Another platform may have used the same id before.
--- The view of an earlier release has no `shown_id`, and no ids that need it: the gateway may be deployed before the schema.
+-- The status of a request; of one platform only, if one is given. Another platform may have used the same id before.
+-- The view of an earlier release has no `shown_id`, and no ids that need it: the gateway may be deployed before the
+-- schema.
 SELECT CASE WHEN starts_with(request_id, '~') THEN to_jsonb(requests) ->> 'shown_id' ELSE request_id END AS request_id,
        platform_id, asset_id, dataset_id, version_ordinal, version_label, revision, outcome, status, reason, same_content_as,
        created_at, updated_at
@@ -131,7 +132,7 @@ SELECT status, count(*) AS jobs
  ORDER BY status;
 
 -- name: gateway_instances
--- The processes of the platform, and for how long they were silent.
+-- The processes of the platform, and how many seconds ago their last heartbeats were.
 SELECT role, instance_id, software_version, started_at, heartbeat_at, silent_seconds
   FROM dagapp_gateway.instances
  ORDER BY role, heartbeat_at DESC

@@ -23,7 +23,7 @@ SELECT
  LIMIT %(limit)s;
 
 -- name: lock_keys
--- Keys are created one after another.
+-- Let only one transaction at a time create keys.
 SELECT pg_advisory_xact_lock(hashtext('dagapp.api_keys'));
 
 -- name: has_keys
@@ -31,8 +31,8 @@ SELECT pg_advisory_xact_lock(hashtext('dagapp.api_keys'));
 SELECT EXISTS (SELECT FROM dagapp.api_keys) AS has_keys;
 
 -- name: create_key
--- A new key, and the event that records who created it. None if a key has or had the name: it is the actor of what that key
--- has changed. `lock_keys` comes first.
+-- Create a key, and the event that records who created it. No row if a key has or had the name, because events name
+-- keys as actors. `lock_keys` comes first.
 WITH created AS (
     INSERT INTO dagapp.api_keys (key_id, name, scopes, platform_id, queues, secret_hash, expires_at, created_by)
     SELECT %(key_id)s, %(name)s, %(scopes)s::text[], %(platform_id)s, %(queues)s::text[], %(secret_hash)s,
@@ -51,7 +51,7 @@ SELECT
   FROM created;
 
 -- name: rotate_key
--- A new secret. The one before is accepted for a while, the one before that no longer.
+-- Set a new secret. The previous one is accepted for a while, older ones no longer.
 WITH locked AS (
     SELECT key_id FROM dagapp.api_keys WHERE key_id = %(key_id)s AND revoked_at IS NULL FOR NO KEY UPDATE
 ), rotated AS (

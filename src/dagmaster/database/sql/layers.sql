@@ -55,15 +55,15 @@ SELECT
  LIMIT %(limit)s;
 
 -- name: layer_catalog_metadata
--- What was edited of the published layers of a dataset.
+-- The edited metadata of the published layers of a dataset.
 SELECT layer, metadata
   FROM dagapp.layer_catalog
  WHERE dataset_id = %(dataset_id)s
  ORDER BY layer;
 
 -- name: layer_catalog_put
--- Publish a layer of an asset that is published. When and by whom are kept as long as the metadata stays. The texts follow from the
--- collection.
+-- Publish a layer of an asset that is published. Time and user of the publication stay if the metadata is unchanged.
+-- `catalog_refresh_layers` then fills in the texts of the collection.
 INSERT INTO dagapp.layer_catalog AS l
        (asset_id, layer, dataset_id, platform_id, title, clearance_state, version_ordinal, revision, metadata, change_number, digest,
         published_by)
@@ -113,7 +113,8 @@ UPDATE dagapp.layer_catalog AS l
    AND l.clearance_state <> a.clearance_state;
 
 -- name: layer_external_follow
--- What the external database holds of an asset has to change with it. It holds nothing of an asset that is not public.
+-- After a change of an asset, make its layers in the external database due again. Layers of an asset that is not public
+-- are removed there.
 WITH held AS MATERIALIZED (
     SELECT asset_id, layer
       FROM dagapp.external_layers
@@ -150,7 +151,7 @@ SELECT a.asset_id, %(layer)s, a.dataset_id, true, dagapp.clock(), %(actor)s
        updated_at = dagapp.clock();
 
 -- name: layer_external_withdraw
--- A layer shall not be in the external database.
+-- Request that a layer is removed from the external database.
 UPDATE dagapp.external_layers
    SET is_wanted = false,
        generation = generation + 1,
@@ -190,7 +191,7 @@ SELECT
    AND x.generation = %(generation)s;
 
 -- name: layer_external_done
--- The external database holds a layer as it should, unless that has changed meanwhile.
+-- Record that the external database has a layer as it should be, unless that has changed meanwhile.
 UPDATE dagapp.external_layers
    SET due_at = NULL,
        attempts = 0,
@@ -203,7 +204,7 @@ UPDATE dagapp.external_layers
 RETURNING layer;
 
 -- name: layer_external_failed
--- The external database could not be changed; it is tried again.
+-- Record that the external database could not be changed; it is tried again.
 UPDATE dagapp.external_layers
    SET attempts = attempts + 1,
        error_message = %(error)s,

@@ -1,5 +1,5 @@
 -- name: legacy_children
--- Of each of these fan_outs: when its last child ended, and the COGs that its children wrote. Reads all children.
+-- For each of these fan_outs: when its last child ended, and the COGs that its children wrote. Reads all children.
 SELECT n.parent_node_id AS node_id,
        max(n.completed_at) AS completed_at,
        count(*) FILTER (WHERE %(with_outputs)s::boolean AND n.output ? 'cog_blob')::int AS cogs_created,

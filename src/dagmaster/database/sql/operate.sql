@@ -1,5 +1,5 @@
 -- name: lock_ended_job
--- A rerun locks the job's row; the job has no owner.
+-- Lock the row of a job before a rerun; a job that has ended has no owner.
 SELECT status
   FROM dagapp.dag_jobs
  WHERE job_id = %(job_id)s

@@ -6,8 +6,9 @@ VALUES (%(owner_id)s, %(host)s, %(pid)s, %(software_version)s, %(stats)s, %(hand
    SET heartbeat_at = dagapp.clock(), stats = excluded.stats;
 
 -- name: end_stuck_owners
--- An owner that was paused inside a transaction keeps its jobs' rows locked, so no other instance could claim them. No timeout of the
--- server ends that: psycopg's pipelines close with Sync and Flush, and the Flush stops the clock of idle transactions.
+-- End the sessions of owners that were paused inside a transaction: they keep the rows of their jobs locked, so that no
+-- other instance can claim them. No timeout of the server ends such a session: psycopg's pipelines close with Sync and
+-- Flush, and the Flush stops the timer of idle transactions.
 SELECT pg_terminate_backend(a.pid) AS ended
   FROM dagapp.dag_jobs j
   JOIN pg_stat_activity a

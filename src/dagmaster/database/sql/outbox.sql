@@ -99,7 +99,7 @@ SELECT q.queue, count(*)::int AS workers
  GROUP BY q.queue;
 
 -- name: outbox_delete
--- The broker has acknowledged these, or their tasks are no longer queued.
+-- Delete messages that the broker has acknowledged, or whose tasks are no longer queued.
 WITH sent AS MATERIALIZED (
     SELECT o.job_id, o.node_id, o.attempt
       FROM unnest(%(job_ids)s::uuid[], %(node_ids)s::text[], %(attempts)s::int[]) AS k (job_id, node_id, attempt)
@@ -113,7 +113,7 @@ DELETE FROM dagapp.dag_outbox o
  WHERE o.job_id = s.job_id AND o.node_id = s.node_id AND o.attempt = s.attempt;
 
 -- name: outbox_postpone
--- The broker has not taken these: they are sent again later.
+-- Postpone messages that the broker has not accepted: they are sent again later.
 WITH failed AS MATERIALIZED (
     SELECT o.job_id, o.node_id, o.attempt
       FROM unnest(%(job_ids)s::uuid[], %(node_ids)s::text[], %(attempts)s::int[]) AS k (job_id, node_id, attempt)

@@ -7,7 +7,7 @@ VALUES (%(job_id)s, %(sha256)s, %(size_bytes)s, %(is_kept)s)
    SET stored_at = dagapp.clock(), is_kept = p.is_kept OR excluded.is_kept;
 
 -- name: store_payload_part
--- One part of a payload. One that is there stays, unless it is not what it should be.
+-- Store one part of a payload. An existing part stays, unless its content is different.
 INSERT INTO dagapp.dag_payload_parts AS p (job_id, sha256, part, data)
 VALUES (%(job_id)s, %(sha256)s, %(part)s, %(data)s)
     ON CONFLICT (job_id, sha256, part) DO UPDATE

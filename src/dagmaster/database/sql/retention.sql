@@ -150,5 +150,5 @@ RETURNING e.callback_id;
 SELECT dagapp.forget_definitions(dagapp.clock() - make_interval(secs => %(age)s)) AS deleted;
 
 -- name: retention_partition
--- A month of events without a job.
+-- Drop a month of events that has no job left.
 SELECT dagapp.drop_event_partition(dagapp.clock() - make_interval(secs => %(age)s)) AS name;

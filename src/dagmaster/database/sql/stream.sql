@@ -44,7 +44,7 @@ SELECT dagapp.clock() AS now,
               FROM dagapp.orchestrators o))) AS instances;
 
 -- name: job_progress
--- How far some jobs are, by the nodes of their definitions: each is read by its key, children are in its counters.
+-- The progress of some jobs, by the nodes of their definitions: each is read by its key, children are in its counters.
 SELECT k.job_id, count(*)::int AS nodes,
        count(*) FILTER (WHERE n.is_ended)::int AS ended,
        count(*) FILTER (WHERE n.status = 'failed')::int AS failed,

@@ -106,8 +106,8 @@ SELECT d.queue, d.message_id, d.reason, d.description, d.body
        AS d (queue text, message_id text, reason text, description text, body jsonb);
 
 -- name: reserve_key
--- Reserve an idempotency key for a job, or return the job that has it. Of two concurrent submissions the second waits for the
--- first. With `force` the key moves to the new job, if the request is the same.
+-- Reserve an idempotency key for a job, or return the job that has it. A concurrent submission with the same key waits
+-- for the first one. With `force` the key moves to the new job, if the request is the same.
 INSERT INTO dagapp.dag_idempotency_keys AS k (submitted_by, idempotency_key, request_hash, job_id)
 VALUES (%(submitted_by)s, %(idempotency_key)s, %(request_hash)s, %(job_id)s)
     ON CONFLICT (submitted_by, idempotency_key) DO UPDATE

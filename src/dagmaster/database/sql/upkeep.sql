@@ -1,9 +1,9 @@
 -- The upkeep of assets: data that is no longer needed is purged, reviewers are notified, and old history is deleted.
 
 -- name: asset_purge_begin
--- Mark revisions whose data may go: rejected, superseded or deleted long enough ago. From then on they can be neither approved nor
--- run again. What is served, what waits for a review, and what has a copy in the external zone is never among them. Revisions that
--- a reviewer or a job changes at this moment are left for the next time.
+-- Mark revisions whose data may be removed: rejected, superseded or deleted long enough ago. From then on they can be
+-- neither approved nor run again. Revisions that are served, wait for a review, or have a copy in the external zone are
+-- never marked. Revisions that a reviewer or a job changes at this moment are left for the next time.
 WITH old AS MATERIALIZED (
     SELECT r.asset_id, r.version_ordinal, r.revision
       FROM dagapp.asset_revisions AS r
@@ -48,7 +48,8 @@ SELECT r.asset_id, a.dataset_id, r.version_ordinal, r.revision
  LIMIT %(limit)s;
 
 -- name: asset_purge_end
--- The objects of a revision are gone: its documents go too, and the history records it. Of two processes one records it.
+-- After the objects of a revision were removed: remove its documents, and record that in the history. If two processes
+-- do it, only one records it.
 WITH purged AS (
     UPDATE dagapp.asset_revisions
        SET purged_at = dagapp.clock()
@@ -67,7 +68,7 @@ SELECT asset_id, version_ordinal, revision, 'purged', 'dagmaster', jsonb_build_o
 RETURNING event_id;
 
 -- name: copies_withdrawn
--- Revisions whose external copies were removed within the last day, and not just now.
+-- Revisions whose external copies were removed within the last day, but longer than the grace period ago.
 SELECT r.asset_id, a.dataset_id, r.version_ordinal, r.revision
   FROM dagapp.asset_revisions AS r
   JOIN dagapp.geospatial_assets AS a USING (asset_id)
@@ -78,7 +79,8 @@ SELECT r.asset_id, a.dataset_id, r.version_ordinal, r.revision
  LIMIT %(limit)s;
 
 -- name: copies_left
--- Objects of a revision are outside although its copies were removed: they are removed again.
+-- Make a withdrawal due again: objects of the revision were found in the external zone although its copies were
+-- removed.
 WITH found AS (
     UPDATE dagapp.asset_revisions
        SET withdrawal_due_at = dagapp.clock(), external_copies = 'some'
@@ -108,7 +110,7 @@ SELECT r.asset_id, a.dataset_id, a.title, a.platform_id, r.version_ordinal, v.ve
  LIMIT %(limit)s;
 
 -- name: asset_reviews_notified
--- Reviewers know of these revisions.
+-- Record that reviewers were notified of these revisions.
 WITH notified AS (
     SELECT r.asset_id, r.version_ordinal, r.revision
       FROM dagapp.asset_revisions AS r
@@ -132,7 +134,7 @@ SELECT pg_try_advisory_lock(hashtext('dagapp.asset_upkeep')) AS is_ours;
 SELECT pg_advisory_unlock(hashtext('dagapp.asset_upkeep'));
 
 -- name: asset_forget_events
--- History that is older than its retention. The newest event of an asset is its ETag, and stays.
+-- Delete history that is older than its retention. The newest event of an asset is its ETag, and stays.
 WITH old AS MATERIALIZED (
     SELECT e.event_id
       FROM dagapp.asset_events AS e

@@ -51,7 +51,7 @@ SELECT
  LIMIT %(limit)s;
 
 -- name: upload_continue
--- Bytes have arrived: the upload expires later.
+-- Record that bytes have arrived: the upload expires later.
 UPDATE dagapp.uploads
    SET updated_at = dagapp.clock(),
        expires_at = dagapp.clock() + make_interval(secs => %(expires_in_seconds)s::float8)
@@ -61,7 +61,7 @@ RETURNING
 ;
 
 -- name: upload_finish
--- The object is in the bronze zone; who uploaded it is recorded.
+-- Record that the object is in the bronze zone, and who uploaded it.
 WITH finished AS (
     UPDATE dagapp.uploads
        SET sha256 = %(sha256)s, etag = %(etag)s, expires_at = NULL,

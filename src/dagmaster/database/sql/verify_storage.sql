@@ -75,7 +75,7 @@ SELECT 'bronze', container, blob, 'upload', size_bytes, sha256
  WHERE finished_at IS NOT NULL;
 
 -- name: storage_add_inputs
--- Objects that the inputs of jobs name. They may be gone when the job has ended, and are not missed.
+-- Objects that the inputs of jobs name. They may be removed after the job has ended, and are not reported as missing.
 INSERT INTO storage_references (zone, container, blob, kind)
 SELECT DISTINCT 'bronze', coalesce(j.input_params ->> 'container_name', %(container)s::text), named.blob, 'input'
   FROM dagapp.dag_jobs AS j
@@ -178,8 +178,8 @@ SELECT DISTINCT ON (f.is_served, f.zone, f.container, f.blob, f.sha256)
  ORDER BY f.is_served DESC, f.zone, f.container, f.blob, f.sha256;
 
 -- name: storage_catalog
--- Where the catalogue differs from the documents of the published revisions: revisions without documents, items that are missing,
--- items of something else, and items that name other files.
+-- Where the catalogue differs from the documents of the published revisions: revisions without documents, items that
+-- are missing, items that belong to no published revision, and items that name other files.
 WITH published AS MATERIALIZED (
     SELECT a.dataset_id, v.version_ordinal, v.approved_revision AS revision
       FROM dagapp.geospatial_assets AS a

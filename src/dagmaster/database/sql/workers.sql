@@ -6,12 +6,13 @@ VALUES (%(worker_id)s, %(host)s, %(pid)s, %(software_version)s, %(worker_type)s,
    SET heartbeat_at = dagapp.clock(), stats = excluded.stats, queues = excluded.queues, handlers = excluded.handlers;
 
 -- name: retire_worker
--- A worker stopped cleanly.
+-- Delete the row of a worker that stopped cleanly.
 DELETE FROM dagapp.workers
  WHERE worker_id = %(worker_id)s;
 
 -- part: hand_in
--- Finished tasks, where this worker still holds them. The clock is read once: a subselect is, a plain call runs for every row.
+-- Record finished tasks that this worker still holds. The clock is read in a subselect, which is evaluated once; a
+-- plain call would be evaluated for every row.
 report AS MATERIALIZED (
     SELECT r.*
       FROM jsonb_to_recordset(%(reports)s::jsonb)
@@ -152,7 +153,7 @@ open AS MATERIALIZED (
      -- By ctid: no other transaction moves a row that this one has locked. (A row that moved before the lock stays queued.)
      WHERE t.ctid = c.place
     RETURNING t.task_id, t.job_id, t.node_id, t.attempt, t.handler, t.params, t.queue, t.timeout_seconds, t.retry_count,
-              -- Only for the few whose attempts are more than their retries explain.
+              -- Only for the few tasks with more attempts than their retries explain.
               CASE WHEN t.attempt - t.retry_count > 2
                    THEN (SELECT count(*)
                            FROM dagapp.dag_tasks p
@@ -211,7 +212,7 @@ SELECT queue
    FOR UPDATE;
 
 -- name: set_queue
--- Limit, pause or open a queue. Other settings stay: two requests may each change one at the same time.
+-- Limit, pause or resume a queue. Other settings stay: two requests may each change one at the same time.
 INSERT INTO dagapp.dag_queues AS q (queue, max_running, is_paused)
 VALUES (%(queue)s, %(max_running)s, coalesce(%(is_paused)s::boolean, false))
     ON CONFLICT (queue) DO UPDATE
@@ -220,8 +221,8 @@ VALUES (%(queue)s, %(max_running)s, coalesce(%(is_paused)s::boolean, false))
        updated_at = dagapp.clock();
 
 -- name: record_late_reports
--- Store reports that came too late, for diagnosis, and return them; of a task that this worker has never held, nothing is
--- stored. A report that this worker has sent before, and whose answer was lost, is not late: it was accepted then.
+-- Store reports that came too late, for diagnosis, and return them. Nothing is stored for a task that this worker has
+-- never held. A report that this worker has sent before, and whose answer was lost, is not late: it was accepted then.
 WITH report AS MATERIALIZED (
     SELECT r.*
       FROM jsonb_to_recordset(%(reports)s::jsonb)
@@ -252,8 +253,8 @@ SELECT job_id, node_id, attempt
   FROM late;
 
 -- name: renew_leases
--- Renew the leases of tasks that this worker runs, store their progress and last log lines, and return those that it no longer
--- holds. A task that had to wait for a slot has started when its handler did, or has not started yet.
+-- Renew the leases of tasks that this worker runs, store their progress and last log lines, and return those that it no
+-- longer holds. A task that had to wait for a slot starts when its handler does: until then, its start is set to now.
 WITH sent AS MATERIALIZED (
     SELECT h.*
       FROM jsonb_to_recordset(%(held)s::jsonb) AS h (job_id uuid, node_id text, attempt int, progress jsonb, log jsonb,
@@ -290,7 +291,7 @@ WITH asked AS MATERIALIZED (
     SELECT t.job_id, t.node_id, t.attempt
       FROM dagapp.dag_tasks t
      WHERE t.worker_id = %(worker_id)s AND t.stop_requested_at IS NOT NULL AND t.stop_seen_at IS NULL
-       -- Not `t.status = 'running'`: that would invite the index of all that runs, which is not the worker's alone.
+       -- Not `t.status = 'running'`: the planner could use the index of the running tasks of all workers.
        AND t.status IS NOT DISTINCT FROM 'running'
      ORDER BY t.job_id, t.node_id, t.attempt
        FOR NO KEY UPDATE
@@ -305,8 +306,8 @@ SELECT t.task_id
  WHERE t.worker_id = %(worker_id)s AND t.stop_requested_at IS NOT NULL AND t.status IS NOT DISTINCT FROM 'running';
 
 -- name: read_results
--- A slice of the results of a fan_out's children, in index order, by whole key: as many as a reader wants to hold, and one in
--- any case. Only what is long enough to be compressed is looked at for its real size.
+-- A slice of the results of a fan_out's children, in index order, by whole key: as many as a reader can hold, and at
+-- least one. Only values that are long enough to be compressed are decompressed to get their real size.
 WITH child AS MATERIALIZED (
     SELECT i.index, c.node_id, c.status, c.output, c.error_message, c.output_ref,
            coalesce((c.output_ref ->> 'bytes')::bigint,
@@ -343,5 +344,5 @@ SELECT job_id, node_id, name, attempt, data, saved_at, artifacts
  ORDER BY attempt, saved_at, name;
 
 -- name: clock
--- The time that everything is compared with.
+-- The time of the server, which all times are compared with.
 SELECT dagapp.clock() AS now;

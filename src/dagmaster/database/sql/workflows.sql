@@ -42,7 +42,7 @@ SELECT
  WHERE d.workflow_id = %(workflow_id)s AND d.definition_hash = %(definition_hash)s;
 
 -- name: workflow_results
--- The newest jobs of a workflow since a time, by status, and the durations of those that completed at once.
+-- The newest jobs of a workflow since a time, by status, and the durations of those that completed without a resume.
 SELECT status, count(*)::int AS count,
        percentile_cont(0.5) WITHIN GROUP (ORDER BY seconds) FILTER (WHERE is_typical) AS p50_seconds,
        percentile_cont(0.95) WITHIN GROUP (ORDER BY seconds) FILTER (WHERE is_typical) AS p95_seconds

@@ -1,11 +1,11 @@
 """The handlers of external_export: plan, transfer, copy, finish.
 
-    plan ──▶ transfer (a pipeline of Azure Data Factory, if one is set) ──▶ copy, in batches ──▶ finish
+    plan ──▶ transfer (a pipeline of Azure Data Factory, if configured) ──▶ copy, in batches ──▶ finish
 
-Every handler first makes sure that its job is the one that exports this revision, and that the revision is still
-approved and public. Each object is copied, read again, and compared with the checksum of its STAC document; an object
-whose copy is right already is not copied again. Before and after each object it is checked that the export is still
-wanted: if not, the object is removed again, also if it is not certain that it was copied.
+plan, copy and finish first check that this job is the one that exports the revision, and that the revision is still
+approved and public. Each object is copied, read again, and compared with the checksum in its STAC document; an object
+whose copy is already correct is not copied again. Before and after each write the handler checks that the export is
+still current. If it no longer is afterwards, or if the check fails, the object is deleted.
 """
 
 from collections.abc import Callable, Iterator
@@ -34,7 +34,7 @@ FILE_LIST: Final = "export/files.txt"
 
 
 class NamedRevision(FrozenModel):
-    """Without a revision, the approved one."""
+    """`revision` defaults to the approved one, or to the newest if none is approved."""
 
     asset_id: str = Field(min_length=1, max_length=200)
     version_ordinal: int = Field(ge=0, le=2**31 - 1)
@@ -42,13 +42,13 @@ class NamedRevision(FrozenModel):
 
 
 class PlanParams(NamedRevision):
-    """`blob_path` is the object that the version is known by; if it is given, it must be that of the revision."""
+    """`blob_path` is the main object of the revision; if it is given, it must match the revision's outputs."""
 
     blob_path: str | None = None
 
 
 class DocumentBatch(FrozenModel):
-    """Documents of a revision: those after `after`, up to `last_id`. The collection has the empty id."""
+    """Documents of a revision with ids greater than `after`, up to `last_id`. The id of the collection is empty."""
 
     after: str | None
     last_id: str
@@ -87,7 +87,7 @@ def edition_of(target: ExternalTarget) -> Edition:
 def _require_blob_path(blob_path: str | None, revision: ExternalTarget) -> None:
     if blob_path is not None and blob_path != revision.blob_path:
         raise UnfitData(
-            f"blob_path is not that of {revision}",
+            f"blob_path does not match {revision}",
             code="export.other-blob",
             hint="leave it out, or pass the blob_path of the revision's outputs",
         )
@@ -96,7 +96,7 @@ def _require_blob_path(blob_path: str | None, revision: ExternalTarget) -> None:
 def _write_file_list(
     ctx: SyncContext, session: ExternalSession, target: ExternalTarget, batches: list[DocumentBatch]
 ) -> str:
-    """For a pipeline: the names of all objects that it copies, one a line. The list is deleted with the job."""
+    """Write the names of all objects that a pipeline copies, one per line. The list is deleted with the job."""
     names: set[str] = set()
     for batch in batches:
         for _, document in session.documents(target, batch.after, batch.last_id):
@@ -117,7 +117,7 @@ class Transfer(FrozenModel):
 
 
 async def transfer(ctx: Context, params: TransferParams) -> Transfer:
-    """Let a pipeline copy all objects, if one is set. Otherwise the next step copies them."""
+    """Let a pipeline copy all objects, if one is configured. Otherwise the next step copies them."""
     if params.file_list is None:
         return Transfer(run_id=None)
     order = TransferOrder(
@@ -153,7 +153,7 @@ class Copied(FrozenModel):
 
 
 class DamagedCopy(Exception):
-    """The copy of an object is not right. It is removed."""
+    """The copy of an object is missing or differs from its source. A copy that differs is deleted."""
 
     def __init__(self, reason: DagmasterError) -> None:
         super().__init__(str(reason))
@@ -174,7 +174,7 @@ def copy(ctx: SyncContext, params: CopyParams) -> Copied:
                 if source.blob not in copied:
                     try:
                         copied[source.blob] = _copy_file(ctx, session, target, source, asset)
-                    except DamagedCopy as error:  # the others are checked too, so that none that is damaged stays
+                    except DamagedCopy as error:  # check the other objects too, so that no damaged copy is kept
                         failure = failure or error.reason
             if document_id:
                 item = documents.external_item(document, edition_of(target), ctx.addresses.public_base)
@@ -190,7 +190,7 @@ def copy(ctx: SyncContext, params: CopyParams) -> Copied:
 
 
 def _files(target: ExternalTarget, document: Json) -> Iterator[tuple[Location, Json]]:
-    """The processed objects of the revision that a document names. Files of others are not copied."""
+    """The objects of the revision that a document names. Files of other revisions and zones are not copied."""
     edition = edition_of(target)
     for location, asset in documents.files_in(document):
         if location.zone == Zone.SILVER and documents.belongs_to(edition, location):
@@ -220,7 +220,7 @@ def _copy_file(
 
 
 def _require_same(ctx: SyncContext, copy_of: Location, expected: str, source: Location) -> None:
-    """Read the copy again. If the source itself differs from its document, no copy will ever be right."""
+    """Read the copy again and compare it. If the source itself differs from its document, a retry cannot help."""
     if _sha256(ctx, copy_of) == expected:
         return
     if ctx.storage.sha256(source) == expected:
@@ -260,8 +260,8 @@ def _put(
 
 @contextmanager
 def guarded(ctx: SyncContext, session: ExternalSession, target: ExternalTarget, location: Location) -> Iterator[None]:
-    """Write one object of the external zone. It does not stay if the export is not wanted any more afterwards: a task
-    may outlive its job, and the copies may have been removed while it wrote."""
+    """Write one object of the external zone. It is deleted if the export is no longer current afterwards: a task may
+    outlive its job, and the other copies may have been removed while it wrote."""
     _require_current(lambda: session.is_current(target), target)
     try:
         yield
@@ -278,9 +278,9 @@ def guarded(ctx: SyncContext, session: ExternalSession, target: ExternalTarget, 
 def _require_current(is_current: Callable[[], bool], target: ExternalTarget) -> None:
     if not is_current():
         raise UnfitData(
-            f"the export of {target} is not wanted any more: it was withdrawn, or another job exports it",
+            f"the export of {target} is no longer current: it was withdrawn, or another job exports it",
             code="external.not-current",
-            hint="nothing has to be done",
+            hint="no action is needed",
         )
 
 
@@ -291,7 +291,7 @@ class FinishParams(FrozenModel):
 
 
 class Exported(FrozenModel):
-    """Paths are `container/blob`. URLs are those under which anyone reads the objects."""
+    """Paths are `container/blob`. URLs are public."""
 
     external_blob_path: str | None
     external_stac_path: str
@@ -353,7 +353,7 @@ def _results(ctx: SyncContext) -> tuple[dict[str, CopiedObject], list[str]]:
 
 
 def _manifest(target: ExternalTarget, objects: dict[str, CopiedObject]) -> Json:
-    """All objects with their sizes and checksums, so that anyone can verify them. The same export gives the same."""
+    """All objects with their sizes and checksums, so that anyone can verify them. Repeated exports write the same."""
     return {
         "dataset_id": target.dataset_id,
         "version_ordinal": target.version_ordinal,
@@ -363,7 +363,7 @@ def _manifest(target: ExternalTarget, objects: dict[str, CopiedObject]) -> Json:
 
 
 def _main_object(ctx: SyncContext, target: ExternalTarget, objects: dict[str, CopiedObject]) -> Location | None:
-    """The copy of the object that the revision is known by."""
+    """The copy of the revision's main object."""
     if target.blob_path is None:
         return None
     blob = target.blob_path.partition("/")[2] if target.blob_path not in objects else target.blob_path

@@ -1,13 +1,13 @@
-"""Azure Data Factory by its REST API: start a run of a pipeline, follow it, cancel it, find runs by their parameters.
+"""A client for the REST API of Azure Data Factory: start, poll and cancel pipeline runs, find runs by their parameters.
 
     POST …/pipelines/{pipeline}/createRun      the body has the parameters; the response has the id of the run
     GET  …/pipelineruns/{runId}                Queued, InProgress, Succeeded, Failed, Canceling, Cancelled
     POST …/pipelineruns/{runId}/cancel
     POST …/queryPipelineRuns                   by the name of the pipeline and the time
 
-Requests that may be repeated are, after 429, 5xx and lost connections, as late as `Retry-After` says. createRun is
-repeated only if no run has its parameters: the answer to a request that started one may be lost. Tokens are in no
-error and no log.
+Requests are repeated after 429, 5xx and lost connections, after the delay that `Retry-After` asks for. createRun is
+repeated only if no run has its parameters, because the response to a request that started a run may be lost. Errors and
+log messages contain no tokens.
 """
 
 import asyncio
@@ -93,17 +93,17 @@ class DataFactory:
         return cls(settings.adf_url, path, pipeline, identity)
 
     async def start(self, parameters: Mapping[str, str]) -> str:
-        """The id of a run with these parameters: of one that is active or has succeeded, or else of a new one."""
+        """The id of a run with these parameters: one that is active or has succeeded, or else a new one."""
         for number in range(TRIES):
             if number:
-                await self._sleep(self._pause_seconds * 2**number)  # a new run is listed after a moment
+                await self._sleep(self._pause_seconds * 2**number)  # a new run is not listed at once
             if run := await self._reusable(parameters):
                 return run.run_id
             try:
                 return await self._create(parameters)
             except Unanswered:
                 continue
-        raise Unavailable("Azure Data Factory does not answer whether it has started a run", code="adf.unanswered")
+        raise Unavailable("Azure Data Factory did not confirm that it has started a run", code="adf.unanswered")
 
     async def run(self, run_id: str) -> PipelineRun:
         return _run_of(await self._request("GET", f"/pipelineruns/{quote(run_id, safe='')}"))
@@ -112,7 +112,7 @@ class DataFactory:
         await self._request("POST", f"/pipelineruns/{quote(run_id, safe='')}/cancel")
 
     async def runs(self, parameters: Mapping[str, str]) -> list[PipelineRun]:
-        """The runs of the last days that have these parameters, among others."""
+        """The runs of the last days whose parameters include these."""
         now = datetime.now(UTC)
         body: dict[str, Any] = {
             "lastUpdatedAfter": (now - LOOKBACK).isoformat(),
@@ -145,8 +145,8 @@ class DataFactory:
     async def _request(
         self, method: str, path: str, body: dict[str, Any] | None = None, *, is_repeatable: bool = True
     ) -> dict[str, Any]:
-        """The answer as JSON. `Unanswered` if it is not known whether a request that may not be repeated was carried
-        out."""
+        """The response as JSON. Raises `Unanswered` if it is not known whether a request that must not be repeated was
+        carried out."""
         problem, has_renewed = "", False
         async with _client() as http:
             for number in range(TRIES):
@@ -162,7 +162,7 @@ class DataFactory:
                 else:
                     if response.is_success:
                         return _json_of(response)
-                    problem = f"it answered {response.status_code}"
+                    problem = f"the response status is {response.status_code}"
                     if response.status_code == httpx2.codes.UNAUTHORIZED and not has_renewed:
                         self._identity.forget()
                         has_renewed = True

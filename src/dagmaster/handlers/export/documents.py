@@ -1,10 +1,10 @@
-"""STAC documents and mosaics as they are in the external zone: a static catalogue that needs no server of ours.
+"""STAC documents and mosaics for the external zone: a static catalogue that needs no map server.
 
     stac/<dataset>/v<ordinal>/r<revision>/collection.json, <item>.json
 
 Files and documents of the same revision are named relative to the document, so that the catalogue can be read wherever
-the zone is reached, and copied elsewhere. What only the map server has (tiles, other versions) is linked under its
-public URL, and left out if it has none. The functions touch no storage.
+the zone is reached, and copied elsewhere. Links to map tiles and other versions, which only the map server has, use its
+public URL; they are left out if it has none. The functions do not access storage.
 """
 
 import copy
@@ -66,7 +66,7 @@ def external_collection(collection: Json, edition: Edition, served_at: str | Non
 
 
 def external_mosaic(document: bytes, cogs_url: str) -> bytes:
-    """The mosaic with the URL of its COGs: its names are relative, and MosaicJSON does not say to what."""
+    """The mosaic with the URL of its COGs: their names are relative, and MosaicJSON does not define a base for them."""
     try:
         mosaic = orjson.loads(document)
         names = {name for tile in mosaic["tiles"].values() for name in tile}
@@ -83,7 +83,7 @@ def is_mosaic(location: Location) -> bool:
 
 
 def _rewritten(document: Json, edition: Edition, served_at: str | None) -> Json:
-    """A copy with other hrefs, and with the links that a static document may have."""
+    """A copy with hrefs for the external zone, and only with the links that a static document may have."""
     document = copy.deepcopy(document)
     assets = {
         key: {**asset, "href": href}
@@ -101,7 +101,7 @@ def _rewritten(document: Json, edition: Edition, served_at: str | None) -> Json:
 
 
 def _href(href: str, edition: Edition, served_at: str | None) -> str | None:
-    """The href as it is right in the external zone; None if there is none."""
+    """The href to use in the external zone; None if its target is not public."""
     location = location_of(href)
     if location is not None and belongs_to(edition, location):
         return quote(posixpath.relpath(location.blob, posixpath.dirname(edition.stac("x"))))

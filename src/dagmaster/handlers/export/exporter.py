@@ -1,4 +1,7 @@
-"""The interface of what copies the objects of a revision to the external zone. Checksums are verified afterwards."""
+"""Copy the objects of a revision to the external zone, with the worker or with a pipeline of Azure Data Factory.
+
+The handlers verify the checksums afterwards.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,8 +19,8 @@ SUCCEEDED: Final = "Succeeded"
 
 @dataclass(frozen=True, slots=True)
 class TransferOrder:
-    """All objects of a revision. `file_list` is a blob of the source container with the name of one object a line; an
-    object has the same name in both containers. `edition` is the same for all exports of a revision."""
+    """All objects of a revision. `file_list` is a blob of the source container with one object name per line; an object
+    has the same name in both containers. `edition` is the same for all exports of a revision."""
 
     export_id: str
     edition: str
@@ -27,7 +30,7 @@ class TransferOrder:
 
 
 class Stopped(Exception):
-    """The transfer was given up on request."""
+    """The transfer was stopped on request."""
 
 
 class Exporter(Protocol):
@@ -39,16 +42,17 @@ class Exporter(Protocol):
     async def transfer(
         self, order: TransferOrder, should_stop: Callable[[], bool], is_cancelled: Callable[[], bool]
     ) -> str | None:
-        """Let another system copy all objects. Returns the id of its run when it has; None if there is no such system.
-        Repeating it continues the same run."""
+        """Let another system copy all objects. Returns the id of its run when the run has succeeded; None if there is
+        no such system. A repeated call continues the same run."""
         ...
 
     def copy(self, storage: Storage, source: Location, target: Location, job_id: UUID) -> None:
-        """Copy one object whose copy is missing or differs. HandlerFailed if it was to be copied by another system."""
+        """Copy one object whose copy is missing or differs. Raises HandlerFailed if another system should have copied
+        it."""
         ...
 
     async def stop(self, edition: str) -> int:
-        """Stop what still copies objects of a revision, and wait for its end. Returns the number of runs."""
+        """Cancel the runs that still copy objects of a revision, and wait until they end. Returns their number."""
         ...
 
 

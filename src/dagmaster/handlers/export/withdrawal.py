@@ -2,8 +2,8 @@
 
     check ──▶ stop (a pipeline of Azure Data Factory that still copies) ──▶ remove
 
-Catalogue and tiles are withdrawn in the transaction of the decision; this removes the copies in the external zone. What
-is processed (silver) is never touched. Each step may run twice.
+The transaction of the decision removes the revision from the catalogue and the map server; these handlers remove its
+copies from the external zone. Objects of the silver zone are never changed. Each step may run twice.
 """
 
 from dagmaster.assets.external import ExternalJob
@@ -35,7 +35,7 @@ class StoppedRuns(FrozenModel):
 
 
 async def stop(ctx: Context, params: TargetParams) -> StoppedRuns:
-    """Stop pipeline runs that still copy objects of the revision: they would bring back what is removed."""
+    """Stop pipeline runs that still copy objects of the revision: they would copy removed objects again."""
     return StoppedRuns(run_count=await ctx.exporter.stop(params.target.name))
 
 
@@ -52,9 +52,9 @@ def remove(ctx: SyncContext, params: TargetParams) -> Removed:
         if not session.is_current(target):  # this task has outlived its job
             session.doubt(target)
             raise UnfitData(
-                f"the withdrawal of {target} is not the current one any more",
+                f"the withdrawal of {target} is no longer current",
                 code="external.not-current",
-                hint="nothing has to be done",
+                hint="no action is needed",
             )
     if left := next(iter(ctx.storage.external_objects(edition)), None):
         raise HandlerFailed(f"{left.location} still exists", code="external.left")

@@ -42,7 +42,7 @@ MAX_NEIGHBOURS = 64
 class OutputParams(BaseModel):
     """How a COG is written, for every kind of source. `shown_as` are the renders that all COGs of the dataset share.
 
-    Without `exact_statistics`, statistics are approximate: from the overview of this level.
+    Without `exact_statistics`, statistics are approximate: computed from the overview `overview_level`.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -97,7 +97,7 @@ def write_tile(ctx: SyncContext, params: CogParams, grid: OutputGrid, tile: Tile
 def single_grid(
     facts: RasterFacts, params: GridParams, origin: tuple[float, float] | None = None, *, is_part: bool = False
 ) -> OutputGrid:
-    """The grid of a single COG. The COGs of parts are shown as one image: their overviews share pixels too."""
+    """The grid of a single COG. COGs of parts are shown as one image, so their overviews must be aligned too."""
     grid = output_grid(facts, params.target_crs, params.resolution, origin, has_neighbours=is_part)
     if len(grid.sections) > 1:
         raise UnfitData(
@@ -201,8 +201,8 @@ def write_described(
 ) -> CogResult:
     """Write a COG, publish it, and describe it for later tasks.
 
-    `part` names the COG among those of the dataset; statistics count only the `own` part of its window; `origin` begins
-    the lineage.
+    `part` names the COG among those of the dataset; statistics count only the `own` part of its window; `origin` is the
+    beginning of the lineage.
     """
     edition = params.about.writable_edition(ctx)
     cog = _write(ctx, params, write, edition, own=own, name=name, is_alone=part is None)
@@ -258,7 +258,7 @@ class _PublishedCog:
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """What is only known when every pixel was processed."""
+        """Findings that are only known after every pixel was processed."""
         infinite = (infinite_values(self.infinite),) if self.infinite else ()
         return (*_findings(self.facts), *infinite)
 
@@ -267,7 +267,7 @@ def _findings(facts: CogFacts) -> Iterator[Finding]:
     if facts.is_type_unknown:
         yield info(
             "raster.treated-as",
-            f"the type of its values is unknown: they look like {facts.treated_as} and are resampled as such",
+            f"the raster type is unknown: the values look like {facts.treated_as} and are resampled as such",
             "pass raster_type",
         )
     area = facts.valid_area
@@ -290,7 +290,7 @@ def _write(
     name: str,
     is_alone: bool,
 ) -> _PublishedCog:
-    """`is_alone`: it is the only COG of the dataset, which needs data."""
+    """`is_alone`: this is the only COG of the dataset, so it must contain data."""
     with ctx.storage.scratch(ctx.job_id) as folder:
         path = folder / name
         profile = profile_of(params.output_tier, params.jpeg_quality)
@@ -369,7 +369,7 @@ def _created(storage: Storage, location: Location, sha256: str) -> datetime | No
 
 
 def _provenance(ctx: SyncContext, source: SourceParams) -> dict[str, str | None]:
-    """Of the source: its name, CRS and checksum. A name that is not fit for publication is left out."""
+    """Name, CRS and checksum of the source. A name that is not fit for publication is left out."""
     return {
         "source_name": public_name(find_source(ctx.storage, source, ctx.job_id)),
         "source_crs": source.crs or source.source_crs,

@@ -33,7 +33,7 @@ _SAME_AREA = 0.9
 @dataclass(frozen=True, slots=True)
 class CollectionLayout:
     """Files of the group `kept` keep their pixels. Others are resampled to pixels of `resolution`, counted from
-    `origin`; without it, from the fixed origin of the CRS. Both are None if all files are kept."""
+    `origin`; without it, from the fixed origin of the CRS. `resolution` and `origin` are None if all files are kept."""
 
     groups: list[GridGroup]
     kept: GridGroup | None
@@ -43,7 +43,7 @@ class CollectionLayout:
 
 
 def layout_of(files: Sequence[RasterFacts], options: Options, resolution: Size) -> CollectionLayout:
-    """`resolution` is that of the first file's own output. UnfitData if the files do not fit together."""
+    """`resolution` is the pixel size of the first file's output. Raises UnfitData if the files do not fit together."""
     require_alike(list(files))
     groups = grid_groups(files)
     kept = _kept_group(files, groups, options)
@@ -60,9 +60,9 @@ def layout_of(files: Sequence[RasterFacts], options: Options, resolution: Size) 
 
 
 def _kept_group(files: Sequence[RasterFacts], groups: list[GridGroup], options: Options) -> GridGroup | None:
-    """The largest group of files that are already as the outputs shall be, if it has at least half of the files."""
+    """The largest group of files that already have the CRS and pixel size of the outputs, if it has at least half."""
     fitting = [group for group in groups if all(_keeps_pixels(files[at], options) for at in group.members)]
-    largest = max(fitting, key=lambda group: len(group.members), default=None)  # of equal ones the first
+    largest = max(fitting, key=lambda group: len(group.members), default=None)  # the first, if several are equal
     return largest if largest and 2 * len(largest.members) >= len(files) else None
 
 
@@ -99,7 +99,7 @@ def _require_one_resolution(
 def _findings(
     files: Sequence[RasterFacts], groups: list[GridGroup], kept: GridGroup | None, target_crs: str
 ) -> list[Finding]:
-    """What the user may not expect of files that are submitted together."""
+    """Findings that the user may not expect of files that are submitted together."""
     findings = []
     if len(groups) > 1:
         how = "each group of files is resampled on its own"
@@ -113,15 +113,15 @@ def _findings(
 
 
 def _same_area(files: Sequence[RasterFacts], target_crs: str) -> Finding | None:
-    """Bands of one scene may differ in their pixels: the boxes of the files are compared, of all grids."""
+    """Compare the bounding boxes of all files, whatever their grids: bands of one scene may differ in pixel size."""
     counts = overlaps(_boxes(files, target_crs))
     first = int(counts.argmax())
     if counts[first] == 0:
         return None
     others = counted(int(counts[first]), "other file")
-    message = f"{others} and '{files[first].name}' overlap by at least 90 %; there the map shows one of them"
+    message = f"{others} and '{files[first].name}' overlap by at least 90 %; the map shows only one of them there"
     bands = "if they are bands of one scene, combine them first: `gdal_merge.py -separate -o scene.tif …`"
-    times = "if they are of different times, each is an item of its own in the catalogue"
+    times = "if they are of different times, the catalogue has a separate item for each of them"
     is_single = all(file.count == 1 for file in files)
     return warn("collection.same-area", message, f"{bands}; {times}" if is_single else times)
 
@@ -140,11 +140,12 @@ def _bounds_in(crs: str, file: RasterFacts) -> tuple[float, float, float, float]
         bounds = transform_bounds(parse_crs(file.crs or ""), parse_crs(crs), *file.bounds)
     except (CPLE_BaseError, RasterioError):
         return None
-    return BBox(*bounds).unrolled()  # in another unit than degrees west is never greater than east
+    return BBox(*bounds).unrolled()  # in units other than degrees, west is never greater than east
 
 
 def overlaps(boxes: Boxes, of: np.ufunc = np.minimum) -> NDArray[np.int64]:
-    """For each box, how many others share most of the smaller of the two with it; with `np.maximum`, of the larger."""
+    """For each box, how many other boxes cover the same area: their intersection with it has at least 90 % of the
+    smaller of the two areas, or with `np.maximum` of the larger."""
     west, south, east, north = boxes.T
     areas = (east - west) * (north - south)
     counts = []

@@ -1,4 +1,4 @@
-"""The dataset that a job makes: its description, and what earlier revisions say of it.
+"""The dataset that a job makes: its description, and its description in earlier revisions.
 
 The first task of a job fills in the description; all later tasks are given the same one, under the name `about`.
 """
@@ -40,7 +40,7 @@ class TimeRange(BaseModel):
 class About(BaseModel):
     """The description of a dataset, and which edition of it is made.
 
-    `created` is when the version was made first, if it was made before.
+    `created` is the time of the first revision of the version, if there is an earlier one.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -67,7 +67,7 @@ class About(BaseModel):
     sources: list[tuple[str | None, str | None]] = []  # name and SHA-256 of each, if there is more than one
 
     def writable_edition(self, ctx: SyncContext) -> Edition:
-        """Raises UnfitData if the job of the task may not write it."""
+        """The edition. Raises UnfitData if the job of this task may not write it."""
         return writable_edition(ctx, self.dataset_id, self.version_ordinal, self.revision)
 
     def dataset(self) -> Dataset:
@@ -114,7 +114,7 @@ class Predecessor:
 
     @property
     def title(self) -> str | None:
-        """Without the name of the part that an item adds to it."""
+        """The title, without the name of the part that an item appends to it."""
         if self.entry is None:
             return None
         part = self.entry.item_id.removeprefix(f"{self.dataset_id}-v{self.entry.ordinal}").removeprefix("-")

@@ -1,4 +1,4 @@
-"""STAC documents of a raster dataset, from what was measured of its files.
+"""STAC documents of a raster dataset, from the facts and statistics of its files.
 
 Their URLs are paths of the map server, which adds its base in each response. They contain no other information about
 where files are.

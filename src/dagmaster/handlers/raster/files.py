@@ -40,8 +40,8 @@ def stac_documents(ctx: SyncContext, params: EditionParams) -> DocumentsResult:
     collection = in_silver(ctx.storage, edition.stac(COLLECTION))
     if not ctx.storage.exists(collection):
         raise UnfitData(
-            f"no job has described dataset '{params.dataset_id}', version {params.version_ordinal}, "
-            f"revision {params.revision}",
+            f"version {params.version_ordinal}, revision {params.revision} of dataset '{params.dataset_id}' "
+            "has no STAC documents",
             code="stac.no-documents",
             hint="process the dataset first, or correct its id, version or revision",
         )

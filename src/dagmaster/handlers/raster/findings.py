@@ -50,7 +50,7 @@ class MergedFindings:
             self._by_code[new.code] = _joined(first, new) if first else new
 
     def add_earlier(self, findings: Iterable[Json]) -> None:
-        """Add those of the validation, except where processing says the same with the figures of all pixels."""
+        """Add findings of the validation, except for codes of processing, whose figures are those of all pixels."""
         self.add([finding for finding in findings if finding["code"] not in self._by_code])
 
     def to_json(self) -> list[Json]:

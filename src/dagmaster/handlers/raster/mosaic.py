@@ -42,7 +42,7 @@ def create_mosaic(ctx: SyncContext, params: MosaicParams) -> MosaicResult:
     edition = about.writable_edition(ctx)
     is_tiled = params.tiling_scheme_blob is not None
     parts = _gather(ctx, is_tiled=is_tiled)
-    # Named by the id: a title may change, but a published object does not.
+    # The mosaic is named after the id: a title may change, but a published object must not.
     document = mosaics.mosaic(parts.assets, name=about.dataset_id)
     location = publish(storage, edition.mosaic(), mosaics.encode(document))
     # Tiles count only the part that no following tile covers; other COGs may overlap in any way.
@@ -95,7 +95,7 @@ class _Parts:
 
 
 def _gather(ctx: SyncContext, *, is_tiled: bool = True) -> _Parts:
-    """Read the results of the tiles page by page, and keep only what is small of each."""
+    """Read the results of the tiles page by page, and keep only the small fields of each."""
     parts: _Parts | None = None
     for cog in _cogs(ctx):
         parts = parts or _Parts(_location(cog))
@@ -104,7 +104,7 @@ def _gather(ctx: SyncContext, *, is_tiled: bool = True) -> _Parts:
         parts.count += 1
         parts.size_bytes += cog.size_bytes
         parts.findings.add(cog.findings, "processing", place=cog.asset.name)
-        if cog.footprint:  # a tile without data is no part of the mosaic
+        if cog.footprint:  # a tile without data is not part of the mosaic
             parts.assets.append(cog.asset.asset())
             parts.footprints.append(cog.footprint.footprint())
         if cog.stac_item and len(parts.sample_items) < 2:
@@ -115,7 +115,7 @@ def _gather(ctx: SyncContext, *, is_tiled: bool = True) -> _Parts:
 
 
 def _counted_once(ctx: SyncContext, assets: list[mosaics.MosaicAsset]) -> Partials:
-    """Statistics of COGs that may overlap. Results are read once more: the histograms of all are too large to keep."""
+    """Statistics of COGs that may overlap. Results are read a second time: all histograms together are too large."""
     above = covering(assets)
     paths = {cog.asset.name: ctx.storage.gdal_path(_location(cog)) for cog in _cogs(ctx)} if any(above.values()) else {}
     return count_once(

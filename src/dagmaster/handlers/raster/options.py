@@ -30,7 +30,7 @@ _NOTABLE_STRETCH = 2.0  # pixels this much taller than in the source are reporte
 
 
 class Options(BaseModel):
-    """As they were submitted. With `tile_above_mb` None no tiles are made, however large the source is."""
+    """The options as submitted. If `tile_above_mb` is None, no tiles are made, however large the source is."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -240,7 +240,7 @@ def _colors(facts: RasterFacts, kind: RasterType, *, unset_alpha: bool) -> list[
 
 
 def advice_on(options: Options, facts: RasterFacts, grid: OutputGrid) -> list[Finding]:
-    """Findings on options that are possible but may not be intended. Near a pole, degrees stretch pixels."""
+    """Findings on options that are possible but may not be intended. Near a pole, pixels in degrees are stretched."""
     if facts.bounds_4326 is None or facts.crs is None:
         return []
     _, south, _, north = facts.bounds_4326

@@ -34,7 +34,7 @@ def in_silver(storage: Storage, blob: str) -> Location:
 def writable_edition(ctx: SyncContext, dataset_id: str, ordinal: int, revision: int) -> Edition:
     """An edition, if this job may write its objects. Raises UnfitData if another job processes it.
 
-    Params decide which edition a task writes, and an own workflow can set any params. So each task checks it.
+    The params name the edition, and a workflow of a user can pass any params. So each task checks it.
     """
     edition = Edition(dataset_id, ordinal, revision)
     if edition.dataset != own_dataset_id(ctx.job_id):

@@ -49,7 +49,7 @@ def why_taken(storage: Storage, edition: Edition, recipe: Recipe) -> str | None:
 
 
 def claim(storage: Storage, edition: Edition, recipe: Recipe) -> None:
-    """Store the recipe with its edition, unless the edition was made with another one."""
+    """Store the recipe with its edition. Raises UnfitData if the edition was made with another recipe."""
     if reason := why_taken(storage, edition, recipe):
         raise UnfitData(reason, code="edition.taken", hint="submit it again: that makes a new revision")
     location, content = _location_of(storage, edition), orjson.dumps(recipe)
@@ -62,7 +62,7 @@ def _location_of(storage: Storage, edition: Edition) -> Location:
 
 
 def _has_objects(storage: Storage, edition: Edition) -> bool:
-    """A job that wrote no object does not block one with better options."""
+    """Whether the edition has objects. A job that wrote none does not block one with other options."""
     container = storage.containers[Zone.SILVER]
     folders = {name.rpartition("/")[0] for name in (edition.cog("x"), edition.tiling_scheme("x"), edition.mosaic("x"))}
     return any(next(storage.list(Folder(Zone.SILVER, container, path)), None) for path in folders)

@@ -48,9 +48,9 @@ class CollectionPart(FrozenModel):
 
 
 class CollectionValidationResult(FrozenModel):
-    """`resolution` is None if all files keep their pixels; files on the grid of `origin` keep theirs.
+    """`resolution` is None if all files keep their pixels; otherwise only files on the grid of `origin` keep theirs.
 
-    `content_hash` is a SHA-256 over those of all files.
+    `content_hash` is a SHA-256 over the checksums of all files.
     """
 
     about: About
@@ -178,9 +178,9 @@ class CogFootprint(FrozenModel):
 
 
 class MosaicPart(FrozenModel):
-    """What a mosaic needs to know of a COG. One without data has neither footprint nor item.
+    """The values of a COG that a mosaic needs. A COG without data has neither footprint nor item.
 
-    `findings` need every pixel, unlike those of the validation.
+    `findings` are those of processing every pixel, not those of the validation.
     """
 
     cog_blob: str
@@ -205,7 +205,7 @@ class ValidAreaResult(FrozenModel):
 class CogResult(MosaicPart):
     """`tile_id` names the part of the dataset; None for a dataset of one COG.
 
-    `infinite` values are in the COG, but not in its statistics.
+    `infinite` is the number of infinite values; they are in the COG, but not in its statistics.
     """
 
     tile_id: str | None
@@ -235,8 +235,8 @@ class TileBatchResult(FrozenModel):
 
 
 class ServedUrls(FrozenModel):
-    """Where a dataset is found once it is published; None for the results of a job that was not submitted as an asset,
-    which never are."""
+    """The URLs of a dataset once it is published. None if the job was not submitted for an asset: its results are never
+    published."""
 
     tile_server_url: str | None = None
     xyz_url: str | None = None

@@ -87,8 +87,8 @@ def _download(url: str, folder: Path, limit_bytes: int) -> Path:
 
 @contextmanager
 def unchanged(storage: Storage, source: SourceFile, etag: str | None) -> Iterator[None]:
-    """Read a source in this context: a blob whose ETag is another one afterwards was replaced meanwhile, and what was
-    read, or the error that reading it raised, says nothing about it."""
+    """Read a source in this context. Raises UnfitData if the ETag of its blob differs afterwards: the blob was replaced
+    meanwhile, so neither the values that were read nor an error of reading can be trusted."""
     try:
         yield
     except GiveBack:
@@ -148,7 +148,7 @@ def combined_checksum(checksums: Iterable[str | None]) -> str:
 
 
 def public_name(source: SourceFile) -> str | None:
-    """Its name without folders; None if it is not fit for publication."""
+    """The name of a file without folders; None if it is not fit for publication."""
     return None if leak_in(source.name) else source.name
 
 

@@ -27,7 +27,7 @@ _LISTED_SOURCES = 100
 class StackParams(OutputParams, GridParams):
     """The files are blobs of one container; in the zone silver they are outputs of earlier jobs.
 
-    `source_crs`, `raster_type` and `nodata` hold for all of them. `part` names the COG among those of a dataset.
+    `source_crs`, `raster_type` and `nodata` apply to all of them. `part` names the COG among those of a dataset.
     """
 
     blob_names: list[str] = Field(min_length=1, max_length=10_000)
@@ -79,13 +79,13 @@ def merge(ctx: SyncContext, params: StackParams) -> StackResult:
 
 
 def _find(ctx: SyncContext, params: StackParams) -> tuple[list[SourceFile], SourceParams]:
-    """The files, and the options that hold for all of them."""
+    """The files, and the options that apply to all of them."""
     options = [params.source(blob_name) for blob_name in params.blob_names]
     return [find_source(ctx.storage, each, ctx.job_id, params.zone) for each in options], options[0]
 
 
 def _with_provenance(ctx: SyncContext, params: StackParams, sources: list[SourceFile]) -> StackParams:
-    """With the name and checksum of each source; of a long list with one checksum, of the list of checksums."""
+    """Add the name and checksum of each source, or for a long list one checksum over all checksums."""
     checksums = [checksum_of(ctx.storage, source) for source in sources]
     if len(sources) <= _LISTED_SOURCES:
         listed = [(public_name(source), checksum) for source, checksum in zip(sources, checksums, strict=True)]

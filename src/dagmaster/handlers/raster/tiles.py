@@ -29,9 +29,9 @@ from dagmaster.storage.zones import Storage
 
 
 class SchemeParams(GridParams):
-    """By default tiles overlap by one block if that is small beside a tile.
+    """By default, tiles of at least 8 blocks overlap by one block; smaller tiles do not overlap.
 
-    `recipe` comes from jobs of earlier releases.
+    `recipe` is only passed by jobs of earlier releases.
     """
 
     source: SourceParams
@@ -111,7 +111,7 @@ def _without_options(document: Json) -> Json:
 
 
 def _largest_first(tiles: Iterable[Tile]) -> list[Tile]:
-    """In an order in which the last tasks are short."""
+    """Sort the tiles by size, so that the last tasks are short."""
     return sorted(tiles, key=lambda tile: (-tile.window.width * tile.window.height, tile.row, tile.col))
 
 

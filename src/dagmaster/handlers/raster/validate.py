@@ -101,7 +101,7 @@ def validate(ctx: SyncContext, params: ValidateParams) -> ValidationResult:
 
 @dataclass(frozen=True, slots=True)
 class _ValidFile:
-    """A file that can be processed with the options, and what later tasks need to know of it."""
+    """A file that can be processed with the options, and the values that later tasks need."""
 
     source: SourceFile
     facts: RasterFacts
@@ -116,7 +116,7 @@ class _ValidFile:
     etag: str | None
 
     def source_params(self, params: SourceParams) -> SourceParams:
-        """How later tasks read the file, with what validation has corrected."""
+        """The params with which later tasks read the file, with the corrections of the validation."""
         nodata = self.fixes.nodata
         return SourceParams(
             container_name=params.container_name,
@@ -177,7 +177,7 @@ def _edition(ctx: SyncContext, params: ValidateParams) -> Edition:
 
 
 def _predecessor(ctx: SyncContext, edition: Edition) -> Predecessor:
-    """What earlier revisions say of the dataset. A revision that has been superseded is refused."""
+    """The description of the dataset in earlier revisions. Raises UnfitData if there is a newer revision."""
     key = RevisionKey(edition.dataset, edition.ordinal, edition.revision)
     with translate_errors(), ctx.connect() as connection:
         entry = read_earlier(connection, key)
@@ -203,7 +203,7 @@ def _dataset_id(ctx: SyncContext, params: ValidateParams) -> str:
 def _about(
     params: ValidateParams, valid: _ValidFile, before: Predecessor, *, title: str, content_hash: str | None
 ) -> About:
-    """The description: what was submitted, else what an earlier revision says, else what the file says, and `title`."""
+    """The description. Each field is as submitted, else as in an earlier revision, else from the file or `title`."""
     when = choose_when(given=params.datetime, tags=valid.facts.tags, supplied_at=valid.supplied_at)
     about = About(
         dataset_id=before.dataset_id,
@@ -228,7 +228,7 @@ def _about(
 
 
 def _require_publishable(about: About) -> None:
-    """Refuse now what would be refused when the documents are written, at the end of the job."""
+    """Refuse texts now that would be refused when the documents are written, at the end of the job."""
     platform_fields(about.platform_refs)
     if not is_license(about.license):
         raise InvalidRequest(
@@ -320,14 +320,14 @@ def _merged_findings(params: CollectionParams, valid: list[_ValidFile], layout: 
 
 
 def _neighbours(layout: CollectionLayout, sources: list[SourceParams]) -> dict[int, list[SourceParams]]:
-    """For each file that is resampled, the others of its grid that it is interpolated with."""
+    """For each file that is resampled, the other files on its grid whose pixels are needed to interpolate its edges."""
     groups = [group for group in layout.groups if group is not layout.kept]
     return {at: near for group in groups for at, near in _neighbours_in(group, sources).items()}
 
 
 def _neighbours_in(group: GridGroup, sources: list[SourceParams]) -> dict[int, list[SourceParams]]:
-    """None if files differ, or cover the same area: those are of different times or bands, and a neighbour could be of
-    another one."""
+    """Empty if the files of the group are read with different options, or cover the same area: those are of different
+    times or bands, and a neighbour could be of another time or band."""
     own = [sources[at] for at in group.members]
     of_one_file: Json = {"blob_name": "", "sha256": None, "etag": None}
     options = {source.model_copy(update=of_one_file).model_dump_json() for source in own}

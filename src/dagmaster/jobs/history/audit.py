@@ -17,7 +17,7 @@ from dagmaster.jobs.history.rows import EventRow, JobRow, NodeRow, ResultRow, Ta
 from dagmaster.jobs.states import NODE_TERMINAL, JobStatus, NodeStatus, SkipReason
 from dagmaster.workflows.model import FanInNode, Importance
 
-_OUTPUTS_FAILED = "the workflow's outputs"  # how the error of a job begins whose outputs could not be rendered
+_OUTPUTS_FAILED = "the workflow's outputs"  # the error of a job whose outputs could not be rendered begins with this
 
 
 class Audit(Replay):
@@ -27,7 +27,7 @@ class Audit(Replay):
         """Compare a node's row with its events, after the last event."""
         node = self.rebuilt.nodes.get(row.node_id)
         if node is None:
-            self._report(FindingCode.ROW_WITHOUT_EVENTS, f"a row ({row.status}), but no event", row.node_id)
+            self._report(FindingCode.ROW_WITHOUT_EVENTS, f"has a row ({row.status}), but no event", row.node_id)
             return
         node.has_row = True
         expected: dict[str, Any] = {
@@ -46,7 +46,7 @@ class Audit(Replay):
             expected["fan_out_index"] = int(row.node_id.rpartition("__")[2])
         for name, value in expected.items():
             if (stored := getattr(row, name)) != value:
-                message = f"{name} is {stored} in its row and {value} by its events"
+                message = f"{name} is {stored} in its row, but {value} according to its events"
                 self._report(FindingCode.NODE_ROW, message, row.node_id)
         if node.parent_node_id is None:
             self._check_counters(row)
@@ -64,12 +64,13 @@ class Audit(Replay):
                 "idle_count": counts.idle_count,
             }
         elif counts.expanded:
-            self._report(FindingCode.COUNTERS, f"{counts.expanded} children, but no total", row.node_id)
+            self._report(FindingCode.COUNTERS, f"has {counts.expanded} children, but no total", row.node_id)
         if row.total is not None and row.status == NodeStatus.COMPLETED:
             expected["total"] = counts.expanded
         for name, value in expected.items():
             if (stored := getattr(row, name) or 0) != value:
-                self._report(FindingCode.COUNTERS, f"{name} is {stored}, by its children {value}", row.node_id)
+                message = f"{name} is {stored}, but {value} according to its children"
+                self._report(FindingCode.COUNTERS, message, row.node_id)
 
     def _check_gathered(self, row: NodeRow) -> None:
         """A fan_in counts the children that had completed when it started (concat counts their items)."""
@@ -95,16 +96,15 @@ class Audit(Replay):
         if match is None:
             self._report(
                 FindingCode.TASK_WITHOUT_EVENT,
-                f"task of attempt {row.attempt}, but no event dispatched it",
+                f"attempt {row.attempt} has a task, but no event dispatched it",
                 row.node_id,
             )
             return
         node, end = match
         node.tasks += 1
         if row.status not in TASK_STATUSES[end]:
-            message = (
-                f"attempt {row.attempt} {AttemptState(end).name.lower()} by its events, but its task is {row.status}"
-            )
+            state = AttemptState(end).name.lower()
+            message = f"attempt {row.attempt} is '{state}' according to its events, but its task is '{row.status}'"
             self._report(FindingCode.TASK_STATUS, message, row.node_id)
         elif end in LIVE and row.status in ENDED_BY_WORKER:
             node.unread += 1
@@ -114,34 +114,35 @@ class Audit(Replay):
         match = self._attempt(row.node_id, row.attempt)
         if match is None:
             self._report(
-                FindingCode.RESULT, f"result of attempt {row.attempt}, but no event dispatched it", row.node_id
+                FindingCode.RESULT, f"attempt {row.attempt} has a result, but no event dispatched it", row.node_id
             )
             return
         node, end = match
         if not row.accepted:
             if not row.processed:
                 self._report(
-                    FindingCode.RESULT, f"late result of attempt {row.attempt} waits to be processed", row.node_id
+                    FindingCode.RESULT, f"the late result of attempt {row.attempt} is not processed", row.node_id
                 )
         elif not row.processed:
             self._unprocessed(row, node, end)
         elif row.status not in RESULT_STATUSES.get(end, ()):
             state = AttemptState(end).name.lower()
-            message = f"accepted result '{row.status}' of attempt {row.attempt}, which {state} by its events"
+            message = f"attempt {row.attempt} is '{state}' according to its events, but its result is '{row.status}'"
             self._report(FindingCode.RESULT, message, row.node_id)
         else:
             node.results += end not in (AttemptState.WITHDRAWN, AttemptState.IGNORED)
             if row.is_other_output:
-                self._report(FindingCode.RESULT_OUTPUT, f"its output is not that of attempt {row.attempt}", row.node_id)
+                message = f"its output differs from the result of attempt {row.attempt}"
+                self._report(FindingCode.RESULT_OUTPUT, message, row.node_id)
 
     def _unprocessed(self, row: ResultRow, node: RebuiltNode, end: str) -> None:
         node.unread -= 1
         if end not in LIVE or self._end is not None:
-            message = f"accepted result of attempt {row.attempt} was never processed"
+            message = f"the accepted result of attempt {row.attempt} was never processed"
             self._report(FindingCode.RESULT_UNPROCESSED, message, row.node_id)
 
     def finish(self, job: JobRow) -> list[HistoryFinding]:
-        """Check what only shows after all events and rows; returns every finding."""
+        """Check what needs all events and rows. Returns every finding."""
         self._check_job(job)
         for node_id, node in self.rebuilt.nodes.items():
             self._check_leftovers(node_id, node)
@@ -161,19 +162,20 @@ class Audit(Replay):
         }
         for name, value in expected.items():
             if (stored := getattr(job, name)) != value:
-                self._report(FindingCode.JOB_ROW, f"{name} is {stored} in its row and {value} by its events")
+                message = f"{name} is {stored} in its row, but {value} according to its events"
+                self._report(FindingCode.JOB_ROW, message)
         if job.is_overdue:
-            self._report(FindingCode.OVERDUE, f"is {job.status}, though its deadline is over")
+            self._report(FindingCode.OVERDUE, f"is {job.status}, although its deadline is over")
         if job.is_unconcluded:
-            self._report(FindingCode.UNCONCLUDED, f"is {job.status}, though all its nodes have ended")
+            self._report(FindingCode.UNCONCLUDED, f"is {job.status}, although all its nodes have ended")
         if self._definition not in (None, job.definition_hash):
             self._report(FindingCode.DEFINITION, "its row names another definition than the one it started with")
         if job.epoch < self._epoch:
-            self._report(FindingCode.EPOCH, f"its row is of epoch {job.epoch}, its events of epoch {self._epoch}")
+            self._report(FindingCode.EPOCH, f"its row has epoch {job.epoch}, its events have epoch {self._epoch}")
 
     def _check_leftovers(self, node_id: str, node: RebuiltNode) -> None:
         if not node.has_row:
-            self._report(FindingCode.EVENTS_WITHOUT_ROW, f"events ({node.status}), but no row", node_id)
+            self._report(FindingCode.EVENTS_WITHOUT_ROW, f"has events ({node.status}), but no row", node_id)
         if node.tasks < node.attempt:
             missing = f"{node.attempt} attempts were dispatched, but {node.tasks} have a task"
             self._report(FindingCode.TASK_MISSING, missing, node_id)
@@ -182,15 +184,16 @@ class Audit(Replay):
             message = f"{reported} attempts were reported by a worker, but {node.results} have an accepted result"
             self._report(FindingCode.RESULT, message, node_id)
         if node.unread:
-            what = "a task has ended, but there is no result to read" if node.unread > 0 else "a result of a live task"
+            what = "a task has ended without a result" if node.unread > 0 else "a task that has not ended has a result"
             self._report(FindingCode.RESULT, what, node_id)
 
     def _check_ended(self) -> None:
         for node_id, node in self.rebuilt.nodes.items():
             if node.status not in NODE_TERMINAL:
-                self._report(FindingCode.UNENDED, f"is {node.status}, though the job has ended", node_id)
+                self._report(FindingCode.UNENDED, f"is {node.status}, although the job has ended", node_id)
             elif node.is_live:
-                self._report(FindingCode.UNENDED, f"attempt {node.attempt} is live, though the job has ended", node_id)
+                message = f"attempt {node.attempt} has not ended, although the job has"
+                self._report(FindingCode.UNENDED, message, node_id)
 
     def _check_outcome(self, end: EventRow) -> None:
         if self.graph is None or self.rebuilt.status == JobStatus.CANCELLED:
@@ -201,7 +204,7 @@ class Audit(Replay):
         has_own_failure = "reason" in data or str(data.get("error_message", "")).startswith(_OUTPUTS_FAILED)
         if self.rebuilt.status == expected or (self.rebuilt.status == JobStatus.FAILED and has_own_failure):
             return
-        message = f"ended as {self.rebuilt.status}, but its nodes make it {expected}"
+        message = f"ended as {self.rebuilt.status}, but according to its nodes it is {expected}"
         self._report(FindingCode.OUTCOME, message + (f" (see '{why}')" if why else ""))
 
     def _expected_outcome(self) -> tuple[str, str | None]:

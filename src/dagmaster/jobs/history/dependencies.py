@@ -1,4 +1,4 @@
-"""What the dependencies of a node say, by the events so far: the rules of the graph, written a second time."""
+"""The states of a node's dependencies after the events so far: the rules of the graph, written a second time."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,14 +24,14 @@ class Dependency(StrEnum):
 
 @dataclass(slots=True)
 class Dependencies:
-    """`rows` are those of the definition's own nodes. They fill in what events of older versions do not say."""
+    """`rows` are those of the definition's own nodes. They have values that events of older versions do not have."""
 
     rebuilt: RebuiltJob
     graph: Graph | None
     rows: Mapping[str, NodeRow]
 
     def of(self, target: str) -> tuple[dict[str, Dependency], dict[str, Dependency]]:
-        """The states of what `target` depends on: of all_of, and of any_of."""
+        """The states of the dependencies of `target`: those in all_of, and those in any_of."""
         assert self.graph is not None
         all_of, any_of = self.graph.all_of.get(target, ()), self.graph.any_of.get(target, ())
         return {name: self.state(name, target) for name in all_of}, {name: self.state(name, target) for name in any_of}
@@ -62,7 +62,7 @@ class Dependencies:
         return Dependency.OPTIONAL_FAILED if node.importance is Importance.OPTIONAL else Dependency.FAILED
 
     def _was_chosen(self, conditional: str, target: str) -> bool:
-        """By its event, or else by its row, which describes only the last run. A target on no branch only waits."""
+        """From its event, or else from its row, which describes only the last run. True for a target on no branch."""
         assert self.graph is not None
         if target not in self.graph.branch_targets[conditional]:
             return True
@@ -81,7 +81,7 @@ class Dependencies:
         return self.rebuilt.nodes[fan_out].status == NodeStatus.COMPLETED and counts.expanded < self.total(fan_out)
 
     def total(self, fan_out: str) -> int:
-        """How many children it has in this run: by its event, or else by its row, which describes only its last run."""
+        """How many children it has in this run: from its event, or else from its row, which describes only the last."""
         row, node = self.rows.get(fan_out), self.rebuilt.nodes[fan_out]
         if node.total is not None:
             return node.total

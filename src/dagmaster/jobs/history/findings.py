@@ -1,4 +1,4 @@
-"""What the history check can report of a job."""
+"""What the history check can report about a job."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -22,7 +22,7 @@ class FindingCode(StrEnum):
     WHILE_FAILING = "while-failing"  # a task was dispatched after a critical node had failed for good
     RETRY = "retry"  # more retries than the policy allows, or one that it forbids
     WAIT = "wait"  # a wait outside the bounds of the policy
-    FAN_IN = "fan-in"  # a fan_in started before all its children had ended, or gathered other children
+    FAN_IN = "fan-in"  # a fan_in started before all its children had ended, or gathered a wrong number of results
     COUNTERS = "counters"  # the counters of a fan_out differ from its children
     JOB_ROW = "job-row"  # the row of the job differs from its events
     NODE_ROW = "node-row"  # the row of a node differs from its events

@@ -8,7 +8,7 @@ from dagmaster.jobs.states import TaskStatus
 
 
 class AttemptState(StrEnum):
-    """The state of an attempt by its events: one letter, so that the attempts of a node are a short text."""
+    """The state of an attempt according to its events: one letter, so that all attempts of a node are a short text."""
 
     QUEUED = "q"
     RUNNING = "r"
@@ -37,7 +37,7 @@ TASK_STATUSES: dict[str, frozenset[str]] = {
     AttemptState.EXPIRED.value: frozenset({_T.CANCELLED.value}),
     AttemptState.LOST.value: frozenset({_T.LOST.value}),
     AttemptState.RETURNED.value: frozenset({_T.RETURNED.value}),
-    # Returned to, or lost by, a job that is failing or stopping: it is not retried.
+    # If a task is returned or lost while its job is failing or stopping, it is not retried.
     AttemptState.WITHDRAWN.value: frozenset({_T.CANCELLED.value, _T.RETURNED.value, _T.LOST.value}),
     AttemptState.IGNORED.value: ENDED_BY_WORKER,
 }
@@ -54,7 +54,7 @@ RESULT_STATUSES: dict[str, frozenset[str]] = {
 class RebuiltNode:
     """A node as its events describe it. `trace` has one letter (`AttemptState`) per attempt.
 
-    It is not a `NodeView`: it also remembers each attempt, and counts the rows that were compared with it.
+    Unlike a `NodeView`, it also has each attempt, and counts the rows that were compared with it.
     """
 
     status: str

@@ -17,7 +17,7 @@ from dagmaster.workflows.model import FanOutNode, Importance, Retry, work_of
 _ROUNDING_SECONDS = 0.002  # waits are written with three decimals
 
 
-# Statuses of events are texts here: also those are read that no enum has.
+# Statuses of events are strings here: an event may have a status that no enum has.
 _Moves = Mapping[str, frozenset[str]]
 _JOB_MOVES, _JOB_RERUNS = cast(_Moves, states.JOB_MOVES), cast(_Moves, states.JOB_RERUNS)
 _NODE_MOVES, _NODE_RERUNS = cast(_Moves, states.NODE_MOVES), cast(_Moves, states.NODE_RERUNS)
@@ -76,12 +76,12 @@ class Replay:
         self._report(code, f"event {event.sequence}: {message}", event.node_id)
 
     def add_event(self, event: EventRow) -> None:
-        """The next event, by sequence."""
+        """Add the next event, in the order of `sequence`."""
         self.rebuilt.events += 1
         self._in_order(event)
         expected = _STATUS_OF.get(event.event_type)
         if expected is not None and event.event_status != expected:
-            self._report_event(FindingCode.EVENT, event, f"{event.event_type} says '{event.event_status}'")
+            self._report_event(FindingCode.EVENT, event, f"{event.event_type} has the status '{event.event_status}'")
         if event.node_id is not None:
             self._add_node_event(event, event.node_id)
         elif event.event_type == EventType.JOB_CREATED:
@@ -100,7 +100,7 @@ class Replay:
         epoch = event.epoch or 0
         if epoch < self._epoch:
             self._report(
-                FindingCode.EPOCH, f"event {event.sequence} is of epoch {epoch}, after one of epoch {self._epoch}"
+                FindingCode.EPOCH, f"event {event.sequence} has epoch {epoch}, but follows one with epoch {self._epoch}"
             )
         self._epoch = max(self._epoch, epoch)
 
@@ -114,7 +114,7 @@ class Replay:
         self.rebuilt.nodes = {name: RebuiltNode(NodeStatus.PENDING) for name in names}
         if self.graph is not None and set(names) != set(self.graph.workflow.nodes):
             self._report(FindingCode.OPENING, "job_created names other nodes than the definition has")
-            self.graph = self.dependencies.graph = None  # its rules are not those of this job
+            self.graph = self.dependencies.graph = None  # its rules do not apply to this job
 
     def _move_job(self, event: EventRow, to: str) -> None:
         previous = self.rebuilt.status or "no state"
@@ -135,7 +135,7 @@ class Replay:
             return
         if self._end is not None and to not in _NODE_RERUNS.get(node.status, ()):
             ended = f"the job had ended with event {self._end.sequence}"
-            self._report(FindingCode.AFTER_END, f"event {event.sequence} ({event.event_type}), though {ended}")
+            self._report(FindingCode.AFTER_END, f"event {event.sequence} ({event.event_type}), although {ended}")
         previous, node.status = node.status, to
         self._check_move(event, node_id, node, previous)
         self._count(node, previous, to)
@@ -227,7 +227,7 @@ class Replay:
 
     def _dispatched(self, event: EventRow, node_id: str, node: RebuiltNode) -> None:
         if node.is_live:
-            self._report_event(FindingCode.ATTEMPT, event, "a second attempt while one is live")
+            self._report_event(FindingCode.ATTEMPT, event, "a second attempt before the first has ended")
         if event.attempt != node.attempt + 1:
             self._report_event(FindingCode.ATTEMPT, event, f"attempt {event.attempt} follows {node.attempt}")
         if self._is_stopping:
@@ -248,7 +248,7 @@ class Replay:
             return True
         self._report(
             FindingCode.ATTEMPT,
-            f"event {event.sequence} ({event.event_type}) is of attempt {event.attempt}, not a live one",
+            f"event {event.sequence} ({event.event_type}) is of attempt {event.attempt}, which is not live",
             node_id,
         )
         return False
@@ -309,7 +309,7 @@ class Replay:
             case "lost":
                 self._ends(event, node_id, node, AttemptState.LOST)
                 node.loss_count += 1
-                # The first loss is retried at once: the lease was wait enough.
+                # The first loss is retried at once: waiting for the end of the lease was enough delay.
                 self._check_wait(
                     event, node_id, wait, LOSS_POLICY if node.loss_count > 1 else None, node.loss_count - 1
                 )
@@ -324,7 +324,7 @@ class Replay:
     def _retried_failure(self, event: EventRow, node_id: str, node: RebuiltNode, wait: float) -> None:
         node.retry_count += 1
         if node.blame == Blame.DATA:
-            self._report_event(FindingCode.RETRY, event, "bad data is never retried")
+            self._report_event(FindingCode.RETRY, event, "retried a failure that is blamed on the data")
         policy = self._policy(node.parent_node_id or node_id)
         if policy is None:
             return
@@ -347,7 +347,7 @@ class Replay:
         shortest = longest / 2 if policy is not None and policy.jitter else longest
         if not shortest - _ROUNDING_SECONDS <= wait <= longest + _ROUNDING_SECONDS:
             bounds = f"{shortest:g} to {longest:g} s"
-            self._report_event(FindingCode.WAIT, event, f"waits {wait:g} s; the policy says {bounds}")
+            self._report_event(FindingCode.WAIT, event, f"waits {wait:g} s; the policy requires {bounds}")
 
     def _check_start(self, event: EventRow, node_id: str) -> None:
         if self.graph is None or node_id == self.graph.start:
@@ -375,7 +375,7 @@ class Replay:
         is_upstream = node.reason == SkipReason.UPSTREAM_FAILED
         if not (has_failed_dependency if is_upstream else is_not_taken and not has_failed_dependency):
             self._report_event(
-                FindingCode.SKIP, event, f"skipped as '{node.reason}', but its dependencies say otherwise"
+                FindingCode.SKIP, event, f"skipped as '{node.reason}', which its dependencies do not allow"
             )
 
     def _check_skipped_child(self, event: EventRow, node_id: str, node: RebuiltNode) -> None:

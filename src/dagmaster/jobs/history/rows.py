@@ -1,7 +1,7 @@
 """The rows that the history check reads: tuples with the names of the columns.
 
 They are not the records of `jobs/model`: a check of a hundred thousand children reads only these columns, and compares
-statuses as stored, also those that no enum has.
+statuses as stored, including those that no enum has.
 """
 
 from collections.abc import Mapping

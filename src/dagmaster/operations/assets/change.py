@@ -59,8 +59,9 @@ def writer_of(dataset_id: str) -> CollectionWriter:
 
 
 async def _prepare(store: AssetStore, key: str, rule: Callable[[LoadedAsset], ActionResult]) -> None:
-    """What locks all searches out is done before the change, in a short transaction. A change that would be refused
-    prepares nothing; it is refused under the lock, where a stale ETag comes first."""
+    """Prepare the catalogue before the change, in a short transaction, because this step blocks all searches. For a
+    change that would be refused, nothing is prepared; it is refused under the lock, where a stale ETag is checked
+    first."""
     asset = await store.state(key)
     if asset is None:
         return
@@ -73,7 +74,8 @@ async def _prepare(store: AssetStore, key: str, rule: Callable[[LoadedAsset], Ac
 
 
 def _require_decider(caller: Caller, asset: LoadedAsset, key: str) -> None:
-    """For a b2b key there are only the assets of its own platform."""
+    """Refuse a caller that may not decide. A b2b key sees only the assets of its own platform: for others the error is
+    that they do not exist."""
     platform_id = asset.state.platform_id
     if may_decide(caller, platform_id, b2b_may_approve=asset.b2b_may_approve):
         return

@@ -29,7 +29,7 @@ _FIELDS = (
 
 
 def facts_of(version: VersionInfo, revision: int, documents: Documents) -> RevisionFacts:
-    """What the documents of a revision say of its data."""
+    """What the documents of a revision say about its data."""
     collection, item = documents.collection or {}, documents.item or {}
     data = _at(item, "assets", "data") if documents.item_count == 1 else None
     shape = _at(data, "proj:shape")
@@ -85,7 +85,7 @@ def _nth(bands: Sequence[Json], index: int) -> Json:
 
 
 def _bands(collection: Json, item: Json) -> Sequence[Any]:
-    """Those of the whole dataset, if it has tiles; otherwise those of its file."""
+    """The bands of the whole dataset, if it has tiles; otherwise those of its file."""
     for bands in (_at(collection, "assets", "mosaic", "bands"), _at(item, "assets", "data", "bands")):
         if isinstance(bands, list) and bands:
             return bands

@@ -17,7 +17,7 @@ async def delete(
     reason: str | None = None,
     if_match: str | None = None,
 ) -> AssetInfo:
-    """Without an ordinal, the asset with all its versions. Their jobs are cancelled afterwards."""
+    """Without an ordinal, the asset is deleted with all its versions. Their jobs are cancelled afterwards."""
     versions = None if ordinal is None else [ordinal]
     decision = Decision("deleted", caller.name, reason, ordinal)
     deleted = await change_asset(

@@ -69,7 +69,7 @@ async def _decided(store: AssetStore, checked: CheckedSubmission) -> dict[str, A
 
 
 def _repeated(earlier: SubmittedAsset) -> dict[str, Any]:
-    """The request was sent before: it would create nothing, and get the same answer."""
+    """The request was sent before: it would create nothing, and get the same response."""
     return {
         "outcome": earlier.outcome,
         "version_ordinal": earlier.ordinal,

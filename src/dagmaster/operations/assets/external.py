@@ -32,7 +32,8 @@ class ExternalLayers:
         await self.due.done(due)
 
     async def carry_out_all(self, limit: int, asset_id: str | None = None) -> int:
-        """Those that are due, of all assets or of one: each for itself. Returns their number; raises the last error."""
+        """Write or remove all layers that are due, of all assets or of one, each independently. Returns their number;
+        raises the last error."""
         due = await self.due.due(limit, asset_id)
         failure: DagmasterError | None = None
         for layer in due:

@@ -30,7 +30,8 @@ async def make_link(
     valid_seconds: float,
     revision: int | None = None,
 ) -> SignedLink:
-    """A link to what the caller may read. To a revision that is not published it is a preview, which ends sooner."""
+    """A link to what the caller may read. A link to a revision that is not published is a preview, which expires
+    sooner."""
     asset = await store.publication(key, ordinal, revision)
     chosen = asset.chosen_revision(revision) if asset else None
     if asset is None or asset.version is None or chosen is None:

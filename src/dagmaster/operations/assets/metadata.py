@@ -23,8 +23,8 @@ async def edit_metadata(
     caller: Caller,
     if_match: str | None = None,
 ) -> LayerMetadataInfo:
-    """Replace the metadata of a layer; with a `LayerMetadataChange`, what it does not give stays as it is. Nothing that
-    is published changes."""
+    """Replace the metadata of a layer; with a `LayerMetadataChange`, fields that it leaves out are not changed. Nothing
+    that is published changes."""
     given = request.model_dump(exclude_none=True, mode="json")
     check_metadata(given)
 

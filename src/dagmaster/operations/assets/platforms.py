@@ -1,4 +1,4 @@
-"""Platforms: external systems that submit data. A new one is a row."""
+"""Platforms: external systems that submit data. Each is a row of the database."""
 
 from dagmaster.access.caller import Caller
 from dagmaster.client.models.assets import PlatformInfo, PlatformRequest

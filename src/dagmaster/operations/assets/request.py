@@ -63,7 +63,7 @@ async def check(
     request: AssetSubmissionRequest,
     caller: Caller,
 ) -> CheckedSubmission:
-    """Everything that can be said about a request before the asset is locked."""
+    """Run all checks that are possible before the asset is locked."""
     _require_own_platform(caller, request.platform_id)
     platform = await store.platform(request.platform_id)
     references = check_references(_registered(platform), request.platform_refs)
@@ -106,7 +106,7 @@ def _content_of(request: AssetSubmissionRequest) -> dict[str, Any]:
 
 
 def _prefix_of(caller: Caller) -> str | None:
-    """Where a partner's objects are in the bronze zone; None for callers who may name all of them."""
+    """The prefix of a partner's objects in the bronze zone; None for callers who may name all objects."""
     return f"{caller.platform_id}/" if caller.has(Scope.B2B) else None
 
 

@@ -36,7 +36,7 @@ class PinnedSource:
 
     @property
     def etag(self) -> str:
-        """Of one object its own; of several a hash over all names and ETags."""
+        """The ETag of a single object; for several, a hash over all names and ETags."""
         if not self.is_many:
             return self.objects[0].etag
         pairs = sorted((each.location.blob, each.etag) for each in self.objects)
@@ -48,7 +48,7 @@ class PinnedSource:
 
     @property
     def described(self) -> dict[str, Any]:
-        """As it is recorded with the revision."""
+        """The source as it is recorded with the revision."""
         name = {"blobs": self.blobs} if self.is_many else {"blob": self.blobs[0]}
         return {"container": self.container, **name}
 

@@ -5,7 +5,7 @@
                                                                 ├─▶ new_asset, new_version, new_revision: a job
                                                                 └─▶ already_processing, already_completed: nothing new
 
-A job of a revision that is superseded is cancelled afterwards. The same request id again gets the same answer.
+A job of a revision that is superseded is cancelled afterwards. A repeated request id gets the same response.
 """
 
 from functools import partial

@@ -17,7 +17,7 @@ async def unpublish(
     reason: str | None = None,
     if_match: str | None = None,
 ) -> AssetInfo:
-    """Without an ordinal, all versions of the asset."""
+    """Without an ordinal, all versions of the asset are unpublished."""
     versions = None if ordinal is None else [ordinal]
     decision = Decision("unpublished", caller.name, reason, ordinal)
     return await change_asset(

@@ -1,4 +1,4 @@
-"""Rotate a key: it gets a new secret, and the one before is accepted for a while."""
+"""Rotate a key: it gets a new secret, and the previous one is accepted for a while."""
 
 from dagmaster.access.keys import new_key, require_key_id
 from dagmaster.client.models.assets import CreatedKey
@@ -9,7 +9,7 @@ from dagmaster.operations.keys.create import seconds_in, with_text
 async def rotate_key(
     store: KeyStore, key_id: str, change: KeyChange, *, overlap_hours: float, expires_in_days: float | None = None
 ) -> CreatedKey:
-    """Give a key a new secret. The one before is accepted for `overlap_hours` more."""
+    """Give a key a new secret. The previous one is accepted for another `overlap_hours`."""
     require_key_id(key_id)
     text = new_key(key_id)
     info = await store.rotate(

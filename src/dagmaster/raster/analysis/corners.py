@@ -2,8 +2,8 @@
 
 The outline of a mask consists of steps of one pixel. Along a slanted edge, the middles of the steps are close to the
 true edge: bends are detected among them, a line is fitted to the middles between two bends, and lines meet in the
-corners. So a rotated scene has the four corners that it has on the ground, accurate to a fraction of a pixel, and not
-some hundred.
+corners. So a rotated scene has the four corners that it has on the ground, accurate to a fraction of a pixel, instead
+of some hundred corners.
 """
 
 import itertools
@@ -27,7 +27,7 @@ _BLUNT = 8.0  # pixels; the longest edge that replaces a sharp corner in a mask
 
 
 def straightened(polygon: Polygon, swelling: float = 0.0) -> Polygon:
-    """The polygon with straight edges. Corners of the data that are no steps are kept.
+    """The polygon with straight edges. Corners of the data that are not steps are kept.
 
     `swelling`: by how many pixels the mask extends beyond the data along each axis, on average. A pixel of an overview
     is valid if any pixel below it is; slanted edges are moved back by the same distance.
@@ -100,7 +100,7 @@ def _straight(ring: Any, swelling: float) -> Floats:
 
 
 def _sharpened(lines: list[_Line]) -> list[_Line]:
-    """Without short edges that replace the corner of two slanted ones."""
+    """The lines without the short edges that replace the corner of two slanted ones."""
     kept = lines
     fitted = [at for at, line in enumerate(lines) if line.is_fitted]
     for at, following in zip(fitted, [*fitted[1:], *fitted[:1]], strict=True):

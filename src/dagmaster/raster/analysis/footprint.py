@@ -92,7 +92,7 @@ def degrees_of_a_pixel(dataset: Any) -> float:
 def union(footprints: Iterable[Footprint | None]) -> Footprint | None:
     """The area of all footprints; None if there is none."""
     polygons = [shape(footprint.geometry) for footprint in footprints if footprint]
-    # Corners of tiles on a common edge are no corners of the union.
+    # Corners of tiles on a common edge are not corners of the union.
     return _as_footprint(shapely.simplify(shapely.unary_union(polygons), 10**-DECIMALS)) if polygons else None
 
 
@@ -154,7 +154,7 @@ def _polygons(mask: NDArray[np.bool_], grid: _Grid, factor: int = 1) -> tuple[Po
     """
     rows, columns = mask.shape
     if (rows, columns) == (math.ceil(grid.height / factor), math.ceil(grid.width / factor)):
-        across = down = float(factor)  # the last ones may extend beyond the grid
+        across = down = float(factor)  # the last pixels may extend beyond the grid
     else:
         across, down = grid.width / columns, grid.height / rows
     swelling: float | None = (factor - 1) / 2 / across
@@ -180,7 +180,7 @@ def _traced(mask: NDArray[np.bool_], swelling: float | None) -> Polygons | None:
 
 
 def _straight_if_regular(outline_: Polygon, swelling: float) -> Polygon:
-    """With straight edges if these replace many steps, as those of a rotated scene do. An irregular outline, such as a
+    """Straighten the edges if straight ones replace many steps, as in a rotated scene. An irregular outline, such as a
     coast, is kept: lines through the middles of its steps would cut off pixels with data."""
     straight = straightened(outline_, swelling)
     is_regular = shapely.get_num_coordinates(straight) * _STEPS_PER_EDGE <= shapely.get_num_coordinates(outline_)
@@ -293,7 +293,8 @@ def _projected(
 
 
 def _kept_off_poles(polygon: Polygon, poles: dict[float, Point], pixel: float) -> tuple[Polygons, set[float]]:
-    """A ring through a pole has no longitude there: remove a tiny disc; later its edge is moved onto the pole."""
+    """Remove a tiny disc around a pole on the boundary, where a ring has no longitude; later its edge is moved onto the
+    pole."""
     touched = set()
     for latitude, pole in poles.items():
         if polygon.boundary.distance(pole) < _NEAR_A_POLE * pixel / 2:
@@ -414,7 +415,7 @@ def _parts(polygons: Polygons) -> Iterator[Polygon]:
 
 
 def _only_polygons(geometry: Any) -> Polygons:
-    """Without the points and lines that splitting and repairing leave behind."""
+    """Remove the points and lines that splitting and repairing leave behind."""
     parts = [part for part in _flat(geometry) if isinstance(part, Polygon) and not part.is_empty]
     return parts[0] if len(parts) == 1 else MultiPolygon(parts)
 

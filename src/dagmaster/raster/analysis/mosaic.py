@@ -12,8 +12,8 @@ Choices
 - `maxzoom` is that of rio-tiler for the finest COG. (At a pole or the antimeridian, rio-tiler's value is far too low.)
 - `minzoom` is that of rio-tiler for one raster of all COGs, increased until no tile needs more than `assets_per_tile`.
 - `quadkey_zoom` is the finest at which the index has at most eight entries per COG on average. At about this zoom a COG
-  is one or two squares wide: with larger squares the index would list COGs that are not needed, smaller ones only
-  repeat.
+  is one or two squares wide: with larger squares the index would list COGs that are not needed, with smaller ones only
+  more entries.
 - `bounds` are -180 to 180 if the mosaic crosses the antimeridian, because maps do not accept a west greater than the
   east.
 """
@@ -141,7 +141,7 @@ def _index(assets: Sequence[MosaicAsset], zoom: int) -> dict[str, list[str]]:
 
 
 def _tiles_of(asset: MosaicAsset, zoom: int) -> set[MapTile]:
-    """Every tile that the outline overlaps; a common edge is no overlap."""
+    """Every tile that the outline overlaps; a common edge is not an overlap."""
     tiles: set[MapTile] = set()
     for part in _parts(asset.geometry):
         candidates = list(_tiles_around(part.bounds, zoom))

@@ -1,8 +1,8 @@
 """Statistics of a mosaic whose COGs overlap: each of its pixels counts once, in the COG that is served there.
 
-That is the first one, in the order of the mosaic, that has a valid pixel at the place, for each band. A COG that shares
-valid pixels with earlier ones is read once more. If those are too many, or if pixels of different sizes overlap, the
-result is marked as approximate.
+That is, for each band, the first COG in the order of the mosaic that has a valid pixel there. A COG that shares valid
+pixels with earlier ones is read once more. If too many values would be read again, or if pixels of different sizes
+overlap, the result is marked as approximate.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,7 +20,7 @@ from dagmaster.raster.analysis.mosaic import MosaicAsset
 from dagmaster.raster.analysis.statistics import Partial, Partials, chunks_of, combine, merge, partial_of
 from dagmaster.raster.source.reading import data_bands, is_alpha, open_raster, read_with_validity
 
-MAX_VALUES = 2**31  # at most so many values are read again
+MAX_VALUES = 2**31  # the number of values that may be read again
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ def _each_visible(cogs: Iterable[CountedCog], most_values: int) -> Iterator[Part
 
 
 def _visible(cog: CountedCog, most_values: int) -> tuple[Partials, int]:
-    """Of the pixels that COGs above leave visible; and how many values were read for it."""
+    """Statistics of the pixels that the COGs above leave visible, and how many values were read for them."""
     with ExitStack() as stack:
         dataset, *uppers = (stack.enter_context(open_raster(path)) for path in (cog.path, *cog.above))
         whole = Window(0, 0, dataset.width, dataset.height)
@@ -74,7 +74,7 @@ def _visible(cog: CountedCog, most_values: int) -> tuple[Partials, int]:
         return tuple(
             replace(
                 partial,
-                # Transparent pixels of several COGs count as many times.
+                # A pixel that is transparent in several COGs is counted in each of them.
                 approximate=partial.approximate or not is_exact or is_alpha(dataset, band),
                 before_compression=stored.before_compression,
             )
@@ -98,7 +98,7 @@ def _visible_in_band(dataset: Any, band: int, uppers: Sequence[Any]) -> Partial:
 
 @dataclass(frozen=True, slots=True)
 class _Overlap:
-    """The window of a COG whose pixel centres are in an upper one, and which pixels of that they are in."""
+    """The window of a COG whose pixel centres are inside an upper COG, and the columns and rows of the upper one."""
 
     window: Window
     upper: Any

@@ -1,10 +1,10 @@
 """Statistics of each band over any number of rasters: exact, or from overviews on request.
 
-Blocks give a `Partial` per band while a COG is written (`Tally`), or chunks when a raster is read (`measure`), so that
-memory is bounded; partials are merged. The result does not depend on their order or on how rasters are distributed to
-workers (mean and deviation may differ in the last digits). Values are counted in bins whose width is a power of two and
-whose edges are multiples of it, so that two histograms can always be converted to a common width without reading a
-pixel again.
+Each block of a COG that is written (`Tally`) and each chunk of a raster that is read (`measure`) gives a `Partial` per
+band; partials are merged, so that memory is bounded. The result does not depend on their order or on how rasters are
+distributed to workers (mean and deviation may differ in the last digits). Values are counted in bins whose width is a
+power of two and whose edges are multiples of it, so that two histograms can always be converted to a common width
+without reading a pixel again.
 
     partials = [measure("a.tif"), measure("b.tif", window=(512, 0, 7680, 8192))]
     red, green, blue = summarize(combine(partials))
@@ -96,8 +96,8 @@ class Partial:
     count: int = 0
     minimum: float = math.inf
     maximum: float = -math.inf
-    offset: float = 0.0  # of the mean: from the minimum of integers, because a float cannot hold every 64-bit integer
-    deviation: float = 0.0  # the root of the mean squared distance from the mean; its square may exceed a float
+    offset: float = 0.0  # the mean; for integers minus the minimum: a float cannot hold every 64-bit integer
+    deviation: float = 0.0  # the standard deviation; its square may exceed a float
     scale: int = 0
     first: int = 0
     counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
@@ -355,7 +355,7 @@ class Tally:
         self._own, self._collar = [empty for _ in bands], [empty for _ in bands]
 
     def add(self, column: int, row: int, block: Block) -> None:
-        """The block at this position; blocks without valid pixels are not added."""
+        """Add the block at this position. Blocks without valid pixels are not added."""
         height, width = block.values.shape[1:]
         own_width, own_height = self._limits or (column + width, row + height)
         right, bottom = (
@@ -374,20 +374,20 @@ class Tally:
                     target[place] = merge(target[place], partial_of(values, scale=_scale_of(target[place])))
 
     def whole(self, width: int, height: int) -> Partials:
-        """Of the whole raster, of this size."""
+        """Statistics of the whole raster, which has this size."""
         return tuple(
             self._completed(band, merge(own, collar), width * height)
             for band, own, collar in zip(self._bands, self._own, self._collar, strict=True)
         )
 
     def own(self, width: int, height: int) -> Partials:
-        """Of the part that no following tile covers."""
+        """Statistics of the part that no following tile covers."""
         own_width, own_height = self._limits or (width, height)
         pixels = min(own_width, width) * min(own_height, height)
         return tuple(self._completed(band, own, pixels) for band, own in zip(self._bands, self._own, strict=True))
 
     def _completed(self, band: int, partial: Partial, total: int) -> Partial:
-        """With the pixels of the blocks that were not added. Alpha has values there: it is transparent."""
+        """Count the pixels of blocks that were not added. Alpha has a value there too: 0, transparent."""
         missing = total - partial.count - partial.infinite
         if band == self._rules.alpha and missing:
             transparent = np.zeros(1, np.uint8 if partial.is_integer else np.float32)
@@ -436,7 +436,7 @@ def _moments(values: NDArray[Any], minimum: float, maximum: float) -> tuple[floa
     squares exceed a float."""
     if values.dtype.kind in "iu":
         low = values.dtype.type(minimum)
-        with np.errstate(over="ignore"):  # the difference of signed integers wraps, and is right as an unsigned one
+        with np.errstate(over="ignore"):  # the difference of signed integers wraps, and is correct as an unsigned one
             wide = (values - low).view(f"u{values.dtype.itemsize}").astype(np.float64)
         return _mean_and_deviation(wide)
     wide = values.astype(np.float64)
@@ -480,7 +480,7 @@ def _counted(values: NDArray[Any], minimum: float, scale: int) -> tuple[int, NDA
 
 
 def _counted_in_pairs(values: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """Two neighbours at a time, which takes half as long."""
+    """Count two neighbouring values at a time, which takes half as long."""
     even = values.size // 2 * 2
     pairs = np.bincount(values[:even].view(np.uint16), minlength=65_536).reshape(256, 256)
     counts: NDArray[np.int64] = pairs.sum(axis=0) + pairs.sum(axis=1)

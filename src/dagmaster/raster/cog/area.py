@@ -86,7 +86,7 @@ class AreaCheck:
         return _ObservedBlocks(self._blocks, self)
 
     def valid_area(self) -> ValidArea:
-        """After all blocks were computed."""
+        """The result, after all blocks were computed."""
         scale = self._read_missing()
         km2 = self._probes.km2 * scale
         certain = self._is_read & (self._all_valid | self._none_valid)
@@ -99,7 +99,7 @@ class AreaCheck:
         )
 
     def note_read(self, window: Window, block: Block) -> None:
-        """The valid pixels around the probes in a window of the source, if it holds all that the kernel needs."""
+        """Record which pixels around the probes are valid, for probes whose whole kernel is in this window."""
         probes = self._probes
         left, top = np.maximum(probes.col - probes.reach, 0), np.maximum(probes.row - probes.reach, 0)
         right = np.minimum(probes.col + probes.reach, self._source.width - 1)
@@ -115,7 +115,7 @@ class AreaCheck:
         exists = (cols >= 0) & (cols < self._source.width) & (rows >= 0) & (rows < self._source.height)
         valid = exists
         if block.valid is not None:
-            # The middle of a line of valid pixels may be far from its ends: pixels half way are looked at too.
+            # Valid pixels may be far from both ends of a direction: the pixels half way are checked too.
             half_cols, half_rows = (probes.col[at] + cols) // 2, (probes.row[at] + rows) // 2
             pairs = [
                 (np.where(exists, c, probes.col[at]), np.where(exists, r, probes.row[at]))
@@ -163,7 +163,7 @@ class AreaCheck:
 
 @dataclass(frozen=True, slots=True)
 class _ObservedSource:
-    """A source whose reads are noted."""
+    """A source that reports what is read to the check."""
 
     pixels: Pixels
     check: AreaCheck
@@ -199,7 +199,7 @@ class _ObservedSource:
 
 
 class _ObservedBlocks:
-    """Blocks that are noted."""
+    """Blocks that are reported to the check."""
 
     def __init__(self, blocks: Blocks, check: AreaCheck) -> None:
         self.source, self.reprojects = blocks.source, blocks.reprojects

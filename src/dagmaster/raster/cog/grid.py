@@ -124,7 +124,7 @@ def output_grid(
     """The output grid of a file: its own grid if it is north-up in the target CRS and no resolution is requested.
 
     Otherwise the default resolution is that of gdalwarp, and pixels are counted from the fixed origin of the CRS: pass
-    the same resolution for files that shall share one grid. With an `origin` they are counted from there, and a file
+    the same resolution for files that should share one grid. With an `origin` they are counted from there, and a file
     whose pixels are on that grid already keeps its own. If it `has_neighbours`, the grid is extended so that the pixels
     of its overviews coincide with theirs.
     """
@@ -202,7 +202,8 @@ def scheme_from_geojson(document: dict[str, Any]) -> TilingScheme:
 
 
 def require_aligned(grid: OutputGrid, window: Window) -> None:
-    """Tiles agree in their pixels because they have the same blocks: a window starts at one, within one section."""
+    """Refuse a window that does not start at a block of one section: tiles have equal pixels because they share
+    blocks."""
     for start, stop in grid.sections:
         if start <= window.col < stop:
             inside = window.col + window.width <= stop and window.row >= 0 and window.row + window.height <= grid.height
@@ -301,7 +302,7 @@ class _Cells:
 class _Lattice:
     """All pixels of a CRS: of one size, and counted from one origin.
 
-    The fixed origin of a CRS that has an antimeridian is there, so that it is always an edge; rows in degrees are
+    If a CRS has an antimeridian, the fixed origin is on it, so that it is always an edge of pixels; rows in degrees are
     counted from the north pole.
     """
 
@@ -325,13 +326,13 @@ class _Lattice:
         return self._on_earth(_Cells(left, top, right, bottom))
 
     def with_whole_overviews(self, cells: _Cells) -> _Cells:
-        """Extended to whole pixels of the coarsest overview, on all sides where the Earth does not end.
+        """Extend the cells to whole pixels of the coarsest overview, but not beyond a pole or the antimeridian.
 
         Otherwise each COG would have overview pixels of its own size: GDAL stretches an overview to the extent of its
-        COG. Where data end inside the COG, as warped ones do, it would end too early, and there would be gaps between
-        neighbours.
+        COG. Data that ends inside its COG, as warped data does, would end too early in the overview, and there would be
+        gaps between neighbours.
         """
-        for _ in range(3):  # with its size the number of its overviews may grow
+        for _ in range(3):  # a larger size may need more overviews
             step = 2 ** (len(pyramid_sizes(cells.right - cells.left, cells.bottom - cells.top)) - 1)
             extended = _Cells(
                 cells.left // step * step,
@@ -349,7 +350,7 @@ class _Lattice:
         return OutputGrid(self.crs, corner, self.size, width, height)
 
     def _on_earth(self, cells: _Cells) -> _Cells:
-        """No pixel twice around the Earth, and no centre of a pixel beyond a pole."""
+        """Remove pixels that repeat around the Earth, and those with their centre beyond a pole."""
         left, top, bottom = cells.left, cells.top, cells.bottom
         turn = _turn(self.crs)
         if turn is not None:
@@ -361,7 +362,7 @@ class _Lattice:
         return _Cells(left, top, cells.right, bottom)
 
     def _within_edges(self, extended: _Cells, cells: _Cells) -> _Cells:
-        """Without an extension across the antimeridian or beyond a pole."""
+        """Undo an extension across the antimeridian or beyond a pole."""
         turn = _turn(self.crs)
         left, right = extended.left, extended.right
         if turn is not None:

@@ -40,7 +40,7 @@ class CogProfile:
         return self.tier is Tier.VISUALIZATION
 
     def compression(self, dtype: str) -> str:
-        """GDAL's name of it."""
+        """GDAL's name of the compression."""
         match self.tier:
             case Tier.VISUALIZATION:
                 return "JPEG"
@@ -76,7 +76,7 @@ def profile_of(tier: str | Tier, jpeg_quality: int = 85) -> CogProfile:
         valid_tier = Tier(tier)
     except ValueError:
         raise InvalidRequest(
-            f"there is no tier '{tier}'", code="raster.unknown-tier", hint=f"one of {', '.join(Tier)}"
+            f"there is no tier '{tier}'", code="raster.unknown-tier", hint=f"use one of {', '.join(Tier)}"
         ) from None
     return CogProfile(valid_tier, jpeg_quality, "cool" if valid_tier is Tier.ARCHIVE else "hot")
 
@@ -100,7 +100,7 @@ def require_fit(profile: CogProfile, dtype: str, colors: Sequence[str]) -> None:
     else:
         return
     raise UnfitData(
-        f"the visualization tier is JPEG, for RGB or RGBA of 8 bits: {reason}",
+        f"the visualization tier uses JPEG, which requires 8-bit RGB or RGBA: {reason}",
         code="raster.not-for-jpeg",
         hint="use the analysis tier",
     )

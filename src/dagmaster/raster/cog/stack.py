@@ -86,7 +86,7 @@ def stacked(
         bands = _stacked_bands(files.parts, raster_type, names)
         if len(bands.colors) > _MAX_BANDS:
             raise UnfitData(
-                f"{len(bands.colors)} bands are more than {_MAX_BANDS}",
+                f"{len(bands.colors)} bands are more than the limit of {_MAX_BANDS}",
                 code="raster.too-many-bands",
                 hint="create more than one stack",
             )
@@ -199,7 +199,7 @@ def _corners_in_pixels(
 
 
 def neighbours_of(places: NDArray[np.int64]) -> list[list[int]]:
-    """For each file the others that have pixels within its border."""
+    """For each file, the others that have pixels in the border around it."""
     left, top, right, bottom = places.T
     result = []
     for at, (west, north, east, south) in enumerate(places.tolist()):
@@ -289,8 +289,8 @@ class _Stack:
 
 @dataclass(frozen=True, slots=True)
 class _Merged:
-    """`places`: first column and row and end column and row of each file. Through nodata of a file, those below it are
-    visible, except for the file `opaque`."""
+    """`places`: first column and row and end column and row of each file. Where a file has nodata, the files below it
+    are used; only nodata of the file `opaque` hides them."""
 
     files: _Files
     rules: Rules
@@ -346,23 +346,26 @@ class _Demand:
 
 
 def _marks(part: _SourceFile) -> str:
-    """How it marks nodata; files with and without a mask can be combined."""
+    """How a file marks nodata; files with and without a mask can be combined."""
     match part.rules.validity:
         case Validity.NODATA:
             return f"the nodata value {part.rules.nodata:g}"
         case Validity.ALPHA:
             return "alpha"
         case Validity.MASK | Validity.ALL:
-            return "a mask, or not at all"
+            return "a mask or not at all"
 
 
 _ONE_NODATA = "declare the same nodata value in all files: `gdal_edit.py -a_nodata VALUE file.tif`, or pass nodata"
 _FITTING = (
     _Demand("raster.crs-differs", "is in", lambda part: part.crs, "reproject them to one CRS first"),
     _Demand(
-        "raster.types-differ", "holds", lambda part: part.bands.dtype, "convert them to one type: `gdal_translate -ot`"
+        "raster.types-differ",
+        "has the data type",
+        lambda part: part.bands.dtype,
+        "convert them to one type: `gdal_translate -ot`",
     ),
-    _Demand("raster.nodata-differs", "marks nodata by", _marks, _ONE_NODATA),
+    _Demand("raster.nodata-differs", "marks nodata with", _marks, _ONE_NODATA),
 )
 _SAME_BANDS = (
     *_FITTING,
@@ -394,7 +397,8 @@ def _require_alike(parts: Sequence[_SourceFile], demands: Sequence[_Demand]) -> 
     for part in others:
         if demand := _first_difference(part, first, demands):
             raise UnfitData(
-                f"'{part.name}' {demand.verb} {_short(demand.of(part))}, '{first.name}' {_short(demand.of(first))}",
+                f"'{part.name}' {demand.verb} {_short(demand.of(part))}, "
+                f"but '{first.name}' {demand.verb} {_short(demand.of(first))}",
                 code=demand.code,
                 hint=demand.hint,
             )
@@ -417,7 +421,7 @@ def _require_stackable(part: _SourceFile) -> None:
         raise UnfitData(
             f"'{part.name}' has {alone}, which applies to its own bands only",
             code="raster.not-stackable",
-            hint="mark nodata by a value instead" if part.bands.palette is None else "remove the palette",
+            hint="mark nodata with a value instead" if part.bands.palette is None else "remove the palette",
         )
 
 
@@ -432,7 +436,7 @@ def _place_of(part: RasterFacts, first: RasterFacts) -> tuple[int, int, int, int
         size, first_size = (" × ".join(f"{side:.10g}" for side in each.resolution or ()) for each in (part, first))
         turned = "" if size != first_size else " with another rotation"
         raise UnfitData(
-            f"the pixels of '{part.name}' are {size}{turned}, those of '{first.name}' {first_size}",
+            f"the pixels of '{part.name}' are {size}{turned}, but those of '{first.name}' are {first_size}",
             code="raster.grids-differ",
             hint="resample them to one resolution first",
         )
@@ -486,7 +490,7 @@ def _merged_facts(parts: Sequence[_SourceFile], transform: Affine, width: int, h
     ceilings, first = Ceilings(), parts[0]
     if max(width, height) > ceilings.side or width * height > ceilings.pixels:
         raise UnfitData(
-            f"together they span {width:,} × {height:,} pixels",
+            f"together the files span {width:,} × {height:,} pixels, which is too many",
             code="raster.too-large",
             hint="merge neighbours only, or leave out files that are far away",
         )

@@ -170,7 +170,7 @@ def _directory(image: Image, files: ExitStack) -> _Directory:
     if image.is_mask:
         entries[_PHOTOMETRIC] = _SHORT, 1, struct.pack("<H", _MASK_PHOTOMETRIC)
     if sum(size > 0 for size in sizes) < image.at_least:
-        # GDAL writes late, and reports no error if it cannot.
+        # GDAL writes blocks late, and does not report an error if that fails.
         raise Unavailable(
             "blocks of a COG were not written", code="raster.write-failed", hint="check whether the disk is full"
         )

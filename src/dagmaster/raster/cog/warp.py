@@ -38,9 +38,9 @@ _TILT = 0.1  # of rows and columns of the grid against those of the source
 AVERAGED_FROM = 1.5  # source pixels per pixel, in the coarser direction
 _OPAQUE = 100  # the value of valid pixels in a mask that is warped as a band; it fits every type
 _WORLD = 360.0
-_EXACT = 2e-5  # pixels; the share of pixels for which another one is the nearest
-_ON_EDGE = 1e-3  # pixels; a pixel on the edge of two files is in both, so that it is in none never
-_CLOSE = 4e-3  # pixels; an error that interpolated values hardly show
+_EXACT = 2e-5  # pixels; also the share of pixels for which a wrong pixel is taken as the nearest
+_ON_EDGE = 1e-3  # pixels; a pixel on the edge of two files is in both, so that it is never left out
+_CLOSE = 4e-3  # pixels; an error that is hardly visible in interpolated values
 
 
 class Blocks(Protocol):
@@ -173,7 +173,7 @@ class Warp:
     def _parts(self, col: int, row: int) -> Iterator[_SourcePart]:
         """One for each turn around the Earth that reaches the source; nearly always one."""
         lattice = self._lattice(col, row, 32)
-        # Where the source's CRS ends, a coarse lattice would miss what lies between its points.
+        # At the edge of the domain of the source's CRS, a coarse lattice would miss the area between its points.
         outer = lattice if lattice.are_finite else self._lattice(col, row, 4)
         for turn in self._turns(outer.x):
             pixels, extent = self._in_source(lattice, turn), self._in_source(outer, turn)
@@ -222,7 +222,7 @@ class Warp:
         return reach[0] + more[0], reach[1] + more[1]
 
     def _nearest(self, col: int, row: int, part: _SourcePart) -> Block | None:
-        """GDAL's transformer would choose a wrong pixel in one of a thousand cases; this does in one of 100,000."""
+        """GDAL's transformer would choose a wrong pixel in one of 1,000 cases, this function does in one of 100,000."""
         window = part.window
         block = self.source.read(window)
         pixels = self._pixel_centres(col, row, part)
@@ -358,9 +358,9 @@ def source_pixels_per_pixel(source: Pixels, grid: OutputGrid) -> tuple[float, fl
 def interpolation_for(source: Pixels, grid: OutputGrid) -> Resampling:
     """How measurements are resampled: by the average of a pixel's area if it is clearly coarser, else bilinear.
 
-    docs/raster/resampling.md has the measurements that the limit is chosen by. GDAL averages a box of rows and columns,
-    so that the grid must not be rotated against the source, ignores partial transparency, and shows the edges of source
-    pixels where the grid is finer in one direction.
+    docs/raster/resampling.md has the measurements behind the limit. GDAL averages a box of rows and columns, so the
+    grid must not be rotated against the source. GDAL's average also ignores partial transparency, and shows the edges
+    of source pixels if the grid is finer in one direction.
     """
     finer, coarser = sorted(source_pixels_per_pixel(source, grid))
     right, down = _steps(source, grid)
@@ -372,7 +372,7 @@ def interpolation_for(source: Pixels, grid: OutputGrid) -> Resampling:
 
 
 def _steps(source: Pixels, grid: OutputGrid) -> tuple[Points, Points]:
-    """How far apart in the source, in pixels, are neighbours of the grid: in its rows and in its columns."""
+    """The distance in source pixels between neighbouring pixels of the grid: in its rows and in its columns."""
     u, v = (axis.ravel() for axis in np.meshgrid(*(size * np.arange(1, 8) / 8 for size in (grid.width, grid.height))))
     corner, crs = grid.transform_of(grid.window), parse_crs(grid.crs)
     places = (_projected(crs, source.crs, *apply_affine(corner, u + x, v + y)) for x, y in ((0, 0), (1, 0), (0, 1)))
@@ -450,7 +450,7 @@ def _largest_difference(lattice: Floats, order: int) -> float:
 def _mesh(size: int, step: int) -> Floats:
     """Points from 0 to `size`, at most `step` apart; three or more, because two show no curvature.
 
-    None is beyond the block: behind the last row there may be a pole, and then there are no points to go by.
+    No point is beyond the block: there may be a pole after the last row, and points beyond it cannot be projected.
     """
     return np.linspace(0, size, max(2, -(-size // step)) + 1)
 

@@ -1,9 +1,9 @@
 """Write a window of the grid as a cloud-optimised GeoTIFF, directly from the source.
 
 One pass: each block of 512 × 512 is read, warped, encoded and halved for the overviews. A thread counts it for the
-statistics while GDAL encodes it, which does not hold Python's global lock. Only one row of blocks per overview is in
-memory, and no uncompressed copy is written. The COG is written to a hidden folder next to the target and renamed when
-it is complete: a reader sees the finished COG or none.
+statistics while GDAL encodes it without holding the GIL. Only one row of blocks per overview is in memory, and no
+uncompressed copy is written. The COG is written to a hidden folder next to the target and renamed when it is complete:
+a reader sees the finished COG or none.
 
     grid = output_grid(read_facts("scene.tif"))
     cog = make_cog("scene.tif", Path("scene_cog.tif"), grid, raster_type=RasterType.RGB)
@@ -70,7 +70,7 @@ class CogFacts:
     reprojection_performed: bool
     overviews: tuple[int, ...]  # factors
     treated_as: str  # "classes" or "measurements"
-    is_type_unknown: bool  # that was decided by the values
+    is_type_unknown: bool  # `treated_as` was decided from the values
     is_empty: bool  # no pixel is valid
     valid_area: ValidArea  # compared with that of the source
     clamped: int  # values that did not fit its type and became the nearest that fits
@@ -148,7 +148,7 @@ def make_cog(
     `dtype` converts integers; a value that does not fit becomes the nearest that fits, and is counted in `clamped`.
     `own` (width, height) is the part of the window that no following tile covers; it counts in a mosaic.
     Without `exact_statistics`, none are computed: they can be measured in an overview of the COG.
-    `on_progress` is called with the finished share, from 0 to 1; if it raises, no target is left.
+    `on_progress` is called with the finished share, from 0 to 1; if it raises an error, no target is written.
     """
     with opened(source, remote=remote) as dataset:
         pixels = source_of(

@@ -9,8 +9,8 @@ from dagmaster.raster.source.pixels import Pixels
 from dagmaster.raster.source.window import Window
 
 _MAX_CLASSES = 64
-_FEW = 12  # as few values are taken as classes, whatever their order
-_NEAR = 0.12  # of the number of values: how far apart neighbours are, on average, in a measurement that is coarse
+_FEW = 12  # this many distinct values or fewer count as classes, even if they change gradually
+_NEAR = 0.12  # share of the distinct values: neighbours in a coarse measurement differ by less, on average
 _SIDE = 256
 
 Values = NDArray[np.generic]
@@ -18,10 +18,10 @@ Mask = NDArray[np.bool_]
 
 
 def are_classes(patches: Iterable[tuple[Values, Mask]]) -> bool:
-    """Few distinct values in contiguous areas, that do not change gradually.
+    """Whether there are few distinct values, in contiguous areas, that do not change gradually.
 
-    A patch is values and which of them are valid. Their number alone does not decide: a dark photograph may have 27
-    values. But in a measurement, neighbours that differ have values near to each other, and classes do not.
+    A patch has values and the mask of valid ones. The number of distinct values alone does not decide: a dark
+    photograph may have 27. But in a measurement, neighbours that differ have similar values, and classes do not.
     """
     patches = list(patches)
     values = np.concatenate([each[valid] for each, valid in patches]) if patches else np.empty(0)
@@ -38,7 +38,7 @@ def are_classes(patches: Iterable[tuple[Values, Mask]]) -> bool:
 
 
 def holds_classes(source: Pixels) -> bool:
-    """Whether the first band of a source has classes, judged by nine windows. It is the same for all tiles of it."""
+    """Whether the first band of a source has classes, judged by nine windows. All tiles get the same result."""
     width, height = min(_SIDE, source.width), min(_SIDE, source.height)
     corners = {
         (int(across * (source.width - width)), int(down * (source.height - height)))

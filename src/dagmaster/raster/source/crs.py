@@ -39,7 +39,7 @@ class CrsFacts:
 
 
 def parse_crs(text: str) -> CRS:
-    """Parse an authority's code or WKT. Nothing else, because GDAL would also read a file or a URL."""
+    """Parse an authority's code or WKT. Other texts are refused, because GDAL would also read a file or a URL."""
     if not (_CODE.fullmatch(text) or (len(text) <= _MAX_WKT_LENGTH and _WKT.match(text))):
         raise _unknown(text)
     try:

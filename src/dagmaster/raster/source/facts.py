@@ -41,7 +41,7 @@ class RasterType(StrEnum):
             return cls(text) if text and text != "auto" else None
         except ValueError:
             raise InvalidRequest(
-                f"'{text}' is not a raster type", code="raster.bad-type", hint=f"one of auto, {', '.join(cls)}"
+                f"'{text}' is not a raster type", code="raster.bad-type", hint=f"use one of auto, {', '.join(cls)}"
             ) from None
 
 
@@ -127,7 +127,7 @@ class RasterFacts:
 
     @property
     def bytes_per_pixel(self) -> int:
-        """Of all bands."""
+        """Of all bands together."""
         return sum(band.bytes_per_pixel for band in self.bands)
 
     @property
@@ -157,7 +157,7 @@ def read_facts(
         >>> facts.crs, facts.width, facts.dtype
         ('EPSG:32633', 24000, 'uint8')
 
-    `source_crs` (a code or WKT) is for a file that has no CRS or a wrong one. Raises UnfitData for a file that is no
+    `source_crs` (a code or WKT) is for a file that has no CRS or a wrong one. Raises UnfitData for a file that is not a
     raster or is damaged. `remote` accepts GDAL's paths of object stores; `size_bytes` is the size of such an object.
     """
     override = parse_crs(source_crs) if source_crs else None

@@ -1,7 +1,7 @@
 """Limits for the texts in the header of a TIFF, checked before GDAL opens it.
 
 GDAL parses the XML of its own metadata tag while it opens a file, in time that grows with the square of the number of
-entries: ten megabytes of them take minutes. Texts that no program writes are refused, at the cost of one read.
+entries: ten megabytes of them take minutes. Texts that are longer than any program writes are refused, with one read.
 """
 
 import struct
@@ -33,14 +33,14 @@ def require_small_texts(read: ReadRange, name: str) -> None:
     for tag, count in _entries(read):
         if count > _MAX_BYTES.get(tag, count):
             raise UnfitData(
-                f"the {_TEXTS[tag]} in the header of '{name}' has {count:,} bytes",
+                f"the {_TEXTS[tag]} in the header of '{name}' has {count:,} bytes; the limit is {_MAX_BYTES[tag]:,}",
                 code="raster.header-too-large",
                 hint="export it without that text: `gdal_translate -nomd in.tif out.tif`",
             )
 
 
 def _entries(read: ReadRange) -> list[tuple[int, int]]:
-    """Tags of the first directory with their number of values; empty if it is no TIFF or is cut off."""
+    """Tags of the first directory with their number of values; empty if it is not a TIFF or is cut off."""
     layout = _format_of(read(4, 0))
     if layout is None:
         return []

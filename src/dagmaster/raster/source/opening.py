@@ -2,8 +2,8 @@
 
 GDAL follows almost anything: an XML file that names another file or a URL, a side-car file that replaces the
 georeference, a name that is a command (`DERIVED_SUBDATASET:…`). In this module a name is the path of one file, the
-format is one of a few that keep everything inside, no other file is read or written, and errors name the file without
-its folder.
+format is one of a few that keep all data in that file, no other file is read or written, and errors name the file
+without its folder.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ _SUPPORTED: dict[bytes, str] = {
 
 _MAX_NAME_LENGTH = 100
 _REMOTE = ("/vsiaz/", "/vsiadls/", "/vsis3/", "/vsigs/")
-# What GDAL says of an object that a store does not give: refused, expired, or the network failed.
+# GDAL's messages for an object that a store does not return: access is refused or has expired, or the network failed.
 _UNREACHABLE = re.compile(r"does not exist in the file system|HTTP|CURL|curl|[Aa]uth|[Tt]imeout|timed out")
 _SETTINGS = {
     "GDAL_PAM_ENABLED": "NO",
@@ -180,7 +180,7 @@ def _require_regular_file(path: str) -> None:
 
 
 def _open(path: str) -> Any:
-    """With the driver that the first bytes identify, after a check of the header."""
+    """Open a file with the driver that its first bytes identify, after a check of its header."""
     name = short_name(path)
     with _reading(path, name) as read:
         head = read(64, 0)

@@ -29,7 +29,7 @@ from dagmaster.raster.source.facts import RasterType
 from dagmaster.raster.source.opening import read_bands, reason, short_name
 from dagmaster.raster.source.window import Window
 
-_MAX_WHOLE_NUMBER = 2.0**53  # every smaller integer is a float
+_MAX_WHOLE_NUMBER = 2.0**53  # a float can represent every smaller integer
 
 Values = NDArray[Any]  # band, row, column
 Valid = NDArray[np.bool_]  # band (or one for all), row, column
@@ -246,7 +246,7 @@ def source_of(
     unset_alpha: bool = False,
     dtype: str | None = None,
 ) -> FileSource:
-    """An open dataset as a source. Parameters as of `make_cog`."""
+    """An open dataset as a source. Parameters as in `make_cog`."""
     if dataset.transform.is_identity:
         raise UnfitData(
             "raster has no georeference", code="raster.no-geotransform", hint="georeference it, or rectify it first"
@@ -355,7 +355,7 @@ def _fits(nodata: float, dtype: np.dtype[Any]) -> bool:
 
 
 def _in_type(nodata: float, dtype: np.dtype[Any]) -> Any:
-    """The value as a pixel of the type has it: at the ends of a type, its text may be rounded to a value beyond."""
+    """The value as a pixel of the type has it: at the limits of a type, its text may be rounded to a value beyond."""
     if dtype.kind == "f":
         limit = float(np.finfo(dtype).max)
         return dtype.type(nodata if not math.isfinite(nodata) else min(max(nodata, -limit), limit))

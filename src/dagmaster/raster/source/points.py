@@ -1,4 +1,4 @@
-"""Points in one CRS and in another, in which some of them may have no place."""
+"""Project points from one CRS to another, also if some of them are outside its domain."""
 
 from dataclasses import dataclass
 
@@ -30,7 +30,7 @@ class Points:
 
 
 def project(source: CRS, target: CRS, x: Floats, y: Floats) -> Points:
-    """Flat arrays in, flat arrays out. Latitudes beyond the poles have no place."""
+    """Project flat arrays. Points with a latitude beyond the poles become infinite."""
     if source.is_geographic and (np.abs(y) > 90).any():
         on_earth = np.abs(y) <= 90
         projected = project_each(source, target, x[on_earth], y[on_earth])

@@ -1,7 +1,8 @@
 """A sample of the pixels: enough to check a file, and never all of a large one unless requested.
 
-First the block table, for which no pixel is read: a block beyond the end of the file was lost in the upload. Then a few
-windows, among them all four corners (where collars are) and the last block (the first that an incomplete upload lacks).
+First the block table is checked, without reading a pixel: a block beyond the end of the file was lost in the upload.
+Then a few windows are read, among them all four corners (where collars are) and the last block (the first that an
+incomplete upload lacks).
 """
 
 import math
@@ -34,7 +35,7 @@ Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class BlockTable:
-    """Numbers of blocks, of those that were looked up."""
+    """Counts of the blocks that were looked up."""
 
     looked_up: int = 0
     left_out: int = 0  # sparse: not stored, all nodata
@@ -48,7 +49,7 @@ class BlockTable:
 
 @dataclass(slots=True)
 class BandRange:
-    """Of one band: the number of pixels read and of valid ones, and the range of the valid ones that are finite."""
+    """One band: the number of pixels read, the number of valid ones, and the range of valid values that are finite."""
 
     pixels: int = 0
     valid: int = 0
@@ -79,7 +80,7 @@ class Patch:
 
 @dataclass(slots=True)
 class Sample:
-    bands: dict[int, BandRange] = field(default_factory=dict)  # by band number; alpha apart
+    bands: dict[int, BandRange] = field(default_factory=dict)  # by band number, without alpha
     patches: list[Patch] = field(default_factory=list)
     corners: list[Array] = field(default_factory=list)
     pixels: int = 0  # of one band
@@ -218,7 +219,7 @@ def _step(facts: RasterFacts) -> tuple[int, int]:
 
 
 def _lattice(facts: RasterFacts) -> list[Window]:
-    """Corners first."""
+    """Windows that are spread evenly over the raster, corners first."""
     width, height = min(_WINDOW, facts.width), min(_WINDOW, facts.height)
     left_offsets = _positions(facts.width - width)
     tops = _positions(facts.height - height)

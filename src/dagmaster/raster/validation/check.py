@@ -53,7 +53,7 @@ def check(
         (<Verdict.WARN: 'warn'>, ['raster.striped', 'raster.no-nodata'])
 
     `whole` reads every pixel, which detects any damaged block and proves what a sample only suggests.
-    A bad file leads to a verdict, never to an exception; an invalid call (no such file, an unknown CRS) raises.
+    A bad file leads to a verdict, never to an error; an invalid call (no such file, an unknown CRS) raises an error.
     """
     override = parse_crs(source_crs) if source_crs else None
     requested = RasterType.parse(raster_type)
@@ -136,10 +136,10 @@ def _judge_type(facts: RasterFacts, detected: RasterType, requested: RasterType 
 
 
 def _treated_as_classes() -> Finding:
-    """Only the values of the sample say so; colours and names would be certain."""
+    """For a type that is guessed from the values of the sample; colours and names would be certain."""
     return info(
         "raster.treated-as",
-        "its values look like classes in a sample, and are resampled and coloured as such: nearest and mode",
+        "the values of a sample look like classes: all are resampled (nearest, mode) and coloured as classes",
         "pass raster_type if they are measurements, such as raster_type=dem",
     )
 

@@ -25,7 +25,7 @@ class Verdict(StrEnum):
 
 
 class Fix(StrEnum):
-    """Corrections that the platform applies. Each that a finding names is applied."""
+    """Corrections. The platform applies each correction that a finding names."""
 
     ASSUME_CRS = "assume-crs"
     DECLARE_NODATA = "declare-nodata"
@@ -54,7 +54,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Fixes:
-    """Parameters of `make_cog` that apply the corrections. The output grid and the COG imply the others."""
+    """Parameters of `make_cog` that apply corrections. Others follow from the output grid and the format of the COG."""
 
     source_crs: str | None = None  # use this as the CRS of the source
     nodata: float | None = None  # pixels of this value are nodata, and the outputs declare it
@@ -94,7 +94,7 @@ class Checked:
         return any(finding.code == code for finding in self.findings)
 
     def require_fit(self) -> Self:
-        """Itself; raises UnfitData with the first error if the file is rejected."""
+        """Return this result. Raises UnfitData with the first error if the file is rejected."""
         for error in self.errors:
             raise UnfitData(error.message, code=error.code, hint=error.advice or None)
         return self

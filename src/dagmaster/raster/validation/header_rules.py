@@ -130,7 +130,7 @@ def _georeference(facts: RasterFacts) -> Iterator[Finding]:
         yield error(
             "raster.no-georeference",
             f"the file has no georeference{note}",
-            "side-car files (world files) are not read: write it to the file with `gdal_translate in.tif out.tif`",
+            "side-car files (world files) are not read: include them with `gdal_translate in.tif out.tif`",
         )
 
 
@@ -141,7 +141,7 @@ def _grid(facts: RasterFacts) -> Iterator[Finding]:
         yield error(
             "raster.bad-transform",
             "its pixels have no size",
-            "export it again, or set it: `gdal_edit.py -a_ullr … file.tif`",
+            "export it again, or set its bounds: `gdal_edit.py -a_ullr … file.tif`",
         )
     elif facts.is_rotated:
         yield warn("raster.rotated", "its grid is rotated", "it is resampled to a north-up grid", Fix.RESAMPLE_NORTH_UP)
@@ -280,7 +280,7 @@ def _values(facts: RasterFacts) -> Iterator[Finding]:
         yield warn(
             "raster.no-color-table",
             "its values are indices into a palette, but it has no colour table; the outputs have no palette",
-            "add one with `gdaldem color-relief` or `gdal_edit.py`, or pass raster_type if the values are no classes",
+            "add one with `gdaldem color-relief` or `gdal_edit.py`, or pass raster_type if the values are not classes",
         )
     if any(band.scale != 1 or band.offset != 0 for band in facts.bands):
         yield info("raster.packed", "its values are packed (scale and offset); both are kept")

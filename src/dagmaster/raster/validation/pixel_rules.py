@@ -13,9 +13,9 @@ from dagmaster.raster.validation.classify import alpha_is_picture
 from dagmaster.raster.validation.findings import Finding, Fix, Fixes, error, info, warn
 from dagmaster.raster.validation.header_rules import Ceilings, judge_block
 
-# Values that are never measured.
+# Values that mean nodata and are never measured.
 _SENTINELS = (-9999.0, -99999.0, -32768.0, -32767.0, -2147483648.0, 1e20, 9.969209968386869e36, 1e30, 1e38)
-_HUGE = 3.0e38  # the ends of float32, in the many spellings that programs give them
+_HUGE = 3.0e38  # near the limits of float32, which programs round in different ways
 RuleResult = tuple[Finding, Fixes] | None
 _DECLARE = "if a value means nodata, declare it: `gdal_edit.py -a_nodata VALUE file.tif`"
 _GDAL_NAMES = {"uint8": "Byte", "int16": "Int16", "uint16": "UInt16", "int32": "Int32", "uint32": "UInt32"}
@@ -82,7 +82,7 @@ def judge_pixels(facts: RasterFacts, sample: Sample, raster_type: RasterType) ->
 
 
 def _is_bomb(facts: RasterFacts, blocks: BlockTable, ceilings: Ceilings) -> bool:
-    """Blocks that are not stored take no space, so a sparse file is no bomb."""
+    """Blocks that are not stored take no space, so a sparse file is not a decompression bomb."""
     return (
         facts.size_bytes > 0
         and facts.raw_bytes > ceilings.bomb_bytes
@@ -164,12 +164,13 @@ def _collar_without_nodata(facts: RasterFacts, sample: Sample, raster_type: Rast
 
 
 def _width_of_integers(facts: RasterFacts, sample: Sample, raster_type: RasterType, fixes: Fixes) -> RuleResult:
-    """32 bits and more where 8 or 16 are enough, and 8-bit colours in 16 bits; converted if all pixels were read."""
+    """Integers of 32 bits or more where 8 or 16 are enough, and 8-bit colours in 16 bits. They are converted if all
+    pixels were read."""
     dtype = np.dtype(facts.dtype)
     is_wide = dtype.itemsize > 2 or (dtype.itemsize == 2 and raster_type in (RasterType.RGB, RasterType.RGBA))
     if dtype.kind not in "iu" or not is_wide or len({band.dtype for band in facts.bands}) > 1:
         return None
-    # Opaque is another value in an alpha band of 8 bits.
+    # An alpha band of 8 bits has another value for opaque.
     if alpha_band(facts) is not None:
         return None
     nodata = [band.nodata for band in facts.bands if band.nodata is not None]

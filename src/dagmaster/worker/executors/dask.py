@@ -1,8 +1,8 @@
-"""Runs plain handlers on the machines of a Dask cluster, each in a child process of ours there.
+"""Runs plain handlers on the machines of a Dask cluster, each in a child process of this package there.
 
-Dask decides where a task runs and occupies a slot for it (`dask_agent.hold_slot`). Everything else takes a direct
+Dask decides where a task runs and occupies a slot for it (`dask_agent.hold_slot`). Everything else uses a direct
 connection to that Dask worker: params, progress, log lines, checkpoints, stop requests, the result. So this class
-runs a remote child exactly as the pool runs a local one, with the same deadline and the same grace times.
+runs a remote child exactly as the pool runs a local one, with the same deadline and the same grace periods.
 
     wait for the cluster ─▶ submit, wait for a slot ─▶ attach ─▶ run ─▶ report
               ▲                       │                  │        │
@@ -92,7 +92,7 @@ class ClusterFacts:
 
 async def inspected(cluster: ClusterAddress) -> ClusterFacts:
     """What a cluster offers to a worker of this machine. Nothing is changed there."""
-    logging.getLogger("distributed").setLevel(logging.CRITICAL)  # the error below says it
+    logging.getLogger("distributed").setLevel(logging.CRITICAL)  # the error below reports it
     try:
         async with asyncio.timeout(CONNECT_SECONDS), SchedulerConnection.opened(cluster) as client:
             threads: dict[str, int] = await client.scheduler.ncores()
@@ -203,7 +203,7 @@ class DaskExecutor:
             failures = min(failures + 1, 20)
 
     async def _use(self, connection: "SchedulerConnection") -> None:
-        """Until the connection is lost."""
+        """Use a connection until it is lost."""
         self._connection, self._problem = connection, None
         self._is_connected.set()
         _log.info(
@@ -221,7 +221,7 @@ class DaskExecutor:
             self._note_slots()
 
     def _note_slots(self) -> None:
-        """A worker that had no slots has asked for no tasks, and its next poll may be minutes away."""
+        """Report additional slots: a worker without slots claims no tasks, and its next poll may be minutes away."""
         before, self._known_slots = self._known_slots, self.slots
         if self._known_slots > before and self._on_more_slots is not None:
             self._on_more_slots()
@@ -251,7 +251,7 @@ class DaskExecutor:
             await asyncio.shield(child.end(is_clean=child_run.is_clean, memory_mb=memory_mb))
 
     async def _place_or_stop(self, handler: str, context: TaskContext) -> "RemoteChild | None":
-        """A child on the cluster; None if the task shall stop before one was found."""
+        """A child on the cluster; None if the task is asked to stop before there is one."""
         stop = asyncio.Event()
         context.on_signal(lambda _what: stop.set())
         placing = asyncio.ensure_future(self._place(handler, context))
@@ -339,7 +339,7 @@ class SchedulerConnection:
                 await client
             yield client
         finally:
-            # A scheduler that is gone must not delay the next attempt.
+            # A scheduler that has ended must not delay the next attempt.
             with contextlib.suppress(Exception):
                 async with asyncio.timeout(2):
                     await client.close(timeout=1)
@@ -353,7 +353,7 @@ class SchedulerConnection:
         return sum(self.usable.values())
 
     async def watch(self, on_update: Callable[[], None]) -> None:
-        """Follow which Dask workers there are. Raises an error when the connection is lost."""
+        """Keep the lists of Dask workers current. Raises an error when the connection is lost."""
         try:
             while True:
                 await asyncio.sleep(CHECK_SECONDS)
@@ -367,7 +367,7 @@ class SchedulerConnection:
 
     async def _update_workers(self) -> None:
         if self._client.status != "running" or self._client.scheduler_comm is not self._stream:
-            # The client reconnects by itself, but a new scheduler does not know what this client listens to.
+            # The client reconnects by itself, but a new scheduler does not know the subscriptions of this client.
             raise ConnectionError("the connection to the scheduler was lost")
         async with asyncio.timeout(ANSWER_SECONDS):
             threads: dict[str, int] = await self._client.scheduler.ncores()
@@ -403,7 +403,8 @@ class SchedulerConnection:
     async def place(self, handler: str, silence_seconds: float) -> "RemoteChild":
         """A child in a slot of the cluster. Waits until one is free."""
         if self._is_lost or self.refuses_all:
-            raise NotPlaced("the scheduler is lost" if self._is_lost else "no Dask worker has a suitable environment")
+            lost, unsuitable = "the connection to the scheduler was lost", "no Dask worker has a suitable environment"
+            raise NotPlaced(lost if self._is_lost else unsuitable)
         ticket = uuid4().hex
         offer = self._offers[ticket] = asyncio.get_running_loop().create_future()
         future = self._submit(handler, ticket, silence_seconds)
@@ -430,7 +431,7 @@ class SchedulerConnection:
             )
         except Exception as error:  # of a client that has just been closed
             del self._offers[ticket]
-            raise NotPlaced(f"the scheduler is lost: {error}") from error
+            raise NotPlaced(f"the connection to the scheduler was lost: {error}") from error
 
     async def _fail_offer(self, future: Future, offer: asyncio.Future[str]) -> None:
         """A Dask task that ends before its slot was offered could not be started."""
@@ -505,7 +506,7 @@ class RemoteChild:
         self._comm = comm
         self._future = future
         self._silence_seconds = silence_seconds
-        # None: there will be no more. The agent sends no further frame while more than its window has not been taken.
+        # None: there are no more frames. The agent stops sending while WINDOW_BYTES of frames have not been taken.
         self._frames: asyncio.Queue[frames.Packed | None] = asyncio.Queue()
         self._taken_bytes = 0  # not yet reported to the agent
         self._outbox: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
@@ -532,7 +533,7 @@ class RemoteChild:
         return frames.unpack(packed)
 
     def sample_peak(self) -> None:
-        """Each pulse is answered with the peak, and shows both sides that the other one is there."""
+        """Request the peak. The request and its response also show each side that the other one is alive."""
         self._outbox.put_nowait({"kind": "pulse"})
 
     async def death(self, memory_mb: int) -> Unavailable:
@@ -541,7 +542,7 @@ class RemoteChild:
             return Unavailable(
                 f"the Dask worker {self._address} was lost while it ran the task",
                 code="worker.cluster-lost",
-                hint="the Dask worker, its machine or its scheduler has ended; the task is tried again",
+                hint="the Dask worker, its machine or its scheduler has ended; the task is retried",
             )
         return error_of_death(self._ended["exit_code"], self._ended["peak_mb"], memory_mb)
 
@@ -574,7 +575,7 @@ class RemoteChild:
             self._comm.stream.socket.shutdown(socket.SHUT_RDWR)
 
     async def _read(self) -> None:
-        """Until the agent confirms the end, or the connection is lost."""
+        """Read until the agent confirms the end, or the connection is lost."""
         try:
             while self._ended is None:
                 async with asyncio.timeout(max(self._silence_seconds, 3 * SAMPLE_SECONDS)):

@@ -1,9 +1,9 @@
 """The part of the Dask executor that runs inside a Dask worker.
 
 A Dask task (`hold_slot`) occupies a slot of the Dask worker and runs no handler itself. It announces the slot and waits
-until the platform's worker attaches to it by a direct connection. Then the agent starts one of our child processes and
-passes frames on in both directions, until the task is over, the child has ended or the connection is lost. A child
-never outlives its connection, nor a platform's worker that has been silent for as long as a lease.
+until the platform's worker attaches to it by a direct connection. Then the agent starts a child process of this package
+and passes frames on in both directions, until the task is over, the child has ended or the connection is lost. A child
+is killed when its connection is lost, or when the platform's worker has been silent for as long as a lease.
 
     platform's worker ◀── connection ──▶ agent ◀── channel ──▶ child process ── handler
            │                               ▲
@@ -31,11 +31,11 @@ from dagmaster.worker.frames import BrokenChannel
 from dagmaster.worker.process_pool import Child, Pool
 
 ATTACH = "dagmaster_attach"
-ATTACH_SECONDS = 10.0  # it takes milliseconds
-IDLE_SECONDS = 300.0  # idle children end after this time: the machine is not ours alone
+ATTACH_SECONDS = 10.0  # it normally takes milliseconds
+IDLE_SECONDS = 300.0  # idle children end after this time, because others use the machine too
 RECYCLE_AFTER = 100
-WINDOW_BYTES = 4 * 1024 * 1024  # of frames on their way to a handler's run that has not taken them yet
-FRAME_BYTES = 200  # that every frame counts at least, for what a small one needs in memory
+WINDOW_BYTES = 4 * 1024 * 1024  # of frames that were sent to the platform's worker and not yet taken there
+FRAME_BYTES = 200  # added to the size of each frame, for its overhead in memory
 
 _agents: "WeakKeyDictionary[DaskWorker, Agent]" = WeakKeyDictionary()
 _log = log.get("worker")
@@ -131,8 +131,8 @@ class _Attached:
 class FrameRelay:
     """Passes frames on between one connection and one child process.
 
-    A child that sends faster than the platform's worker takes waits: beyond `WINDOW_BYTES`, its next frame stays in the
-    channel until the platform's worker says that it has taken earlier ones. Other messages are never held back."""
+    A child that sends faster than the platform's worker receives has to wait: beyond `WINDOW_BYTES`, its next frame
+    stays in the channel until the platform's worker confirms earlier ones. Other messages are never held back."""
 
     def __init__(self, comm: Comm, pool: Pool, silence_seconds: float) -> None:
         self._comm = comm
@@ -160,7 +160,7 @@ class FrameRelay:
             await asyncio.shield(self._end(child, directions))
 
     async def _to_child(self, child: Child) -> None:
-        """Until the platform's worker ends the run, is lost, or is silent for too long."""
+        """Pass frames on until the platform's worker ends the run, is lost, or is silent for too long."""
         while True:
             try:
                 async with asyncio.timeout(self._silence_seconds):
@@ -183,7 +183,7 @@ class FrameRelay:
                     return
 
     async def _from_child(self, child: Child) -> None:
-        """Until the child has ended."""
+        """Pass frames on until the child has ended."""
         with contextlib.suppress(BrokenChannel):
             while True:
                 await self._has_room.wait()

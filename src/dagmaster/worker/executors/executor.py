@@ -1,7 +1,7 @@
 """What a worker needs from an executor of plain handlers, and the one that the settings name.
 
-Whatever the executor, each task runs in a child process of ours, because that is what can be killed and limited. The
-leases are the worker's: an executor that loses a task reports it as a failure of the environment.
+With every executor, each task runs in a child process of this package, which can be killed and limited. The worker
+keeps the leases: an executor that loses a task reports it as a failure of the environment.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ class Executor(Protocol):
 
     @property
     def is_on_this_machine(self) -> bool:
-        """Whether a task that brings its machine down takes the worker with it."""
+        """Whether a task that crashes its machine also ends the worker."""
         ...
 
     @property
@@ -32,7 +32,7 @@ class Executor(Protocol):
         ...
 
     def about(self) -> dict[str, Any]:
-        """State for people. Safe from other threads."""
+        """State for display. Safe from other threads."""
         ...
 
     async def start(self, on_more_slots: Callable[[], None] | None = None, /) -> None:

@@ -3,7 +3,7 @@
     HttpLedger ──▶ POST …/exchange, …/report, …/renew, …/stops, PUT …/heartbeat    the worker's loop
     HttpPayloads ──▶ …/tasks/{task_id}/params, output, results, checkpoints         the handler of one task
 
-Answers are not trusted: a task that was not asked for, or a payload that is not what its reference names, is refused.
+Responses are not trusted: a task that was not asked for, or a payload that does not match its reference, is refused.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ _ROOM_BYTES = 200_000  # of a request, for everything that is not a report
 _HELD_BYTES = MAX_BODY_BYTES // 2  # of one renewal
 _MAX_INCOMPLETE = 5  # downloads that end early, before a payload counts as damaged
 _PAUSE_SECONDS = (0.1, 2.0)
-_OLDER_SECONDS = 60.0  # then a platform that did not know a field may have been upgraded
+_OLDER_SECONDS = 60.0  # after this time, a platform that did not know a field may have been upgraded
 _log = log.get("worker")
 
 
@@ -101,7 +101,7 @@ class HttpLedger:
     async def _claim(
         self, path: str, worker_id: UUID, reports: Sequence[bytes], demand: Demand, lease_seconds: float
     ) -> ExchangeAnswer:
-        """A platform of an older release refuses `rooms`. It is asked for each limited queue apart then."""
+        """A platform of an older release refuses `rooms`: each limited queue is then requested separately."""
         if not demand.rooms or not demand.total:
             return await self._send(path, worker_id, reports, replace(demand, rooms={}), lease_seconds)
         if self._may_know("rooms"):
@@ -111,7 +111,7 @@ class HttpLedger:
                 self._note_unknown(
                     "rooms",
                     error,
-                    "the platform is of an older release; this worker claims from each limited queue apart",
+                    "the platform is of an older release; this worker claims from each limited queue separately",
                     hint="upgrade the platform, so that one request claims from all queues",
                 )
         return await self._claim_apart(path, worker_id, reports, demand, lease_seconds)
@@ -131,8 +131,8 @@ class HttpLedger:
     async def _claim_apart(
         self, path: str, worker_id: UUID, reports: Sequence[bytes], demand: Demand, lease_seconds: float
     ) -> ExchangeAnswer:
-        """Several requests, none of which can claim more than there is room for. The reports are in the first one, and
-        each queue is the first one in turn."""
+        """Several requests, none of which can claim more than there is room for. The first one contains the reports,
+        and the queues take turns in being the first."""
         self._turn += 1
         groups = _queue_groups(demand)
         groups = groups[self._turn % len(groups) :] + groups[: self._turn % len(groups)]
@@ -148,8 +148,8 @@ class HttpLedger:
                 except DagmasterError:
                     if is_first:
                         raise
-                    return response  # the tasks that are claimed already must start; the next exchange meets the error
-                _messages(more.claimed, part)  # an answer to one request must not have tasks of another
+                    return response  # tasks that are already claimed must start; the next exchange gets the same error
+                _messages(more.claimed, part)  # the response to one request must not have tasks of another
                 response = ExchangeAnswer(
                     claimed=[*response.claimed, *more.claimed],
                     accepted=response.accepted + more.accepted,
@@ -219,7 +219,7 @@ class HttpPayloads:
     async def store_payload(self, job_id: UUID, encoded: Encoded) -> Reference:
         if len(encoded) > LOADABLE_BYTES:
             raise InvalidRequest(
-                f"the output has {len(encoded):,} bytes; a worker without database access may send {LOADABLE_BYTES:,}",
+                f"the output has {len(encoded):,} bytes; the limit without database access is {LOADABLE_BYTES:,}",
                 code="output.too-large",
                 hint="put large data into storage and return a reference",
             )
@@ -241,7 +241,7 @@ class HttpPayloads:
         return content
 
     async def read_results(self, _job_id: UUID, _node_id: str, offset: int, limit: int) -> list[ChildResult]:
-        """The node is that of the task's params."""
+        """The platform reads the node from the task's params."""
         params = {"offset": offset, "limit": min(limit, MAX_RESULTS)}
         response = await self._patiently(
             lambda: self._requests.send(
@@ -308,7 +308,7 @@ def _running(held: Running) -> bytes:
 
 
 def _batches(encoded: Iterable[bytes], most_bytes: int, most: int = MAX_REPORTS) -> Iterator[list[bytes]]:
-    """In requests of limited size; a single one that is larger is sent alone, and refused."""
+    """Batches of limited size. An item that is larger is sent alone, and the platform refuses it."""
     batch: list[bytes] = []
     size = 0
     for each in encoded:

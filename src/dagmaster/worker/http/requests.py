@@ -1,8 +1,8 @@
-"""Requests of a worker to the API, and their errors in the terms of the worker's loop.
+"""Requests of a worker to the API, and the translation of their errors for the worker's loop.
 
-The loop keeps its reports and tries again if the platform is unavailable. A key that was revoked, a proxy that answers
-in its place or a platform of an older version are the same to the loop: time may repair them, and no result is lost
-meanwhile. Only what is wrong with a request itself is passed on: the loop then finds the report that is refused.
+The loop keeps its reports and tries again if the platform is unavailable. A revoked key, a proxy that answers instead
+of the platform, and a platform of an older version count as unavailable too: someone may correct them, and no result is
+lost meanwhile. Only errors of a request itself are passed on: the loop then finds the report that is refused.
 """
 
 from typing import Any, TypeVar
@@ -25,7 +25,7 @@ class WorkerRequests:
         self._connection = connection
 
     async def send(self, method: str, worker_id: UUID, path: str, response: type[M], **options: Any) -> M:
-        """The answer to a request, checked."""
+        """Send a request, and return its validated response."""
         return parsed(response, (await self.content(method, worker_id, path, **options)).content)
 
     async def content(self, method: str, worker_id: UUID, path: str, **options: Any) -> httpx2.Response:
@@ -36,7 +36,7 @@ class WorkerRequests:
 
 
 def parsed(kind: type[M], content: bytes) -> M:
-    """An answer as a model. Unknown fields are ignored; one that is not valid counts as an outage."""
+    """A response as a model. Unknown fields are ignored; a response that is not valid counts as an outage."""
     try:
         return kind.model_validate_json(content, extra="ignore", context="client")
     except ValidationError as error:

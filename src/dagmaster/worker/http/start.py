@@ -12,7 +12,7 @@ from dagmaster.observe import log
 from dagmaster.settings import Settings
 from dagmaster.worker.http.requests import parsed
 
-# Tasks are announced by the server, so the worker's own polls are for the case that something else has failed.
+# The server announces tasks, so the worker's own polls are only a fallback.
 POLL_SECONDS = 120.0
 PATIENCE_SECONDS = 60.0
 RENEWALS_PER_LEASE = 4
@@ -29,7 +29,7 @@ def connect(settings: Settings) -> Connection:
 
 
 async def start(connection: Connection, *, patience_seconds: float = PATIENCE_SECONDS) -> StartedWorker:
-    """Wait for a while if the platform is unavailable. An error that waiting does not repair is raised at once."""
+    """Register the worker. Waits for a while if the platform is unavailable; other errors are raised at once."""
     body = {"host": socket.gethostname()[:200], "software_version": __version__, "protocol": PROTOCOL}
     loop = asyncio.get_running_loop()
     deadline, is_logged = loop.time() + patience_seconds, False
@@ -58,7 +58,7 @@ async def start(connection: Connection, *, patience_seconds: float = PATIENCE_SE
 
 
 def _refused(error: NotAllowed) -> NotAllowed:
-    """Say which key is meant: a worker has no command line with --key."""
+    """The error with a hint for workers, which have no option --key."""
     hint = "set DAGMASTER_KEY to a key of the scope worker, or run `dagmaster login --server URL` with one; an "
     hint += "administrator creates it: dagmaster keys create NAME --scope worker"
     return NotAllowed(f"the platform refuses this worker: {error.message}", code=error.code, hint=hint, **error.facts)

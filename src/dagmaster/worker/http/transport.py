@@ -1,7 +1,7 @@
 """Tasks are announced by a request that waits on the server, and orchestrators are notified by a request.
 
 The request names the handlers that have free slots, so that the server answers only if there is a task for one of them.
-If others become free, it is replaced.
+If further handlers get free slots, the request is replaced.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from dagmaster.transports.transport import MAX_AT_ONCE, Delivery, Ticket
 from dagmaster.worker.http.requests import WorkerRequests
 
 WAIT_SECONDS = 25.0  # below the timeouts of common proxies, and below the server's limit
-_ANSWER_SECONDS = 10.0  # that the answer may take after that
+_ANSWER_SECONDS = 10.0  # that the response may take after that
 _BACKOFF_SECONDS = (0.25, 5.0)
 _PAUSE_SECONDS = (0.02, 2.0)  # after an announcement that led to no task
 _log = log.get("worker")
@@ -29,7 +29,7 @@ assert WAIT_SECONDS <= MAX_WAIT_SECONDS
 
 
 class HttpTransport:
-    """Call `note_exchange` after each exchange. It knows from it which handlers have free slots."""
+    """Call `note_exchange` after each exchange: the transport needs to know which handlers have free slots."""
 
     def __init__(self, requests: WorkerRequests, worker_id: UUID, rng: random.Random | None = None) -> None:
         self._requests = requests
@@ -69,7 +69,7 @@ class HttpTransport:
         return ()
 
     async def receive(self, timeout_seconds: float, _limit: int = MAX_AT_ONCE) -> Sequence[Delivery]:
-        """What the server announces. It waits longer than `timeout_seconds`, because its requests need no polling."""
+        """Wait for announcements. This takes longer than `timeout_seconds`, because its requests need no polling."""
         if self._empty_claims:
             low, high = _PAUSE_SECONDS
             await asyncio.sleep(min(high, low * 2**self._empty_claims) * self._rng.uniform(0.5, 1.0))
@@ -113,14 +113,14 @@ class HttpTransport:
         await asyncio.sleep(seconds)
 
     async def settle(self, _deliveries: Sequence[Delivery]) -> None:
-        """Nothing to do: an announcement is no message."""
+        """Nothing to do: an announcement is not a message."""
 
     async def close(self) -> None:
         """Nothing to close: `receive` is cancelled by its caller."""
 
 
 class HttpNotifier:
-    """Notifies the platform that claimed tasks still run. A notification that is lost only delays what people see."""
+    """Notifies the platform that claimed tasks still run. A lost notification only delays what is displayed."""
 
     def __init__(self, requests: WorkerRequests, worker_id: UUID) -> None:
         self._requests = requests

@@ -57,6 +57,6 @@ def measure(ctx: SyncContext, course: Course) -> Length:
 
 
 def _distance(start: tuple[float, float], end: tuple[float, float]) -> float:
-    """Accurate enough for short distances: treats the earth as a plane that narrows towards the poles."""
+    """Equirectangular approximation, accurate enough for short distances."""
     east = (end[0] - start[0]) * math.cos(math.radians((start[1] + end[1]) / 2))
     return math.hypot(east, end[1] - start[1]) * KM_PER_DEGREE
