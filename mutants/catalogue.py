@@ -207,7 +207,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         10,
-        "monitor without what it observed",
+        "monitor acts without checking for changes",
         ENGINE,
         ("tests/engine/test_janitor.py",),
         [Edit(f"{SQL}/janitor.sql", " AND j.epoch = s.epoch AND j.version = s.version", "")],

@@ -326,9 +326,16 @@ def _command(command: click.Command, context: click.Context, shared: set[str]) -
 
 
 def _help(command: click.Command) -> str:
-    text = (command.help or "").split("\f")[0]
-    paragraphs = [" ".join(part.replace("\b", "").split()) for part in text.split("\n\n")]
-    return "".join(f"{part}\n\n" for part in paragraphs if part)
+    """The help text. A paragraph that begins with \\b has lines of its own, such as examples of commands."""
+    text = inspect.cleandoc((command.help or "").split("\f")[0])
+    return "".join(f"{_paragraph(part)}\n\n" for part in text.split("\n\n") if part)
+
+
+def _paragraph(text: str) -> str:
+    if not text.startswith("\b\n"):
+        return " ".join(text.split())
+    example = inspect.cleandoc(text.removeprefix("\b\n"))
+    return f"```text\n{example}\n```"
 
 
 def _spelling(option: click.Parameter) -> str:
@@ -431,7 +438,7 @@ MEANINGS: Mapping[str, str] = {
     "backoff": "`exponential` doubles the delay after each retry, `fixed` keeps it",
     "initial_delay_seconds": "the delay before the first retry",
     "max_delay_seconds": "the longest delay",
-    "jitter": "the actual delay is random, between half of it and all of it",
+    "jitter": "the actual delay is random, between half of the computed delay and the whole delay",
     "all_of": "the node waits for all of these",
     "any_of": "the node waits until one of these has completed",
 }

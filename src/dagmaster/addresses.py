@@ -65,7 +65,7 @@ class Addresses(DatasetUrls):
         return f"{self.base}{FILES}/{location.zone}/{location.container}/{quote(location.blob)}"
 
     def external(self, location: Location) -> str:
-        """Where anyone reads an object of the external zone."""
+        """The public URL of an object in the external zone."""
         if self.external_base is None:
             return self.file(location)
         return f"{self.external_base}/{location.container}/{quote(location.blob)}"

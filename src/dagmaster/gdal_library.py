@@ -55,24 +55,35 @@ class OpenedFile:
         self.close()
 
 
+def versions() -> dict[str, str]:
+    """The versions of GDAL, PROJ and rasterio, after they were loaded."""
+    rasterio = _rasterio()
+    return {"GDAL": rasterio.__gdal_version__, "PROJ": rasterio.__proj_version__, "rasterio": rasterio.__version__}
+
+
 @cache
 def gdal_library() -> Any:
     """GDAL's library. Calls of its functions release the global interpreter lock."""
-    try:
-        import rasterio  # noqa: F401  (it loads the library)
-    except ImportError:
-        raise InvalidRequest(
-            "this needs the package rasterio, which is not installed",
-            code="extra.missing",
-            hint="pip install 'dagmaster[worker]'",
-            module="rasterio",
-        ) from None
+    _rasterio()  # loads the library
     mapped = {line.split(maxsplit=5)[-1].strip() for line in Path("/proc/self/maps").read_text().splitlines()}
     library = ctypes.CDLL(next(path for path in sorted(mapped) if Path(path).name.startswith("libgdal")))
     for name, (result, *arguments) in _SIGNATURES.items():
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
     return library
+
+
+def _rasterio() -> Any:
+    try:
+        import rasterio
+    except ImportError as error:
+        raise InvalidRequest(
+            f"the package rasterio is required, and cannot be loaded: {error}",
+            code="extra.missing",
+            hint="pip install 'dagmaster[worker]'",
+            module="rasterio",
+        ) from None
+    return rasterio
 
 
 _SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {

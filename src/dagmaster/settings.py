@@ -352,7 +352,7 @@ class Settings(BaseSettings):
     worker_poll_interval: Seconds = Field(
         2.0,
         description="Seconds between polls if no notification arrives; the actual interval is random, between half "
-        "of this and all of it. With TRANSPORT=servicebus the default is 10",
+        "of this value and the whole value. With TRANSPORT=servicebus the default is 10",
     )
     task_lease_sec: Seconds = Field(60.0, description="A running task whose lease is not renewed for this long is lost")
     lease_renew_sec: Seconds = Field(
@@ -387,7 +387,11 @@ class Settings(BaseSettings):
         description="Maximum size of the params of a task; params above 256 KB are stored as a payload",
     )
     template_timeout_sec: float = Field(
-        2.0, gt=0, le=60, description="Processor time that a template may use; a node whose template needs more fails"
+        2.0,
+        gt=0,
+        le=60,
+        description="Seconds of processor time that the templates of one field of a node, such as its params, may use "
+        "together; if they need more, the node fails",
     )
 
     auth_enabled: bool = Field(
@@ -541,7 +545,8 @@ class Settings(BaseSettings):
     serving_grids: str = Field(
         "WebMercatorQuad,WorldCRS84Quad,WGS1984Quad,WorldMercatorWGS84Quad,EuropeanETRS89_LAEAQuad,UTM31WGS84Quad,"
         "UPSArcticWGS84Quad,UPSAntarcticWGS84Quad,NZTM2000Quad,CanadianNAD83_LCC",
-        description="Tile grids, by names of morecantile, separated by commas; WebMercatorQuad is always included",
+        description="Tile grids, by their names in morecantile, separated by commas; WebMercatorQuad is always "
+        "included",
     )
     serving_insecure: bool = Field(
         False,
@@ -564,7 +569,9 @@ class Settings(BaseSettings):
         "to the served zones, such as https://data.example.org/naip/",
     )
     allow_rebuild: bool = Field(
-        False, description="Development only: allow the bootstrap API to drop the whole schema and deploy it again"
+        False,
+        description="Development only: allow `dagmaster db rebuild` and the API to drop the whole schema and deploy it "
+        "again",
     )
 
     storage_folder: Path | None = Field(
@@ -676,8 +683,8 @@ class Settings(BaseSettings):
     identity_endpoint: str | None = Field(
         None,
         max_length=512,
-        description="Where tokens of the managed identity are obtained; set by Azure App Service and Container Apps, "
-        "by default the metadata service of the virtual machine",
+        description="URL from which tokens of the managed identity are obtained; set by Azure App Service and "
+        "Container Apps; by default the metadata service of the virtual machine",
     )
     identity_header: str | None = Field(
         None, repr=False, description="Secret that IDENTITY_ENDPOINT requires; set by Azure; never logged"
@@ -715,8 +722,8 @@ class Settings(BaseSettings):
     allow_vsi_sources: bool = Field(False, description="Allow jobs to read GDAL /vsi paths of object stores")
     allow_object_sources: bool = Field(
         False,
-        description="Allow jobs to read any object that the platform can read by s3://BUCKET/KEY or "
-        "az://CONTAINER/BLOB; `dagmaster process` copies such objects unless this is set to false",
+        description="Allow jobs to name a source as s3://BUCKET/KEY or az://CONTAINER/BLOB, and so to read every "
+        "object that the platform can read; `dagmaster process` copies such objects unless this is set to false",
     )
     allow_private_sources: bool = Field(
         False,
@@ -740,7 +747,7 @@ class Settings(BaseSettings):
         gt=0,
         le=8_760,
         allow_inf_nan=False,
-        description="An upload that is not finished is removed this many hours after its last bytes",
+        description="An unfinished upload is removed if it receives no bytes for this many hours",
     )
     catalog_enabled: bool = Field(
         True, description="Deploy the STAC catalogue (pgSTAC, requires PostGIS) in addition to the engine's tables"

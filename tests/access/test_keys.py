@@ -1,4 +1,4 @@
-"""The text of a key: what is made can be read, nothing else is a key, and only its hash is compared."""
+"""The text of a key: a generated key can be parsed, other texts are refused, and only the hash is compared."""
 
 import hmac
 import re

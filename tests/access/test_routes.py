@@ -22,7 +22,8 @@ from dagmaster.web.authentication import permission_of, routes_of
 pytestmark = pytest.mark.requirement("X1")
 
 NOWHERE = "postgresql://nobody@127.0.0.1:1/none"
-# What anyone may send to the API: probes, its description, who one is, to sign in and out, and pages without data.
+# Routes of the API that need no permission: probes, its description, the caller's own identity, signing in and out,
+# and pages without data.
 OPEN = {
     "/",
     "/docs",
@@ -66,7 +67,7 @@ def test_routes_that_change_something_do_not_get_by_with_a_permission_to_read():
         route.path
         for route in routes(API)
         if route.methods - {"GET", "HEAD", "OPTIONS"} and permission_of(route) in {*reading, Permission.ANYONE}
-        if not is_of_maps(route.path)  # which only reads
+        if not is_of_maps(route.path)  # the map server only reads
     }
 
     # Validating stores nothing; signing in sends a key.
@@ -102,7 +103,7 @@ def dependencies(dependant: Any) -> Iterator[Callable[..., Any]]:
 
 @pytest.mark.parametrize("create", [lambda *_: API, create_gateway, create_maps], ids=["api", "gateway", "maps"])
 def test_no_dependency_of_ours_runs_in_a_thread(create):
-    """FastAPI runs plain functions in one, which takes longer than what they do."""
+    """FastAPI runs plain functions in a thread, which takes longer than the functions themselves."""
     dependants = [route.dependant for route in routes(create(load(), NOWHERE)) if hasattr(route, "dependant")]
     calls = {call for dependant in dependants for call in dependencies(dependant)}
     # Those of TiTiler and of the STAC API are classes.

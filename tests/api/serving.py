@@ -18,7 +18,7 @@ V1 = "/api/v1"
 
 
 def app_of(dsn: str, running: Engine | None = None, *, heartbeat_seconds: float = 15.0, **settings: Any) -> Any:
-    """The app on a database; with an engine, knowing what that knows."""
+    """The app on a database; with an engine, it has the handlers and workflows of the engine."""
     chosen = fast_settings(**settings)
     registry = running.registry if running else installed()
     catalog = running.library if running else library_of(chosen, registry)
@@ -55,7 +55,7 @@ async def served(app: Any) -> AsyncIterator[ApiServer]:
 
 
 async def ok(awaited: Any, status: int = 200) -> Any:
-    """The body of an answer that is as expected."""
+    """The body of a response that has the expected status."""
     answer = await awaited
     assert answer.status_code == status, answer.text
     return answer.json() if answer.content else None

@@ -32,7 +32,7 @@ def stage(database: str) -> Iterator[Stage]:
 
 
 async def end(database: str, request_id: str, attempt: DeliveryAttempt, state: CallbackState) -> None:
-    """An attempt for one request, with this end; the others' go on."""
+    """Record that the attempt for one request has ended; attempts for other requests are still being made."""
     store = PostgresCallbacks(database, "test")
     for callback in (await store.claim(uuid4(), 100, LIMITS)).callbacks:
         if callback.request_id == request_id:

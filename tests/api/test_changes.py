@@ -214,7 +214,7 @@ async def _up_to(stream: AsyncIterator[dict[str, Any]], event: str) -> AsyncIter
 
 
 async def test_a_change_of_a_transaction_that_commits_late_is_sent(database):
-    """A row becomes visible some time after the time that is in it."""
+    """A row becomes visible some time after its own timestamp."""
     async with engine(database) as running, served(app_of(database, running)) as server:
         job_id = await running.submit(workflow(STEPS))
         async with stream_of(server.url, kind="jobs") as stream, asyncio.timeout(20):

@@ -1,4 +1,4 @@
-"""Every read of a job answers, whatever the rows contain: rows that are missing, and values that no version writes."""
+"""Every read of a job gets a response, also if rows are missing, or contain values that no version writes."""
 
 import asyncio
 from collections.abc import Iterator
@@ -86,7 +86,7 @@ class Rows:
         return self._connection.execute(sql, values or None)
 
     def columns(self, table: str) -> dict[str, str]:
-        """Those that are not computed from others, with their types."""
+        """The columns that are not computed from others, with their types."""
         rows = self.execute(
             "SELECT column_name, data_type FROM information_schema.columns WHERE table_schema = 'dagapp' "
             "AND table_name = %s AND is_generated = 'NEVER' ORDER BY ordinal_position",

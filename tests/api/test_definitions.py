@@ -1,4 +1,4 @@
-"""Jobs of workflows that the platform does not know: the definition comes along."""
+"""Jobs of workflows that the platform does not know: the submission contains the definition."""
 
 from textwrap import dedent
 from uuid import UUID

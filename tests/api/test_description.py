@@ -1,4 +1,4 @@
-"""The description is complete: examples that fit, problems on each route, and nothing that is answered otherwise."""
+"""The OpenAPI description is complete: valid examples, problems on each route, and no response that differs from it."""
 
 import asyncio
 import threading
@@ -34,7 +34,7 @@ from tests.workflow_library import library_of
 pytestmark = pytest.mark.requirement("O1")
 
 EXAMPLES_PER_ROUTE = 8
-PATIENCE_SECONDS = 60  # some deploy the schema, and the machine may be busy
+PATIENCE_SECONDS = 60  # some requests deploy the schema, and the machine may be busy
 CHECKS = (
     checks.not_a_server_error,
     openapi_checks.status_code_conformance,
@@ -89,7 +89,7 @@ class Served:
 
 @pytest.fixture(scope="module")
 def served(shared_database: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """The API on a port, in a thread of its own: what calls it here is not asynchronous."""
+    """The API on a port, in a thread of its own, because its callers are not asynchronous."""
     log.configure("error")
     known = asyncio.run(_some_work(shared_database, tmp_path_factory.mktemp("storage")))
     server = ApiServer(_app(shared_database), bind("127.0.0.1", 0))
@@ -144,7 +144,7 @@ async def _some_work(dsn: str, folder: Path) -> dict[str, str]:
 
 
 schemathesis.serializer.alias(CHUNK_TYPE, "application/octet-stream")
-# Without the cases of its coverage phase: thousands of them would be made whenever this module is collected.
+# Without the coverage phase, which would generate thousands of cases whenever this module is collected.
 config = SchemathesisConfig.from_dict({"phases": {"coverage": {"enabled": False}}})
 schema = schemathesis.openapi.from_dict(DESCRIPTION, config=config)
 
@@ -160,7 +160,7 @@ schema = schemathesis.openapi.from_dict(DESCRIPTION, config=config)
     suppress_health_check=list(HealthCheck),
 )
 def test_every_response_matches_its_description(case: Any, served: Served) -> None:
-    """Of a path that names something, also with the name of something that exists."""
+    """A path with parameters is also requested with names that exist."""
     answer = case.call(base_url=served.url, timeout=PATIENCE_SECONDS)
     case.validate_response(answer, checks=CHECKS)
 

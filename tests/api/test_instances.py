@@ -168,7 +168,7 @@ async def _health_url(running: Fleet, process: Process) -> str:
 async def test_without_a_database_all_are_alive_and_none_is_ready(
     cluster: Cluster, database: str, tmp_path: Path
 ) -> None:
-    """No restart would bring it back; and when it is back, so are they."""
+    """A restart would not help, so they stay alive; they are ready again when the database is available again."""
     async with fleet(database, tmp_path, health_port=0) as running, AsyncClient(timeout=10) as client:
         processes = [*await running.start("worker"), *await running.start("orchestrator")]
         urls = [await _health_url(running, process) for process in processes]

@@ -142,7 +142,7 @@ async def test_running_jobs_have_progress_and_an_estimate_from_past_runs(databas
             "WHERE job_id = %s AND node_id = 'door'",
             first,
         )
-        async with api(database, running) as other:  # its estimates are not of a minute ago
+        async with api(database, running) as other:  # another app: the first one caches its estimates for a minute
             second = await running.submit(workflow(GATES))
             line = await until_half(other, str(second))
             detail = await ok(other.get(f"{V1}/jobs/{second}"))

@@ -1,4 +1,4 @@
-"""A page of jobs costs a page, whichever filters are combined: it is read from an index, in its order, never sorted."""
+"""A page of jobs is read from an index, in its order and never sorted, whichever filters are combined."""
 
 import itertools
 import json
@@ -60,7 +60,7 @@ def counted_jobs(many_jobs: str) -> str:
 
 
 def plan_of(dsn: str, statement: str = "api_jobs", **filters: Any) -> dict[str, Any]:
-    """How the API's own connections would answer, and did."""
+    """The plan of a statement on a connection with the API's settings, with the actual numbers of rows."""
     text, names = numbered(statement)
     values = [{"limit": PAGE, **filters}.get(name) for name in names]
     settings = {**PLANNING, "enable_bitmapscan": "on"} if "words" in filters else PLANNING
@@ -79,7 +79,7 @@ def services_of(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def visited(plan: dict[str, Any]) -> int:
-    """Rows that were looked at, taken or not."""
+    """Rows that were read, including those that a filter removed."""
     scans = [part for part in services_of(plan) if "Scan" in part["Node Type"]]
     return sum(part["Actual Rows"] + part.get("Rows Removed by Filter", 0) for part in scans)
 
@@ -88,7 +88,7 @@ def visited(plan: dict[str, Any]) -> int:
     "filters", COMBINATIONS, ids=lambda chosen: "-".join(str(v) for v in chosen.values() if v) or "all"
 )
 def test_each_combination_of_filters_is_read_in_order_from_an_index(many_jobs, filters):
-    """Also before anyone has counted the table, as after a busy night."""
+    """Also if the table has no statistics yet."""
     kinds = [part["Node Type"] for part in services_of(plan_of(many_jobs, **filters))]
 
     assert kinds == ["Limit", "Index Scan"]
@@ -98,7 +98,7 @@ def test_each_combination_of_filters_is_read_in_order_from_an_index(many_jobs, f
     "filters", COMBINATIONS, ids=lambda chosen: "-".join(str(v) for v in chosen.values() if v) or "all"
 )
 def test_no_more_jobs_are_read_than_the_rarest_filter_matches(counted_jobs, filters):
-    """Filters that most jobs pass cost a page; a rare one costs those that it has, however old they are."""
+    """With filters that most jobs pass, one page of rows is read; with a rare one, only the rows that match it."""
     middle = plan_of(counted_jobs, **filters)
 
     is_rare = RARE & set(filters.values())

@@ -1,4 +1,4 @@
-"""Jobs over HTTP: submitted, listed, looked at from every side."""
+"""Jobs over HTTP: submitted, listed, and shown in every view."""
 
 import itertools
 from typing import Any

@@ -135,7 +135,7 @@ async def test_a_revoked_key_is_refused_from_the_next_request_on(database):
     check(rotated, 409, "key.revoked")
     assert [each["name"] for each in listed] == ["root"]
     assert [each["name"] for each in all_keys] == ["a", "root"]
-    check(reused, 409, "key.name-taken")  # it is the actor of what the revoked key has changed
+    check(reused, 409, "key.name-taken")  # the name is the actor of changes by the revoked key
 
 
 async def test_the_previous_secret_is_accepted_during_the_overlap(database):

@@ -1,4 +1,4 @@
-"""What handlers log and how far they say they are, seen from outside while they run and afterwards."""
+"""Log lines and progress of handlers, read over the API while they run and afterwards."""
 
 import asyncio
 import json
@@ -179,7 +179,7 @@ async def test_progress_is_seen_everywhere_within_a_second(database, handler):
 
 
 async def progress_of(client: AsyncClient, path: str) -> list[tuple[float, dict[str, Any]]]:
-    """When which progress came; none of it with an id."""
+    """The time and value of each progress report; none of them has an id."""
     fractions, frame = [], {}
     async with client.stream("GET", path, timeout=30) as answer:
         async for line in answer.aiter_lines():

@@ -34,7 +34,7 @@ PIECE = b"x" * 65_536
 
 
 def map_server() -> SimpleNamespace:
-    """`go` lets a slow response continue; `ended` is set when it was given up."""
+    """`go` lets a slow response continue; `ended` is set when its request is cancelled."""
     app, state = FastAPI(), SimpleNamespace(go=asyncio.Event(), ended=asyncio.Event(), begun=asyncio.Event())
 
     @app.api_route("/tiles/echo/{path:path}", methods=["GET", "HEAD", "POST"])
@@ -126,7 +126,7 @@ async def test_a_request_arrives_as_it_was_sent(monkeypatch):
     for name in ("host", "authorization", "x-api-key", "cookie", "x-csrf-token", "range", "if-none-match"):
         assert headers[name] == {key.lower(): value for key, value in sent.items()}[name]
     assert headers["x-request-id"] == "mine"
-    # What a client says of itself is replaced by what this server knows.
+    # Forwarding headers of the client are replaced by what this server knows.
     assert (headers["x-forwarded-for"], headers["x-forwarded-proto"]) == ("127.0.0.1", "http")
     assert not {"forwarded", "x-forwarded-host", "proxy-authorization", "x-secret-of-hop"} & headers.keys()
     assert len(headers) == len(got["headers"])
@@ -217,7 +217,7 @@ async def test_without_authentication_pages_of_other_sites_reach_neither_maps_no
         shown = await client.get("/tiles/echo/x", headers=image)
         not_shown = await client.get("/ui/logo.png", headers=image)
 
-    assert shown.status_code == 206  # a tile in a notebook
+    assert shown.status_code == 206  # other sites, such as a notebook, may show tiles as images
     check(not_shown, 403, "request.foreign-origin")
 
 

@@ -138,7 +138,7 @@ async def test_an_instance_whose_loop_has_ended_is_not_ready(database):
 
 @pytest.mark.requirement("O1")
 async def test_an_instance_whose_loop_is_stuck_is_not_ready_and_then_not_alive(database):
-    """The loop waits for something that never comes; the process answers on."""
+    """The loop waits for something that never happens; the process still responds."""
     async with engine(database) as running, api(database, running) as client:
         (orchestrator,) = running.orchestrators
         before = await ok(client.get("/livez"))
@@ -232,7 +232,7 @@ async def test_replaying_a_poison_task_resumes_its_job(database):
     assert replayed["job_id"] == str(job["job_id"])
     assert busy.status_code == 404
     assert (again["status"], again["resume_count"]) == ("failed", 1)
-    # It killed its worker again: a letter of its own.
+    # The task killed its worker again: this is another dead letter.
     assert [each["dead_letter_id"] != letter["dead_letter_id"] for page in letters for each in page] == [True]
 
 

@@ -1,4 +1,4 @@
-"""Outputs over HTTP, however large: whole, with their hash, asked for again only when they are others."""
+"""Outputs over HTTP, of any size: complete, with their hash as ETag, and sent again only if they have changed."""
 
 import hashlib
 from uuid import uuid4

@@ -1,4 +1,4 @@
-"""The short reads of the API through pgbouncer in transaction mode, and what refuses to go through it."""
+"""The short reads of the API through pgbouncer in transaction mode, and the connections that refuse a pooler."""
 
 import asyncio
 import contextlib
@@ -107,7 +107,7 @@ async def test_the_reads_of_the_api_are_the_same_through_a_pooler(database):
         path = paths[number % len(paths)]
         assert _without_ages(answer) == _without_ages(expected[number % len(paths)]), path
     assert sessions
-    # The direct API may have opened some; through the pooler there are never more than its own.
+    # One connection of the direct API, and at most all connections of the pooler.
     assert sessions[0] <= 1 + SERVER_CONNECTIONS
 
 

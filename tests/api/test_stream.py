@@ -220,7 +220,7 @@ async def test_disconnected_watchers_hold_no_connection_and_are_sent_no_more_eve
 
 
 def _leave_after(url: str, job_id: UUID, size: int) -> None:
-    """Read a part of a stream, then break the connection without a word."""
+    """Read a part of a stream, then close the connection abruptly."""
     services = urlsplit(url)
     with socket.create_connection((services.hostname, services.port), timeout=10) as connection:
         connection.sendall(f"GET {V1}/jobs/{job_id}/events/stream HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())

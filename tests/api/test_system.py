@@ -44,7 +44,7 @@ async def test_queues_have_rates_and_running_tasks_have_leases(database):
         job_id = await running.submit(workflow(GATE))
 
         async def rates():
-            """Of the queue of hello_world, and of the queue whose task runs, once both are reported."""
+            """The rates of the queue of hello_world and of the queue whose task runs, once both are reported."""
             queues = {queue["queue"]: queue for queue in (await ok(client.get(f"{V1}/queues")))["items"]}
             done, busy = queues["functionapp-tasks"], queues["dag-worker-tasks"]
             is_reported = done["finished_per_minute"] >= 2 and busy["started_per_minute"] and busy["running_count"]

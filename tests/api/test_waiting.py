@@ -1,4 +1,4 @@
-"""Why is it waiting? Every node that has not ended says what would have to happen."""
+"""Every node that has not ended reports what it waits for."""
 
 import re
 from typing import Any
@@ -234,7 +234,7 @@ async def test_a_running_node_shows_its_start_worker_and_progress(database):
 async def test_a_task_shows_that_no_worker_of_its_queue_offers_its_handler(database):
     unoffered = Registration("nobody_has_it", "tests.engine.harness:give")
     async with engine(database, orchestrators=0, workers=1, verify_history=False) as running:
-        running.registry = Registry([*running.registry.values(), unoffered])  # the worker began without it
+        running.registry = Registry([*running.registry.values(), unoffered])  # the worker started without it
         await running.start_orchestrator()
         job_id = await running.submit(workflow(SHAPES.replace("handler: gate", "handler: nobody_has_it")))
         async with api(database, running) as client:
@@ -245,7 +245,9 @@ async def test_a_task_shows_that_no_worker_of_its_queue_offers_its_handler(datab
 
             reasons = await until(is_queued)
 
-    assert reasons[0]["detail"] == "no live worker has handler nobody_has_it on queue dag-worker-tasks (1 serve it)"
+    assert reasons[0]["detail"] == (
+        "no live worker has handler nobody_has_it on queue dag-worker-tasks (live workers of the queue: 1)"
+    )
 
 
 async def test_a_node_shows_that_its_orchestrator_does_not_know_its_handler(database):
@@ -262,7 +264,7 @@ async def test_a_node_shows_that_its_orchestrator_does_not_know_its_handler(data
     assert (reason["handler"], reason["queue"]) == ("of_tomorrow", "new")
     assert reason["detail"].startswith(
         "waits for an orchestrator that knows handler of_tomorrow and queue new; "
-        "it fails after 600 s without any live process that does ("
+        "the node fails if no live process has known them for 600 s ("
     )
 
 
@@ -293,7 +295,7 @@ async def test_a_waiting_task_shows_how_often_it_was_lost(database):
         await ok(client.post(f"{V1}/jobs/{job_id}/cancel"), 202)  # instead of waiting for the retries that remain
         await running.wait(job_id, 60)
 
-    assert re.match(r"retried, lost \d times?, in \d+\.\d s: ", reason["detail"])
+    assert re.match(r"next attempt \(lost \d times?\) in \d+\.\d s: ", reason["detail"])
 
 
 # What a node may be held up by, by the state that it is in.
@@ -316,7 +318,7 @@ TRUE_REASONS = {
 
 
 async def test_every_node_that_has_not_ended_has_a_reason_at_every_moment(database):
-    """The shipped demo has every kind of node: it is looked at all the time, from before its start to its end."""
+    """The shipped demo has every kind of node: it is polled all the time, from before its start to its end."""
     seen: set[tuple[str, str]] = set()
     async with engine(database) as running, api(database, running) as client:
         job_id = await running.submit("demo", count=40)

@@ -1,4 +1,4 @@
-"""A key of a worker in hostile hands: what belongs to others stays theirs, and nothing it sends is a fault of ours.
+"""A stolen key of a worker: it cannot change what other workers hold, and nothing that it sends is a server error.
 
 Two partners have keys that are limited to their queues; a third worker has a database. All hold tasks.
 """
@@ -381,7 +381,7 @@ async def test_other_callers_and_old_workers_are_refused_with_a_reason(database)
 
 
 async def test_hostile_bodies_on_every_route_of_workers_are_never_a_fault_of_ours(database):
-    """As the callers of the gateway: every field of every route, and bodies that are no JSON."""
+    """As in the tests of the gateway: every field of every route, and bodies that are not JSON."""
     async with a_scene(database) as scene:
         us = scene.us
         description = scene.app.openapi()

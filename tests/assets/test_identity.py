@@ -54,7 +54,7 @@ def test_other_platforms_and_values_have_other_ids():
         ({**REFS, "dataset_id": "\ud800"}, "cannot be printed"),
         ({**REFS, "dataset_id": "a "}, "spaces at its ends"),
         ({**REFS, "dataset_id": "a" * 201}, "more than 200"),
-        ({**REFS, "dataset_id": 7}, "must be a text"),
+        ({**REFS, "dataset_id": 7}, "must be a string"),
     ],
 )
 def test_references_must_fit_their_platform(refs, problem):

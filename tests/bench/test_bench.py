@@ -1,4 +1,4 @@
-"""The bench's own parts that need no measuring: who is compared, what is judged, what becomes of the page."""
+"""Parts of the benchmark that do not measure: the choice of peers, the targets, and the report."""
 
 import re
 import subprocess
@@ -103,7 +103,7 @@ def test_the_page_has_a_place_for_figures(report: ModuleType) -> None:
 
 @pytest.mark.parametrize("change", [{"scale": 0.1}, {"versions": {"dbos": "1"}}, {}])
 def test_only_a_whole_run_speaks_for_the_project(report: ModuleType, change: dict) -> None:
-    assert not report.is_whole({**measured(fan_out=30.0), **change})  # has none of the other parts
+    assert not report.is_whole({**measured(fan_out=30.0), **change})  # other parts are missing
     whole = {**measured(fan_out=30.0), **{key: {} for key in report.WHOLE}, **change}
     assert report.is_whole(whole) is (not change)
 
@@ -119,7 +119,7 @@ def test_each_peer_has_a_driver_and_versions_with_hashes(peer: str) -> None:
     lock = (BENCH / f"peers/{peer}.txt").read_text()
     pinned = re.findall(r"^\S+==\S+.*\\\n    --hash=sha256:", lock, re.MULTILINE)
     assert len(pinned) == len(re.findall(r"^[a-z]", lock, re.MULTILINE)) > 0
-    assert "://" not in lock  # an index is the machine's own affair
+    assert "://" not in lock  # the package index is a setting of the machine
 
 
 def test_the_bench_says_what_it_can_do() -> None:

@@ -80,7 +80,7 @@ def status(code: int, *headers: str) -> bytes:
 
 @dataclass(frozen=True)
 class Certificates:
-    """A server that proves to be `host`, and a client that trusts its issuer alone."""
+    """A server with a certificate for `host`, and a client that trusts only its issuer."""
 
     server: ssl.SSLContext
     client: ssl.SSLContext

@@ -1,4 +1,4 @@
-"""The sender of callbacks, with receivers on loopback: signed, in order, again and again until one is accepted."""
+"""The sender of callbacks, with receivers on loopback: signed, in order, and repeated until they are accepted."""
 
 import asyncio
 import json
@@ -30,7 +30,7 @@ def sender_of(store: PostgresCallbacks, **settings) -> CallbackSender:
 
 
 async def deliver(sender: CallbackSender) -> None:
-    """One turn, to its end."""
+    """Run the sender once, and wait for its deliveries."""
     await sender.run_once()
     await sender.settle()
 

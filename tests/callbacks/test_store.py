@@ -1,4 +1,4 @@
-"""Which jobs lead to callbacks, who delivers them, and what is recorded. What happens to assets: test_told.py."""
+"""Which jobs lead to callbacks, who delivers them, and what is recorded. For assets: test_recorded.py."""
 
 import asyncio
 from uuid import uuid4

@@ -1,4 +1,4 @@
-"""The client that calls webhooks reaches what was checked, and nothing else, whatever the other side does."""
+"""The webhook client connects only to the address that was checked, whatever the receiver does."""
 
 import asyncio
 import time

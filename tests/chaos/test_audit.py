@@ -1,4 +1,4 @@
-"""What the database saw: an engine that does nothing wrong, and each wrong by itself."""
+"""The audit of a chaos run: it finds nothing wrong with a correct engine, and detects each kind of error."""
 
 from uuid import UUID
 

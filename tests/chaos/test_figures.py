@@ -1,4 +1,4 @@
-"""What is counted and judged: effects, recoveries, outcomes, trends. Each zero must be able to be something else."""
+"""What is counted and judged: effects, recoveries, outcomes, trends. Every count that must be 0 can detect an error."""
 
 from collections import Counter
 from typing import Any

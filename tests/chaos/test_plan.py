@@ -1,4 +1,4 @@
-"""What is drawn from a seed: faults, moments, jobs; and a clock that is wrong."""
+"""What a seed decides: faults, times and jobs; and a clock that is wrong."""
 
 from pathlib import Path
 

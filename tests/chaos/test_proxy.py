@@ -1,4 +1,4 @@
-"""The proxy between a role and its server: what passes, what is held, what is torn."""
+"""The proxy between a role and its server: what it forwards, delays and cuts."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""A small run of the real thing: two orchestrators, two workers, a handful of faults, and everything is looked at."""
+"""A small chaos run: two orchestrators, two workers, a few faults, and all checks."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`dagmaster` as real processes, and what is left of them."""
+"""`dagmaster` as real processes, and which of them still run."""
 
 import contextlib
 import json

@@ -164,13 +164,14 @@ def test_every_answer_to_a_submission_is_named(cli, running, submitted):
     would = cli("assets", "submit", *DDH[:-1], "version_id=2025", "--blob", "floods.tif", "--dry-run")
 
     assert first["outcome"] == "new_asset"
-    assert same.out.startswith("data that was processed already; --force processes it again: floods-r1, version 0")
+    assert same.out.startswith("data that was processed before; --force processes it again: floods-r1, version 0")
     assert revised.out.startswith("a new revision: floods-r1, version 0 (2024), revision 2\n")
-    assert during.out.startswith("data that is being processed already: ")
-    assert (blocked.code, blocked.err.splitlines()[0]) == (4, "error: version 0 is unresolved (pending_review)")
+    assert during.out.startswith("data that is already being processed: ")
+    unresolved = "a new version cannot be submitted while version 0 is not approved (pending_review)"
+    assert (blocked.code, blocked.err.splitlines()[0]) == (4, f"error: {unresolved}")
     assert "dagmaster assets ls --to-review" in blocked.err
     assert would.code == 4
-    assert would.out == "would be refused: version 0 is unresolved (pending_review) [version.unresolved]\n"
+    assert would.out == f"would be refused: {unresolved} [version.unresolved]\n"
 
 
 @pytest.mark.requirement("M3")
@@ -195,7 +196,7 @@ def test_a_stale_change_shows_what_changed(cli, submitted):
 
     assert result.code == 4
     assert result.err.splitlines() == [
-        "since then: exposed, by local: cited",
+        "changed meanwhile: exposed, by local: cited",
         "error: the asset has changed since the ETag in If-Match was read",
         "hint: read it again with `dagmaster assets show floods-r1`, then repeat the command",
     ]
@@ -226,11 +227,15 @@ def test_what_withdraws_data_asks_first(cli, submitted, monkeypatch, command, qu
     [
         (("show", "nothing"), 4, ["there is no asset 'nothing'", "see `dagmaster assets ls`"]),
         (("approve", "floods-r1", "--version", "7"), 4, ["the asset has no version 7", "lists the versions"]),
-        (("unpublish", "floods-r1", "--yes"), 4, ["the asset has no version that is published", "says what is served"]),
+        (
+            ("unpublish", "floods-r1", "--yes"),
+            4,
+            ["the asset has no version that is published", "shows which versions are served"],
+        ),
         (("submit", "--platform", "ddh", "--blob", "a.tif"), 2, ["'dataset_id' is missing", "platforms show ddh"]),
         (("submit", "--platform", "none", "--blob", "a.tif"), 4, ["there is no platform 'none'", "platforms ls"]),
         (("submit", *DDH, "--blob", "none.tif"), 2, ["the source does not exist", "upload it to the bronze zone"]),
-        (("submit", *DDH), 2, ["give files, or objects with --blob", "--help"]),
+        (("submit", *DDH), 2, ["give either files or --blob", "--help"]),
         (("submit", *DDH, "--ref", "x", "--blob", "a.tif"), 2, ["--ref x: expected name=value", "--ref uuid=7f3a"]),
         (("submit", *DDH, "--blob", "a/b.tif", "--blob", "c/d.tif"), 2, ["in one container", ""]),
         (("submit", *DDH, "--blob", "floods.tif", "-p", "tile_size=x"), 2, ["expected integer", "-p tile_size=3"]),

@@ -1,4 +1,4 @@
-"""The client and servers that answer in every way but the right one."""
+"""The client with servers that send wrong responses."""
 
 import gzip
 import json
@@ -31,7 +31,7 @@ Answering = Callable[[BaseHTTPRequestHandler], None]
 
 @contextmanager
 def answering(answer: Answering, timeout_seconds: float = 5) -> Iterator[JsonClient]:
-    """A client of a server that answers everything so."""
+    """A client of a server that sends this response to every request."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -41,7 +41,7 @@ def answering(answer: Answering, timeout_seconds: float = 5) -> Iterator[JsonCli
             answer(self)
 
         def log_message(self, *_: Any) -> None:
-            """Tests are quiet."""
+            """Log nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
@@ -227,7 +227,7 @@ def frames(*sequences: int) -> bytes:
 
 @pytest.mark.requirement("M3")
 def test_a_cut_stream_continues_without_gaps_or_repeats():
-    """The server breaks off, repeats, leaves out, and is away; the client sees each event once, in order."""
+    """The server cuts the stream, repeats and omits events, and is unavailable; the client sees each event once."""
 
     def open_ended(body: bytes) -> Answering:
         def answer(request: BaseHTTPRequestHandler) -> None:

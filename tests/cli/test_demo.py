@@ -1,4 +1,4 @@
-"""`make demo`: a scene becomes a map, and stays to be looked at."""
+"""`make demo`: a scene becomes a map, and the results are kept."""
 
 import json
 import re
@@ -30,7 +30,7 @@ def output(tmp_path):
 
 def test_a_demonstration_makes_a_map_and_says_where_it_is(output):
     arguments = ["demo", "--size", "1024", "--tile-size", "512", "--output", str(output)]
-    # What is configured for other platforms is none of its business.
+    # Settings for other platforms do not affect the demo.
     other_folder = environment(STORAGE_FOLDER=str(output.parent / "elsewhere"), SERVING_PORT="0")
 
     done = subprocess.run(

@@ -146,8 +146,8 @@ def test_every_check_runs_on_a_deployed_database(dagmaster, free_ports, monkeypa
     assert not any("check failed" in each.observation for group in checks.values() for each in group)
     assert levels(checks["schema"]) == levels(checks["rights"]) == levels(checks["dead-rows"]) == [OK]
     assert levels(checks["instances"]) == [OK, OK, WARNING, WARNING]
-    assert "silent: orchestrator host-a" in checks["instances"][2].observation
-    assert "some run version 0.0.1" in checks["instances"][3].observation
+    assert "without a heartbeat: orchestrator host-a" in checks["instances"][2].observation
+    assert "some processes have version 0.0.1" in checks["instances"][3].observation
     assert set(levels(checks["handlers"])) == {WARNING}
     assert "no running worker offers" in checks["handlers"][0].observation
 
@@ -202,7 +202,7 @@ def test_a_read_only_database_is_reported_as_read_only(dagmaster, free_ports, mo
 
 
 def test_the_rights_that_it_names_are_the_ones_that_are_needed(dagmaster, free_ports, monkeypatch, cluster, database):
-    """What it says to do is done, and then it finds nothing more."""
+    """After the suggested fix, no rights are missing."""
     with administrator(cluster) as connection:
         connection.execute("DROP ROLE IF EXISTS plain")
         connection.execute("CREATE ROLE plain LOGIN")
@@ -224,7 +224,7 @@ def test_the_rights_that_it_names_are_the_ones_that_are_needed(dagmaster, free_p
 
 @pytest.mark.alone
 def test_a_notification_that_is_lost_on_the_way_is_noticed(cluster, database):
-    """As a pooler loses it that gives each transaction another connection."""
+    """A pooler that gives each transaction another connection loses notifications."""
     assert server.notify_seconds(database) < 1
 
     with without_notifications(str(cluster.socket_folder / ".s.PGSQL.5432")) as folder:
@@ -235,7 +235,7 @@ def test_a_notification_that_is_lost_on_the_way_is_noticed(cluster, database):
 
 @contextlib.contextmanager
 def without_notifications(server_socket: str):
-    """A folder with a socket that leads to the server, and keeps its notifications to itself."""
+    """A folder with a socket that forwards everything to the server and back, except for notifications."""
     folder = Path("/tmp", f"dagmaster-doctor-{os.getpid()}")
     folder.mkdir(mode=0o700)
     listening = socket.socket(socket.AF_UNIX)
@@ -388,7 +388,7 @@ def test_silence_is_measured_as_the_running_platform_does(on_platform, platform,
     results = by_check(on_platform("doctor", "--json"))["instances"]
 
     assert levels(results) == [OK, OK, WARNING]
-    assert "silent: orchestrator host-a/5" in results[2].observation
+    assert "without a heartbeat: orchestrator host-a/5" in results[2].observation
 
 
 def test_a_server_that_is_not_the_api_is_reported(dagmaster, free_ports):

@@ -114,7 +114,7 @@ def test_ctrl_c_ends_the_waiting_and_not_the_cancel(on_platform, platform, sleep
 
     assert "nap, attempt 1" in line
     assert waiting.returncode == 130
-    assert f"detached: the job is still cancelled; watch it with:\n  dagmaster jobs watch {job_id}\n" in err
+    assert f"detached: the job will still be cancelled; watch it with:\n  dagmaster jobs watch {job_id}\n" in err
     assert (without_waiting.code, without_waiting.json["is_over"]) == (0, False)
     assert on_platform("jobs", "watch", job_id).code == 1
     assert on_platform("jobs", "show", job_id, "--json").json["job"]["status"] == "cancelled"

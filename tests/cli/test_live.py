@@ -105,7 +105,7 @@ def test_a_failure_without_an_attempt_names_none():
 
 
 def test_a_job_is_never_younger_than_it_took():
-    """The date of an answer has whole seconds, and lags."""
+    """The date of a response has whole seconds, and may be too early."""
     running, over = a_job(seconds=3.7), a_job(status="completed", seconds=3.7)
 
     pages = [JobPage({"job": {}}, detail, [], None, NOW + timedelta(seconds=2)) for detail in (running, over)]
@@ -119,7 +119,7 @@ def test_a_job_is_never_younger_than_it_took():
 def test_reasons_outside_the_job_are_shown_with_a_remedy():
     reasons = [
         {"code": "queue_limited", "detail": "queue q runs 2 tasks, its limit is 2", "queue": "q"},
-        {"code": "queued", "detail": "queued for 3.1 s, 7 in front", "queue": "q", "count": 7},
+        {"code": "queued", "detail": "queued for 3.1 s, tasks ahead of it: 7", "queue": "q", "count": 7},
         {"code": "waiting_for_nodes", "detail": "waits for a"},
     ]
     waiting = WaitingNodes.model_validate(
@@ -173,7 +173,7 @@ class _Restless:
 
 
 class _Paused:
-    """A platform on which a job stands still until someone has asked why."""
+    """A platform on which a job does not advance until a client has requested why it waits."""
 
     def __init__(self) -> None:
         self.was_explained = False

@@ -1,4 +1,4 @@
-"""`dagmaster process FILE`: from a file to a map, and what is said when that can't be."""
+"""`dagmaster process FILE`: from a file to a map, and the messages if that fails."""
 
 import json
 import os
@@ -204,7 +204,8 @@ def test_a_new_version_waits_for_the_decision_on_the_one_before(on_maps, scene):
     accepted = on_maps(*arguments, "--version-label", "2025", "--json")
 
     assert (refused.code, rejected.code) == (4, 0)
-    assert "error: version 0 is unresolved (pending_review)\nhint: decide on it first" in refused.err
+    unresolved = "a new version cannot be submitted while version 0 is not approved (pending_review)"
+    assert f"error: {unresolved}\nhint: decide on it first" in refused.err
     assert "this is revision 2 of version 0 of ordered" in again.err
     assert (accepted.json["outcome"], accepted.json["version_ordinal"]) == ("new_version", 1)
 
@@ -379,7 +380,7 @@ def test_ctrl_c_leaves_the_job_to_the_platform(maps, scene):
 
 @pytest.fixture
 def folder(tmp_path):
-    """Of a platform of the command's own."""
+    """The data folder of the platform that the command starts."""
     folder = tmp_path / "own"
     yield folder
     Cluster.at(folder).remove()
@@ -505,7 +506,7 @@ def at_files(scene, tmp_path, monkeypatch):
         ),
         (("日本.tif",), 2, "no dataset id can be made"),
         (("scene.tif", "--dataset", "No Name"), 2, "is not a valid dataset id"),
-        (("scene.tif", "--server", "http://127.0.0.1:1"), 5, "no platform answers at http://127.0.0.1:1"),
+        (("scene.tif", "--server", "http://127.0.0.1:1"), 5, "no platform responds at http://127.0.0.1:1"),
         (("scene.tif", "--detach"), 5, "--detach needs a running platform"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",

@@ -48,7 +48,7 @@ def test_a_platform_is_used_over_http(over_http, platform, sleepy):
     assert done.json["result"] == {"nap": {"slept_seconds": 0.1}}
     assert named.json["job"]["status"] == "completed"
     assert wrong.code == 5
-    assert "no platform answers at http://127.0.0.1:1" in wrong.err
+    assert "no platform responds at http://127.0.0.1:1" in wrong.err
 
 
 @pytest.mark.requirement("M3")
@@ -58,7 +58,7 @@ def test_another_database_than_the_platforms_is_noticed(on_platform, monkeypatch
     result = on_platform("jobs", "ls")
 
     assert result.code == 4
-    assert "uses another database than DATABASE_URL names" in result.err
+    assert "uses another database than the one in DATABASE_URL" in result.err
 
 
 @pytest.mark.requirement("M3")
@@ -248,7 +248,7 @@ def test_names_and_ids_of_the_platform_are_completed(over_http, platform):
 
 @pytest.mark.requirement("M3")
 def test_a_follower_outlives_the_api_and_misses_nothing(over_http, platform, sleepy):
-    """The orchestrator is killed while someone follows; `up` starts it again."""
+    """The orchestrator is killed while a client follows the events; `up` starts it again."""
     job_id = over_http("submit", str(sleepy), "-p", "seconds=4", "--json").json["job_id"]
     follower = start("jobs", "events", job_id, "--follow", "--json", DAGMASTER_URL=platform.facts["api_url"])
     lines = [next(follower.stdout) for _ in range(7)]

@@ -1,4 +1,4 @@
-"""What a database refuses ends a command with the right exit code and a remedy, never as a bug of ours."""
+"""A refusal of the database ends a command with the right exit code and a hint, and is not reported as a bug."""
 
 import psycopg
 import pytest

@@ -82,7 +82,7 @@ def test_a_second_up_on_the_same_data_conflicts_and_old_jobs_are_found(folder):
 def test_kill_9_leaves_nothing_running_and_the_next_start_finishes_the_job(folder, sleepy_process):
     with up(folder) as platform:
         job_id = call("submit", str(sleepy_process), "-p", "seconds=1.5", "--data", str(folder)).stdout.strip()
-        # The handler's own process must be there, to see that it goes too.
+        # The child process of the handler must exist, so that its end can be checked.
         eventually(lambda: _is(platform, "SELECT FROM dagapp.dag_tasks WHERE status = 'running'"))
         everything = platform.pids()
         os.kill(platform.pid, signal.SIGKILL)
@@ -189,7 +189,7 @@ def test_a_default_port_in_use_is_replaced_by_a_free_one(tmp_path):
     local = LocalPlatform(Settings(), tmp_path, "", print)
 
     with ExitStack() as held:
-        with suppress(Conflict):  # then it is taken already
+        with suppress(Conflict):  # another process uses it
             held.enter_context(bind("127.0.0.1", 8000))
         port = held.enter_context(local._api_socket()).getsockname()[1]
         with pytest.raises(Conflict):  # held until an orchestrator has it
@@ -199,7 +199,7 @@ def test_a_default_port_in_use_is_replaced_by_a_free_one(tmp_path):
 
 
 class Late:
-    """A database that takes its time, and then is none."""
+    """A database that takes long to start, and then fails."""
 
     def __init__(self, meanwhile):
         self._meanwhile = meanwhile

@@ -276,7 +276,7 @@ def test_a_client_imports_nothing_of_the_engine():
 @pytest.mark.requirement("P1")
 @pytest.mark.parametrize(("role", "own"), [("orchestrator", {"fastapi", "psycopg", "httpx2"}), ("worker", {"psycopg"})])
 def test_a_role_starts_without_what_it_does_not_need(role, own):
-    """Held by a pipe that is at its end, it loads everything and goes no further. The API forwards maps over HTTP.
+    """The pipe of --hold is closed: the role loads its modules, and then ends. The API forwards maps over HTTP.
     Handlers load what they need when they run."""
     heavy = {
         "rasterio",
@@ -376,7 +376,7 @@ def test_an_alias_is_validated_against_the_workflow_that_it_names(dagmaster, tmp
 
     assert (near.code, installed.code, unknown.code) == (0, 0, 2)
     assert "ok (workflow nightly version" in near.out
-    assert "`alias_of` names 'dmo', which is not a workflow that could be read; did you mean 'demo'?" in unknown.out
+    assert "`alias_of` names 'dmo', which does not exist or is not valid; did you mean 'demo'?" in unknown.out
     assert "An older name." in shown.out
 
 

@@ -80,7 +80,7 @@ def answering(*answers: tuple[int, Any]) -> Iterator[tuple[Client, list[str]]]:
             self.do_GET()
 
         def log_message(self, *_: Any) -> None:
-            """Tests are quiet."""
+            """Log nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()

@@ -34,7 +34,7 @@ async def platform(dsn, folder, **settings) -> AsyncIterator[str]:
 
 
 class CuttingProxy:
-    """Passes bytes on, and closes a connection after some of them; every third one answers nothing at all."""
+    """Forwards bytes, and closes a connection after some of them; every third one gets no response at all."""
 
     def __init__(self, url: str, most_bytes: int) -> None:
         self._host, self._port = urlsplit(url).hostname, urlsplit(url).port

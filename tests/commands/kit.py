@@ -46,7 +46,7 @@ class Commands:
         return await self.kit.rows("SELECT * FROM dagapp.asset_events WHERE action = %s ORDER BY event_id", action)
 
     async def stac(self, dataset: str = "dem") -> tuple[Any, ...]:
-        """The collection and the items in pgSTAC, to the letter."""
+        """The collection and the items in pgSTAC, exactly as stored."""
         collection = await self.kit.rows("SELECT content FROM pgstac.collections WHERE id = %s", dataset)
         items = await self.kit.rows(
             "SELECT id, content - 'pgstac:base_item' AS content, geometry::text, datetime, end_datetime "

@@ -1,4 +1,4 @@
-"""Every direct command: inputs and outputs, twice, without permission, with its audit record, and against the clock."""
+"""Every direct command: inputs and outputs, repetition, permissions, audit records, and the time limit."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

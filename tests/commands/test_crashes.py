@@ -43,7 +43,7 @@ def command(name: str, **inputs: Any) -> Call:
     return lambda commands: commands.run(name, **inputs)
 
 
-# In the order of a life: each call with the transactions of our database in which it may die.
+# In the order of an asset's life: each call, with the transactions in which it may die.
 LIFE: list[tuple[Call, tuple[str, ...]]] = [
     (command("metadata.publish", asset="dem"), ("publish_layer",)),
     (command("metadata.publish_external", asset="dem"), ("publish_layer", "external_database", "external_layers")),

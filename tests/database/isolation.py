@@ -1,16 +1,16 @@
 """An isolation tester in the spirit of PostgreSQL's own: every interleaving of the statements of two sessions.
 
 A session is a coroutine that uses its connection as it always would. The connection stops before each statement that
-writes and before each commit, until the scheduler lets it go on; so what runs are the real calls with their real
-statements, in every order they could come in. A statement outside a transaction is given one, so that it has a moment
-between its work and its commit.
+writes and before each commit, until the scheduler lets it continue. So the real calls run with their real statements,
+in every possible order. A statement outside a transaction gets one, so that another session can run between the
+statement and its commit.
 
     choose a session ──▶ it runs one step ──▶ done, or blocked (waits for a lock that the other one holds)
                      ◀── a session that was blocked, and no longer is, has finished its step
 
-`explore` plays all choices: it runs the sessions again and again, each time from a fresh state, and turns to the last
-point where another choice was left. A session that is blocked can't be chosen, so each interleaving that it plays is
-one that can happen, and none is played twice.
+`explore` runs all interleavings, depth first: it runs the sessions repeatedly, each time from a fresh state, and makes
+another choice at the last point where one is left. A session that is blocked cannot be chosen, so each interleaving is
+one that can happen, and none is run twice.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ _WRITES = (
     "drop_event_partition",
     "pg_try_advisory_xact_lock",
 )
-# Others are apart: they write tables that the engine does not know, which their own tests try. The engine only inserts
+# These statements write tables that the engine does not use; they have tests of their own. The engine only inserts
 # callbacks, with the end of a job, and messages of the outbox, with tasks; relays lock those rows and no others, except
 # that `fail_tasks` first locks queued tasks, in the order of their keys.
 _APART = (
@@ -112,7 +112,7 @@ class Gate:
 
 
 class GatedConnection:
-    """A connection that asks its gate before each step. It stands for the one that a PostgresLedger keeps."""
+    """A connection that waits for its gate before each step. It replaces the connection of a PostgresLedger."""
 
     def __init__(self, connection: Connection, gate: Gate, is_step: IsStep | None = None) -> None:
         self._connection = connection
@@ -180,7 +180,7 @@ class GatedConnection:
 
 
 async def go_by_steps(connection: Any, steps: Sequence[pipeline.Step]) -> dict[str, pipeline.Rows]:
-    """What shares a round trip is still done one after the other, and others may come between."""
+    """Statements of one round trip are executed one after the other, and other sessions may run in between."""
     if not isinstance(connection, GatedConnection):
         return await _go(connection, steps)
     answers: dict[str, pipeline.Rows] = {}
@@ -242,7 +242,7 @@ class _Actor:
 
 
 class Interleaver:
-    """Two connections to play on and one to watch them."""
+    """Two connections that run the sessions, and one that observes their locks."""
 
     def __init__(self, connections: Sequence[Connection], watcher: Connection) -> None:
         self._connections = connections
@@ -268,7 +268,7 @@ class Interleaver:
         check: Callable[[Run], Awaitable[Any]],
         is_step: IsStep | None = None,
     ) -> int:
-        """Play every interleaving of these sessions; answers how many there were."""
+        """Run every interleaving of these sessions; returns their number."""
         choices: list[tuple[int, int]] = []  # taken, of how many
         count = 0
         while True:
@@ -284,7 +284,7 @@ class Interleaver:
             choices[-1] = (taken + 1, of)
 
     async def _play(self, sessions: Sequence[Session], choices: list[tuple[int, int]], is_step: IsStep | None) -> Run:
-        """Play one interleaving: as `choices` says, then always the first; what was chosen is added to it."""
+        """Run one interleaving: as `choices` says, then always the first choice, which is added to `choices`."""
         run, depth = Run(), 0
         actors = [self._start(n, session, is_step) for n, session in enumerate(sessions)]
         for actor in actors:

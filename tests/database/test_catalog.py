@@ -1,4 +1,4 @@
-"""The STAC catalogue: deployed safely, published into by many at once without losing anything, true extents."""
+"""The STAC catalogue: safe deployment, concurrent publishing without losses, and correct extents."""
 
 import asyncio
 import threading

@@ -30,8 +30,8 @@ def refusal(dsn: str) -> DagmasterError:
     [
         ("garbage", "neither postgresql://… nor host=… dbname=…"),
         ("postgresql//me:hunter2@host", "neither postgresql://… nor host=… dbname=…"),
-        ("mysql://me:hunter2@host/db", "it begins with mysql: and not with postgresql://"),
-        ("http://me:hunter2@host/db", "it begins with http: and not with postgresql://"),
+        ("mysql://me:hunter2@host/db", "it begins with mysql:, not with postgresql://"),
+        ("http://me:hunter2@host/db", "it begins with http:, not with postgresql://"),
         ("postgresql://me:hunter2@[::1/db", "brackets of its IPv6 address"),
         ("postgresql://me:hunter2@host:abc/db", "its port is not a number from 1 to 65535"),
         ("postgresql://me:hunter2@host:99999/db", "its port is not a number from 1 to 65535"),

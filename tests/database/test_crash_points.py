@@ -132,7 +132,7 @@ def runner() -> Iterator[asyncio.Runner]:
 
 @pytest.fixture(scope="module")
 def stage(cluster: Cluster, template_database: str, runner: asyncio.Runner) -> Iterator[Stage]:
-    """One for all: every trial begins by putting it back."""
+    """One stage for all trials: each trial starts by restoring it."""
 
     async def prepare(stage: Stage) -> None:
         await _prepare(stage)
@@ -158,7 +158,7 @@ class Trial:
         return await self.content()
 
     async def content(self) -> str:
-        """All that is in the database, to the letter."""
+        """The whole content of the database."""
         tables = await self.stage.rows(
             "SELECT tablename FROM pg_tables WHERE schemaname = 'saved'"
             " AND to_regclass('dagapp.' || tablename) IS NOT NULL ORDER BY 1"
@@ -171,14 +171,14 @@ class Trial:
         return repr(await self.stage.rows(f"{digests} UNION ALL {partitions}"))
 
     async def call(self) -> None:
-        """As a process of its own would."""
+        """Make the call with a new connection, as another process would."""
         ledger = PostgresLedger(self.stage.dsn, DOOMED)
         await ledger.now()
         await self.transaction.call(self.stage, ledger)
         await ledger.close()
 
     def die(self, point: str) -> bool:
-        """Whether the process died there; else it has done what it was asked."""
+        """Whether the process died at the point; otherwise it has completed the call."""
         child = os.fork()
         if not child:
             try:
@@ -193,7 +193,7 @@ class Trial:
         return code == CRASHED
 
     async def forgotten(self) -> None:
-        """Until the server has noticed that its client is gone."""
+        """Wait until the server has noticed that its client has died."""
         deadline = time.monotonic() + 10
         statement = "SELECT 1 FROM pg_stat_activity WHERE application_name LIKE %s AND datname = current_database()"
         while await self.stage.rows(statement, f"%{DOOMED}%"):
@@ -201,7 +201,7 @@ class Trial:
             await asyncio.sleep(0.005)
 
     async def state(self, when: str) -> str:
-        """What there is without clocks and chance, once it was found to be in order."""
+        """The rows without times and random values, after all invariants were checked."""
         broken = await self.stage.rows(BROKEN)
         assert broken == [], f"{self.transaction.name}, {when}: {broken}"
         state = await _fingerprint(self.stage)
@@ -217,7 +217,7 @@ class Trial:
 
 
 def _names() -> list[Any]:
-    """Of those with the same commits one is enough in a hurry."""
+    """All calls; of those with the same commits, all but one are slow tests."""
     first = {commits: name for name, commits in reversed(COMMITS.items())}
     return [
         name if first[commits] == name else pytest.param(name, marks=pytest.mark.slow)

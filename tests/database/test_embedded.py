@@ -129,7 +129,7 @@ def test_another_process_may_stop_it(new_cluster):
 
 
 def test_a_pid_file_whose_number_is_anothers_is_no_obstacle(new_cluster):
-    """After a power cut the file is still there, and the number may belong to anybody: here to this test."""
+    """After a power cut the file is still there, and the pid may belong to any process: here to this test."""
     cluster = new_cluster()
     with cluster:
         kept = (cluster.data / "postmaster.pid").read_text()

@@ -293,7 +293,7 @@ async def test_damage_is_found_and_named(copy, code, statement):
 
 
 def test_every_kind_of_finding_has_its_damage():
-    # `more` only says that there are more of the others.
+    # `more` only says that there are more findings of other kinds.
     assert {code for _, code, _ in DAMAGE} == set(FindingCode) - {FindingCode.MORE}
 
 

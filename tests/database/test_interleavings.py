@@ -1,7 +1,8 @@
-"""Every pair of the engine's write transactions, in every order their statements could come in.
+"""Every pair of the engine's write transactions, in every possible order of their statements.
 
-The state is small and has something for everyone; each call is the ledger's own, on a connection that stops before
-every statement and commit (`isolation.py`). After each interleaving: no deadlock, no error, and what must always hold.
+The state is small and has rows for every transaction; each call is that of the ledger, on a connection that stops
+before every statement and commit (`isolation.py`). After each interleaving there must be no deadlock and no error, and
+all invariants must hold.
 """
 
 import asyncio
@@ -118,7 +119,7 @@ WORKER, SLOW, OTHER, LOST = (UUID(int=n) for n in range(201, 205))
 
 @dataclass
 class Stage:
-    """The prepared database: what everyone remembers of it, and how to have it back."""
+    """The prepared database: the claims and views that owners have in memory, and how to restore it."""
 
     dsn: str
     ledger: PostgresLedger
@@ -194,18 +195,18 @@ async def _advance(stage: Stage, owner: UUID, job_id: UUID) -> None:
 
 
 async def _prepare(stage: Stage) -> None:
-    """Jobs in the middle of everything.
+    """Create jobs in the middle of their work.
 
     OPEN       each__0 runs, each__1 has reported, each__2's lease has lapsed, each__3 and each__4 wait in the queue,
                lone's wait for its next attempt is over
     FAILED     a critical node has failed; one task runs, one is queued, one waits for its retry
     GATHERING  the last child has just reported, so its fan_in is due
-    FREE       nobody's
-    ORPHAN     belongs to an orchestrator that is silent; a result waits
+    FREE       has no owner
+    ORPHAN     belongs to an orchestrator without heartbeats; a result waits
     ENDED      has failed
     OPEN has an output that was stored a moment ago, FAILED one that was stored long ago,
-    and neither was reported. Two keys stand for ENDED, whose messages came again; TWO knows a handler that
-    OPEN is waiting for.
+    and neither was reported. Two idempotency keys name ENDED, whose messages were sent again; TWO knows a handler
+    that OPEN is waiting for.
     """
     no = {"message": "no", "blame": "handler", "code": "handler.failed"}
     for owner in (ONE, TWO, SILENT, DEREGISTERED):
@@ -308,8 +309,8 @@ async def _set_times(stage: Stage) -> None:
 
 
 async def _save(stage: Stage) -> None:
-    """Keep a copy of every table beside it, a function that puts back those that were changed, and one that moves all
-    times of the copies on, as if they were prepared now."""
+    """Create a copy of every table, a function that restores the tables that were changed, and one that moves all
+    times of the copies forward, as if they were prepared now."""
     tables = await stage.rows(
         "SELECT c.relname FROM pg_class c WHERE c.relnamespace = %s::regnamespace AND c.relkind IN ('r', 'p')"
         " AND NOT c.relispartition AND c.relname <> 'schema_info'",
@@ -413,7 +414,7 @@ class Transaction:
 
 
 def _new(job_id: UUID, message_id: str | None = None) -> NewJob:
-    """Of a definition that is not stored yet."""
+    """A new job, of a definition that is not stored yet."""
     return NewJob(job_id, FRESH, {}, message_id=message_id)
 
 
@@ -464,7 +465,7 @@ def _advancing(job_id: UUID, scope_of: Callable[[frozenset[UUID]], StepScope], o
 
 
 async def _as_zombie(stage: Stage, ledger: PostgresLedger) -> frozenset[UUID]:
-    """Someone who was replaced long ago."""
+    """An owner that was replaced long ago."""
     claims = [replace(stage.claims[job_id], token=UUID(int=9)) for job_id in (OPEN, GATHERING)]
     scope = StepScope(overdue=frozenset({OPEN}), started=frozenset({OPEN}))
     return await stage.advance(ledger, ONE, claims, scope, stage.views)
@@ -491,7 +492,7 @@ def _exchanging(
 
 
 async def _reporting(ledger: PostgresLedger, job_id: UUID, node_id: str, output: bytes) -> Any:
-    """What it refers to may be deleted by then."""
+    """Report a stored output, which may have been deleted meanwhile."""
     report = Report(job_id, node_id, 1, TaskStatus.SUCCEEDED, output_ref=reference_to(output))
     try:
         return await ledger.exchange(WORKER, [report], Demand((QUEUE,)), lease_seconds=60)
@@ -519,7 +520,7 @@ def _saving(node_id: str) -> Call:
 
 
 async def _reviving(ledger: PostgresLedger, choose: Callable[[JobView], Rerun]) -> Any:
-    """Of two, the second finds a job that has not ended; beside retention, none at all."""
+    """If two run, the second finds a job that has not ended; with retention, it may find no job."""
     try:
         return await ledger.rerun(ENDED, lambda job: choose(job.view()), {"by": "ana"})
     except (Conflict, NotFound) as refused:
@@ -527,7 +528,7 @@ async def _reviving(ledger: PostgresLedger, choose: Callable[[JobView], Rerun]) 
 
 
 def _on(ledger: PostgresLedger, other: Any) -> Any:
-    """The same connection in the hands of another part."""
+    """Let another store use the connection of the ledger."""
     other._connection = ledger._connection
     return other
 
@@ -629,8 +630,8 @@ TRANSACTIONS: tuple[Transaction, ...] = (
 )
 BY_NAME = {transaction.name: transaction for transaction in TRANSACTIONS}
 PAIRS = list(combinations_with_replacement(TRANSACTIONS, 2))
-# What follows without waiting for an answer, or reads only what its fence protects,
-# goes along with the statement before it.
+# Statements that follow without waiting for a response, or that read only what the fence protects: they are one step
+# with the statement before them.
 ALONG = frozenset(
     {
         "take_waiting",
@@ -657,11 +658,11 @@ def _is_step(before: str, name: str) -> bool:
 
 
 def _is_coarse_step(before: str, name: str) -> bool:
-    """Of two long transactions: what is taken at first, what is written, and the commit."""
+    """For two long transactions: only the first read, the writes and the commit are steps."""
     return _is_step(before, name) and not (name.startswith(("take_", "withdraw_")) and before)
 
 
-# They share no row with what orchestrators do to jobs.
+# Transactions that share no row with those of orchestrators.
 APART = frozenset({"enqueue", "replay", "beat", "beat_worker", "retire_worker", "set_queue"})
 
 
@@ -672,7 +673,7 @@ def _steps(first: "Transaction", second: "Transaction", plays_all: bool) -> IsSt
     return _is_coarse_step if is_coarse else _is_step
 
 
-# The second of a kind, there to meet the first; and those that meet only a few on a row.
+# Second transactions of a kind, and those that share rows with few others: each is paired only with these.
 DOUBLES = {
     "create_once_too": {"create_once"},
     "take_keyed": {"take_keyed", "create_once", "prune"},
@@ -790,7 +791,7 @@ NEVER_TOGETHER = {("advance_failing", "advance_fail_fast")}
 
 def _is_played(first: Transaction, second: Transaction) -> bool:
     names = (first.name, second.name)
-    if "zombie" in names:  # plays with everyone, and is held to more, in a test of its own
+    if "zombie" in names:  # it has a test of its own, with more checks
         return False
     for double, other in (names, names[::-1]):
         if double in DOUBLES and other not in DOUBLES[double]:
@@ -883,7 +884,7 @@ BROKEN += """
        AND NOT EXISTS (SELECT 1 FROM dagapp.dag_payloads p
                         WHERE p.job_id = r.job_id AND p.sha256 = r.output_ref ->> 'sha256' AND p.is_kept)
     """
-# Everything that can be compared without clocks and chance, and everything that BROKEN looks at.
+# Everything that does not depend on times or random values, and everything that BROKEN reads.
 FINGERPRINT = """
     SELECT string_agg(line, E'\\n' ORDER BY line)
       FROM (SELECT ROW('job', job_id, status, epoch, owner_id, claim_token IS NULL, last_sequence, submitted_by,
@@ -956,8 +957,8 @@ async def _prepared(dsn: str) -> Stage:
 async def _connected(stage: Stage) -> AsyncIterator[None]:
     connect = partial(psycopg.AsyncConnection.connect, stage.dsn, autocommit=True, prepare_threshold=0)
     async with await connect() as stage.connection, await connect() as stage.replica:
-        # As a replica: neither the guards nor foreign keys are asked, since restoring is no step of the engine. Only
-        # once: each change of this setting makes PostgreSQL plan all statements again.
+        # As a replica, which checks neither guards nor foreign keys: restoring is not a transaction of the engine. Only
+        # once, because each change of this setting makes PostgreSQL plan all statements again.
         await stage.replica.execute("SET session_replication_role = replica")
         try:
             yield
@@ -967,7 +968,7 @@ async def _connected(stage: Stage) -> AsyncIterator[None]:
 
 @pytest.fixture
 async def stage(prepared: Stage) -> AsyncIterator[Stage]:
-    """As if it was prepared for this test; which end states are clean is known from the tests before."""
+    """The state as it was prepared; end states that earlier tests have found to be clean are not checked again."""
     prepared.ledger, prepared.steps, prepared.interleavings = PostgresLedger(prepared.dsn, "stage"), set(), 0
     async with _connected(prepared):
         await prepared.rows("SELECT saved.move_times()")
@@ -981,7 +982,7 @@ _TOTAL: dict[str, int] = {}
 
 @pytest.mark.parametrize("first", [transaction.name for transaction in TRANSACTIONS if transaction.name != "zombie"])
 async def test_every_pair_of_transactions_in_every_order_keeps_the_invariants(stage, request, first):
-    """`first` with itself and with everyone after it in the list; a sixth of the pairs unless --slow is given."""
+    """`first` with itself and with every one after it in the list; a sixth of the pairs unless --slow is given."""
     plays_all = request.config.getoption("--slow")
     partners = [(a, b) for a, b in PAIRS if a.name == first and _is_played(a, b) and (plays_all or _is_in_sample(a, b))]
 
@@ -1023,7 +1024,7 @@ async def test_every_statement_that_writes_is_played(stage):
 
 
 async def test_whatever_a_transaction_changed_is_as_prepared_afterwards(stage):
-    """Otherwise the next interleaving would begin elsewhere."""
+    """Otherwise the next interleaving would start from another state."""
     changed = set()
     async with Interleaver.on(stage.dsn) as tester:
         for name in ("create", "advance_results", "exchange", "store_new", "prune", "maintain", "set_queue"):
@@ -1082,8 +1083,7 @@ async def test_a_zombie_changes_nothing_whatever_it_meets(stage):
 
 @pytest.mark.parametrize("name", ["advance_results", "advance_overdue", "advance_failing"])
 async def test_a_call_that_is_repeated_while_the_first_is_still_under_way_does_no_harm(stage, name):
-    """An owner lost its connection, reads its job again and repeats itself,
-    and only then the first call's commit lands."""
+    """An owner lost its connection, reads its job again and repeats its call; only then the first call commits."""
     first = BY_NAME[name]
 
     async def reset():

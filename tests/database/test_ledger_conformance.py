@@ -316,8 +316,7 @@ class Driver:
     planner: Planner = field(default_factory=a_planner)
 
     async def run_once(self, also_read: str = "", wake: dict[tuple[UUID, str], int] | None = None) -> list[Any]:
-        """Advance with a view that is read again; `also_read` names what is read beside results.
-        Returns the updates."""
+        """Advance with a view that is read again; `also_read`: what is read besides results. Returns the updates."""
         (job,) = await self.bench.ledger.load_jobs([self.claim.job_id])
         view = job.view()
         completed = [node_id for node_id, state in view.nodes.items() if state.status is NodeStatus.COMPLETED]
@@ -788,7 +787,7 @@ async def test_a_claim_whose_answer_was_lost_is_noticed_and_given_back(bench):
 
 
 async def stale(bench: Bench) -> tuple[UUID, Claim]:
-    """A claim that someone else has overtaken."""
+    """A claim that is no longer valid, because another owner has claimed the job."""
     await bench.ledger.create_jobs([a_job(1)])
     first = await an_owner(bench, 1)
     (claim,) = await claim_all(bench, first)
@@ -1987,7 +1986,7 @@ async def test_an_output_that_is_too_large_for_a_template_is_refused_with_size_a
         await bench.ledger.load_outputs(task.job_id, ["work"])
 
     assert refusal.value.code == "output.too-large"
-    assert refusal.value.message.endswith(f"has {LOADABLE_BYTES + 2} bytes; a template may load {LOADABLE_BYTES}")
+    assert refusal.value.message.endswith(f"has {LOADABLE_BYTES + 2} bytes; a template can load {LOADABLE_BYTES}")
 
 
 @every_worker_ledger

@@ -161,7 +161,7 @@ async def test_a_release_with_columns_and_indexes_migrates_beside_a_working_engi
 
 @contextmanager
 def held(dsn: str, table: str) -> Iterator[psycopg.Connection[Any]]:
-    """Someone's open transaction that has written to a table."""
+    """An open transaction of another session that has written to a table."""
     with psycopg.connect(dsn) as connection:
         connection.execute(f"LOCK TABLE dagapp.{table} IN ROW EXCLUSIVE MODE")
         yield connection
@@ -234,7 +234,7 @@ async def test_what_a_killed_migration_left_of_an_index_is_rebuilt(database, cha
 
 
 def _migrate_and_kill(dsn: str, records: deploy.Records) -> Exception | None:
-    """End a migration's session while it builds an index and waits for someone's open transaction."""
+    """End a migration's session while it builds an index and waits for the open transaction of another session."""
     raised: list[Exception] = []
 
     def migrate() -> None:

@@ -210,7 +210,7 @@ def test_tasks_without_a_handler_on_this_worker_cost_one_index_probe(large_job, 
 
 
 def half_keys(plan: list[str]) -> list[str]:
-    """Look-ups in a table of many rows a job that name the job only, and tables read from end to end."""
+    """Index lookups by job id alone in tables that have many rows per job, and sequential scans."""
     wrong = []
     for number, line in enumerate(plan):
         following = plan[number + 1].strip() if number + 1 < len(plan) else ""

@@ -557,7 +557,7 @@ def test_two_migrations_at_once_are_safe(database):
 
 @pytest.mark.requirement("D4")
 def test_migrations_at_once_report_each_what_it_did(database):
-    """One of them made the changes, and the others say that it was not they. None sees a state in between."""
+    """One of them made the changes, and the others report that another process did. None sees a partial state."""
     reports: list[deploy.Migration] = []
 
     assert at_once(lambda: reports.append(deploy.run_migration(database, NEWER)), times=4) == []

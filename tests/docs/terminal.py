@@ -1,4 +1,4 @@
-"""A guide followed word by word: its commands typed, and what it shows looked for in the answers."""
+"""Follow a guide word by word: run its commands, and search their output for what the guide shows."""
 
 import subprocess
 import time

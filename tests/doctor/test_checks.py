@@ -325,7 +325,7 @@ def test_workflow_files_are_judged(target, monkeypatch):
 
 
 class FakeServer:
-    """Answers with the rows of each query, by its name, and with what else a server is asked for."""
+    """Returns the rows of each query, by its name, and everything else that is read from a server."""
 
     def __init__(self, answers: dict[str, Any]) -> None:
         self.answers = answers
@@ -483,7 +483,7 @@ def test_notifications_are_judged(judged, seconds, expected):
     [(0.01, 0.001, OK), (-1.5, 0.01, WARNING), (2.0, 1.9, OK), (90.0, 0.01, PROBLEM), (-90.0, 0.01, PROBLEM)],
 )
 def test_clocks_are_judged(judged, offset, uncertainty, expected):
-    """What may be the network's doing is not the clock's."""
+    """A difference that the delay of the network can explain is ignored."""
     assert judged(database.check_clock, clock=Clock(offset, uncertainty)) == [expected]
 
 

@@ -56,7 +56,7 @@ FAST = {
 
 
 async def give(ctx: Any) -> Any:
-    """The value it was given; or the failure it was asked for."""
+    """Returns the given value, or fails if it is asked to."""
     if ctx.params.get("fail"):
         raise HandlerFailed(str(ctx.params.get("message", "failed as asked")))
     return ctx.params.get("value")
@@ -247,7 +247,7 @@ class Engine:
 
 
 async def until(holds: Callable[[], Awaitable[Any]], timeout: float = 60) -> Any:
-    """Wait for something to become true; answers what it is."""
+    """Wait until a result is true, and return it."""
     async with asyncio.timeout(timeout):
         while not (value := await holds()):
             await asyncio.sleep(0.02)

@@ -1,8 +1,8 @@
 """Orchestrators and workers as processes of their own, to be killed, stopped and started at will.
 
 A `Fleet` starts `python -m dagmaster …` against a test's database, each with a log file of its own; `fork_server.py`
-saves the time of its imports. Whatever happens to the test, nothing of it survives: each process asks the kernel to be
-killed with its parent, and at the end everything that carries the fleet's mark in its environment is looked for.
+saves the time of its imports. Whatever happens to the test, no process survives: each process asks the kernel to be
+killed with its parent, and at the end all processes with the fleet's mark in their environment are searched for.
 Leaving the block normally verifies the history.
 """
 
@@ -218,7 +218,7 @@ class Fleet:
         return {pid: name for pid, name in marked(self.mark).items() if pid not in ours}
 
     def end(self) -> dict[int, str]:
-        """Kill everything; answers what outlived the process that it belonged to, which nothing should."""
+        """Kill everything; returns the processes that outlived their parent, of which there should be none."""
         for process in self.processes:
             process.thaw()
             process.kill()
@@ -255,7 +255,7 @@ class Fleet:
         return (await self.submit(definition, **inputs))[0]
 
     async def rows(self, sql: str, *values: Any) -> list[dict[str, Any]]:
-        """Ask on a connection of its own, so that no fault of a test breaks the next question."""
+        """Query on a connection of its own, so that no fault of a test breaks the next query."""
         async with await psycopg.AsyncConnection.connect(self.dsn, row_factory=dict_row, autocommit=True) as connection:
             cursor = await connection.execute(sql, values)
             return await cursor.fetchall() if cursor.description else []
@@ -296,7 +296,7 @@ class Fleet:
         return await self.until(ended, seconds, f"{len(wanted)} jobs to end")
 
     async def until(self, ask: Callable[[], Awaitable[Any]], seconds: float, what: str) -> Any:
-        """Ask until the answer is true."""
+        """Repeat a query until its result is true."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             try:

@@ -1,4 +1,4 @@
-"""Handlers that only tests need, and people who may die at a crash point.
+"""Handlers that only tests need, and commands of users that may die at a crash point.
 
 Orchestrators and workers are the real ones (`python -m dagmaster …`); they find these handlers through an entry point
 that `processes.py` puts on their path, as those of any other package. Handlers note each execution as a line of a file,
@@ -50,7 +50,7 @@ def _keep(ctx: Any, *facts: Any) -> None:
 
 
 def _seconds(ctx: Any) -> float:
-    """`seconds` has one figure for each attempt; the last one holds for the rest."""
+    """`seconds` has one figure for each attempt; the last one is for all further attempts."""
     seconds = ctx.params.get("seconds", 0)
     return seconds[min(ctx.attempt, len(seconds)) - 1] if isinstance(seconds, list) else seconds
 
@@ -81,7 +81,7 @@ def note_blocking(ctx: Any) -> dict[str, int]:
 
 
 def spawn_and_hang(ctx: Any) -> None:
-    """Start a program and hang in a C call that keeps the interpreter's lock; neither hears SIGTERM."""
+    """Start a program and hang in a C call that holds the GIL; neither handles SIGTERM."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     program = subprocess.Popen(["sleep", "1000"])
     _keep(ctx, program.pid)
@@ -91,7 +91,7 @@ def spawn_and_hang(ctx: Any) -> None:
 
 
 def kill_worker(ctx: Any) -> None:
-    """A handler that takes its whole worker along, as one that fills the machine's memory does."""
+    """A handler that kills its worker, as one that fills the machine's memory does."""
     _keep(ctx)
     keeper = Path(f"/proc/{os.getppid()}/stat").read_text()
     os.kill(int(keeper.rpartition(")")[2].split()[1]), signal.SIGKILL)
@@ -110,7 +110,7 @@ def _is_held(ctx: Any, number: int) -> bool:
 
 
 def phases(ctx: Any) -> int:
-    """In three phases; deaf to flags in the one that holds it."""
+    """Three phases; in the phase that holds it, it ignores requests to stop."""
     last = ctx.load_checkpoint()
     for number in range(last[1] + 1 if last else 1, 4):
         artifact = _begin_phase(ctx, number)
@@ -121,7 +121,7 @@ def phases(ctx: Any) -> int:
 
 
 async def phases_async(ctx: Any) -> int:
-    """The same, and it listens."""
+    """The same, but it stops when it is asked to."""
     last = await ctx.load_checkpoint()
     for number in range(last[1] + 1 if last else 1, 4):
         artifact = _begin_phase(ctx, number)
@@ -135,8 +135,7 @@ async def phases_async(ctx: Any) -> int:
 
 
 def pause_once(ctx: Any) -> None:
-    """In its first attempt a C call that keeps the interpreter's lock:
-    not even the thread that reads the flags gets on."""
+    """The first attempt makes a C call that holds the GIL: not even the thread that reads the flags can run."""
     _keep(ctx, 1)
     if ctx.attempt == 1:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

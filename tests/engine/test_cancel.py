@@ -29,7 +29,7 @@ async def counting(ctx: Any) -> None:
 
 
 def ignores_stop(ctx: Any) -> None:
-    """Ignores everything, and so does the program it starts."""
+    """Ignores all requests to stop, and so does the program it starts."""
     Path(ctx.params["file"]).write_text(str(os.getpid()))
     time.sleep(600)
 
@@ -155,7 +155,7 @@ async def test_a_dead_worker_does_not_delay_the_cancel(database):
         worker = await running.start_worker()
         job_id = await running.submit(workflow(two("listening")))
         await running_task(running, job_id)
-        worker._keeper._ledger.take_stops = _never  # hears nothing, and renews nothing
+        worker._keeper._ledger.take_stops = _never  # gets no requests to stop, and renews no leases
         worker._keeper._ledger.renew = _never
         await cancel(running.ledger, job_id)
 

@@ -76,7 +76,7 @@ async def _held(running: Fleet, wanted: dict[UUID, int]) -> dict[UUID, int]:
 async def test_what_was_checkpointed_is_done_once_wherever_the_handler_is_interrupted(
     database, tmp_path, interrupt: Callable[..., Awaitable[None]], kinds: list[str], losses: int
 ) -> None:
-    """Each job is held in another phase. What one phase of one job left behind has vanished meanwhile."""
+    """Each job is held in another phase. The artifact of one phase of one job was deleted meanwhile."""
     async with fleet(
         database, tmp_path, orchestrators=1, workers=1, worker_processes=4, shutdown_grace_sec=0.5
     ) as running:
@@ -179,7 +179,7 @@ GATED = workflow("""
 
 
 async def careful(ctx: Any) -> list[str]:
-    """Two phases; between them the data may be found wanting."""
+    """Two phases; between them the data may be refused as unfit."""
     last = await ctx.load_checkpoint()
     done = ["phase_1"] if last else []
     if not last:

@@ -93,13 +93,13 @@ def _around(*names: str) -> list[str]:
 
 
 LOOPS = _points("orchestrator.", "worker.")
-# What jobs of a workflow may lead to, by who dies there.
+# Crash points that jobs of a workflow may reach, by the kind of work.
 DECIDING = [*_points("orchestrator."), *_around("take_messages")]
 WORKING = [point for point in _points("worker.") if not point.endswith("-store")]
 PAYLOADS = ["worker.before-store", "worker.after-store", *_around("store_payload", "report_payloads")]
 CHECKPOINTS = _around("save_checkpoint")
 RASTERS = [*_points("handler."), *_around("documents")]
-# What an instance does by itself, and at its end.
+# Crash points that an instance reaches without jobs, and when it stops.
 KEEPING = {
     "orchestrator": _around(
         "beat_orchestrator",
@@ -197,7 +197,7 @@ class Sweep:
         return message_id
 
     async def interrupt(self, process: Process, points: Sequence[str]) -> set[str]:
-        """At which of these points it died. Afterwards it lives, as others may need it."""
+        """The points at which it died. Afterwards it is started again, because other tests of the sweep need it."""
         deaths = {point for point in points if await self._dies(process, point)}
         process.start()
         return deaths
@@ -250,7 +250,7 @@ class Sweep:
         process.start()
 
     async def finish(self, *processes: Process, seconds: float = 60) -> list[UUID]:
-        """With processes that live, everything comes to its end."""
+        """Start processes that do not die, and wait until everything has ended."""
         for process in processes:
             if not process.is_running:
                 process.start()
@@ -355,12 +355,12 @@ async def _assert_complete(running: Fleet, jobs) -> None:
         assert any(child["retry_count"] for child in children), "the sweep passed no retry"
 
 
-# --- people die, too -------------------------------------------------------------------------------------------------
+# --- commands of users die, too --------------------------------------------------------------------------------------
 
 
 @pytest.mark.requirement("E2")
 async def test_a_submitter_dies_and_its_jobs_exist_wholly_or_not_at_all(database, tmp_path):
-    """Who does not know whether a job was made submits it again with its key, and has one."""
+    """A submitter that does not know whether its job was created submits it again with its key, and gets one job."""
     async with fleet(database, tmp_path) as running:
         file = tmp_path / "swept.yaml"
         file.write_text(SWEPT)
@@ -416,7 +416,7 @@ async def test_a_client_dies_during_a_cancel_or_resume_and_the_request_is_record
 
 
 async def _run(running: Fleet, point: str | None, *arguments: str) -> None:
-    """Someone who asks for something, and dies there."""
+    """A command of a user that dies at a crash point."""
     person = running.process("person", "-m", "tests.engine.roles", *arguments)
     person.start(crash_point=point)
     assert await person.ended() == (CRASHED if point else 0)
@@ -427,7 +427,7 @@ async def _run(running: Fleet, point: str | None, *arguments: str) -> None:
 
 @dataclass(frozen=True)
 class Reference:
-    """How a workflow is swept. Besides what all do, its jobs lead to `more` points, and to no others."""
+    """How a workflow is swept. In addition to the common points, its jobs reach `more`, and no others."""
 
     inputs: Mapping[str, Any] = field(default_factory=dict)
     more: Sequence[str] = ()

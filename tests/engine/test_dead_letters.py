@@ -1,4 +1,4 @@
-"""What can't be used is kept with its reason, and put back when asked."""
+"""Messages that cannot be processed are stored with the reason, and replayed on request."""
 
 import pytest
 

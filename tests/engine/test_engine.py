@@ -469,7 +469,7 @@ SELDOM = {"orchestrator_poll_interval": 30.0, "worker_poll_interval": 30.0}
 @pytest.mark.parametrize("workflow_id", ["hello_world", "retry_test", "fan_out_test"])
 async def test_a_job_is_woken_through_every_step_without_polling(database, workflow_id):
     async with engine(database, **SELDOM) as running:
-        await running.run("echo_test", timeout=90)  # everybody listens by now
+        await running.run("echo_test", timeout=90)  # all listeners are connected now
         job = await running.run(workflow_id, timeout=90)
 
     assert job["status"] == "completed"
@@ -758,7 +758,7 @@ async def test_a_bad_job_does_not_stop_the_others_and_fails_with_the_reason(data
     assert (failed["status"], failed["owner_id"]) == ("failed", None)
     assert failed["error_message"].startswith("the job could not be advanced: ValidationError in loading.py, line ")
     assert "nonsense" not in failed["error_message"]  # values of the job are not shown
-    assert cycles < 30  # it rests: the loop does not spin around it
+    assert cycles < 30  # the job is set aside: the loop does not retry it all the time
 
 
 ONCE = """

@@ -274,7 +274,7 @@ async def test_a_childs_template_that_fails_names_the_child(database):
 
 @pytest.mark.requirement("W7")
 async def test_a_template_that_fails_after_some_children_went_out_keeps_its_message(database):
-    """The children that are out still end, and are counted, without touching what the fan_out failed of."""
+    """Children that were dispatched before still end and are counted; the fan_out keeps its error."""
     task = '{handler: gate, params: {value: "{{ 10 / (index - 3) }}"}}'
 
     async with engine(database) as running:

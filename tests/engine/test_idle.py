@@ -1,4 +1,4 @@
-"""Who has nothing to do asks seldom, and still finds what it must."""
+"""Processes without work send few queries, and still find new work."""
 
 import asyncio
 from functools import wraps

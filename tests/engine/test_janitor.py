@@ -58,7 +58,7 @@ async def queued(running: Engine) -> UUID:
 
 
 async def steal(running: Engine, job_id: UUID, *, untouched: str = "1 hour") -> UUID:
-    """The job belongs to an owner that lives, and has not touched it for long."""
+    """Give the job to an owner that is alive, and has not advanced it for long."""
     owner = uuid4()
     await running.ledger.beat(OrchestratorInfo(owner, "host", 1, "0"))
     await running.rows(

@@ -1,4 +1,4 @@
-"""Payloads of any size: what is too large for a row or a message goes by reference, and is what was stored."""
+"""Payloads of any size: values that are too large for a row or a message are passed by reference, and unchanged."""
 
 import asyncio
 import hashlib
@@ -184,7 +184,7 @@ async def test_twenty_megabytes_are_read_with_results_of_and_not_by_a_template(d
         assert spread["result_data"]["all"] == [digest_of(value_of(size, seed)) for seed in (0, 1)]
         assert hashlib.sha256(answer.content).hexdigest() == digest_of(value_of(size))["sha256"]
         assert chain["status"] == "failed"
-        assert f"the output of 'big' has {size} bytes; a template may load {LOADABLE_BYTES}" in chain["error_message"]
+        assert f"the output of 'big' has {size} bytes; a template can load {LOADABLE_BYTES}" in chain["error_message"]
         assert "results_of" in chain["error_message"]
 
 

@@ -218,7 +218,7 @@ async def _watch_claims(running: Fleet) -> None:
 
 
 async def _assert_one_owner_at_a_time(running: Fleet, jobs: list[UUID]) -> int:
-    """Each event was written by the owner of its time; answers how many jobs had more than one owner."""
+    """Each event was written by the owner at that time; returns how many jobs had more than one owner."""
     strangers = await running.rows("""
         SELECT w.*, c.process AS owner FROM public.writers w
           LEFT JOIN public.claims c ON c.job_id = w.job_id AND c.epoch = w.epoch AND c.owner_id IS NOT NULL
@@ -274,7 +274,7 @@ async def _shares(running: Fleet, count: int) -> Counter[UUID]:
 
 @pytest.mark.requirement("E5", "E6")
 async def test_an_orchestrator_that_wakes_up_among_running_jobs_writes_to_none_that_it_lost(database, tmp_path):
-    """Again and again, at whatever it is doing: what it has decided or read before is of no use any more."""
+    """It is frozen repeatedly, at random moments: whatever it read or decided before must not be written."""
     dice = random.Random(6)
     async with fleet(database, tmp_path, orchestrators=2, workers=1, worker_slots=100) as running:
         await _watch_claims(running)
@@ -475,7 +475,7 @@ async def _with_all(running: Fleet, process: Process, *counters: str) -> dict[st
 
 @pytest.mark.requirement("E22")
 async def test_a_stopped_worker_gives_its_tasks_back_and_no_retry_is_spent(database, tmp_path):
-    """One listens, one is deaf in the loop, one is deaf in a child. Leases and timeouts would take far longer."""
+    """One handler stops on request; an async one and a plain one do not. Leases and timeouts are far longer."""
     async with fleet(
         database, tmp_path, orchestrators=1, workers=1, task_lease_sec=60, lease_renew_sec=1, shutdown_grace_sec=0.5
     ) as running:

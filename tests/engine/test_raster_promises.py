@@ -1,4 +1,4 @@
-"""What validation promises travels through a job to the COG."""
+"""The fixes that validation announces are applied in the COG of a job."""
 
 import numpy as np
 import pytest

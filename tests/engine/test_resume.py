@@ -16,7 +16,7 @@ from tests.engine.harness import Engine, engine, until, workflow
 
 pytestmark = pytest.mark.requirement("E15")
 
-_broken: set[str] = set()  # what fails, until the test mends it
+_broken: set[str] = set()  # what fails, until the test repairs it
 _runs: list[str] = []
 
 
@@ -141,7 +141,7 @@ async def test_a_resumed_fan_out_keeps_its_limit(database):
         _broken.add("last")
         failed = await running.run(workflow(text), count=30, timeout=60)
         assert failed["status"] == "failed"  # `last` failed; the children's failures are tolerated
-        # Their results were gathered without them: that is settled.
+        # The fan_in has combined the results without the failed children: they are not run again.
         assert (await resume(running.ledger, failed["job_id"], is_dry_run=True)).children == {}
 
         strict = workflow(tiles(max_parallel=3, seconds=0.02).replace("workflow_id: tiles", "workflow_id: strict"))
@@ -373,7 +373,7 @@ async def test_a_child_that_is_not_enough_by_itself_is_refused_with_what_else_mu
         _broken.clear()
 
         for is_dry_run in (True, False):
-            with pytest.raises(Conflict, match="2 other children of 'split' have failed, and only 1 may") as refused:
+            with pytest.raises(Conflict, match="have failed, and at most 1 may fail") as refused:
                 await retry(running.ledger, failed["job_id"], JobPart(node="split__5"), is_dry_run=is_dry_run)
             assert "failed children of 'split'" in str(refused.value.hint)
         assert (await running.job(failed["job_id"]))["resume_count"] == 0
@@ -394,7 +394,7 @@ async def test_what_was_chosen_from_what_has_changed_is_refused(database):
         _broken.clear()
 
         class SlowLedger:
-            """Someone resumes the job between reading and decision."""
+            """Another caller resumes the job between the read and the decision."""
 
             def __getattr__(self, name: str) -> Any:
                 return getattr(running.ledger, name)

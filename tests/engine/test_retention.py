@@ -1,4 +1,4 @@
-"""What ended long ago goes whole, in small steps, beside an engine that runs; nothing that lives is touched."""
+"""Jobs that ended long ago are deleted completely, in small batches, while the engine runs; other jobs are kept."""
 
 import asyncio
 import time
@@ -82,7 +82,7 @@ async def test_a_job_goes_with_everything_that_is_its_own(database, later):
         running.notifier.notify("jobs")
         await running.wait(deleted_id)
         kept = await running.submit(WAITING)
-        # Until its node shows that it runs, its last event for now is still to come.
+        # Before its node is running, more events would follow.
         await until(lambda: running.rows("SELECT 1 FROM dagapp.dag_node_states WHERE status = 'running'"))
         await running.ledger.save_checkpoint(Running(kept, "gate", 1), "phase", {})
         await running.rows("INSERT INTO dagapp.dag_checkpoints VALUES (%s, 'one', 'phase', 1, '1')", deleted_id)

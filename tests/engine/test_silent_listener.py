@@ -1,4 +1,4 @@
-"""A connection that stays open and carries nothing: the listener hears nothing, and no error tells it so."""
+"""A connection that stays open but transmits nothing: the listener gets no notification, and no error."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -87,7 +87,7 @@ class Place:
 
     async def sql(self, statement: str, *values: Any) -> list[Any]:
         async with await psycopg.AsyncConnection.connect(self.dsn, autocommit=True) as connection:
-            await connection.execute("SET session_replication_role = replica")  # rows without the rest of a job
+            await connection.execute("SET session_replication_role = replica")  # rows without the other rows of a job
             cursor = await connection.execute(statement, values or None)
             return await cursor.fetchall() if cursor.description else []
 
@@ -263,7 +263,7 @@ async def test_a_dry_run_reports_the_same_and_changes_nothing(place):
 
 
 class Slow:
-    """A disk that takes its time over removing blobs, until it is let go."""
+    """A disk on which the removal of blobs waits until the test lets it continue."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
@@ -334,6 +334,23 @@ async def test_many_at_once_remove_each_once(place):
     assert len(await place.actions()) == len(jobs)
     assert sum(tidy.errors for tidy in many) == 0
     assert not any((place.folder / "silver/.gone").iterdir())
+
+
+@pytest.mark.requirement("S4")
+async def test_files_that_another_orchestrator_has_removed_since_they_were_listed_are_not_reported_again(
+    place, monkeypatch
+):
+    job_id = await place.job("completed", DAY)
+    list_folders = tidying._list_folders
+    outdated = [list_folders(place.tidy().storage)]
+    first = await place.run_once()
+
+    monkeypatch.setattr(tidying, "_list_folders", lambda storage: outdated.pop() if outdated else list_folders(storage))
+    second = await place.run_once()
+
+    assert targets(first) == [str(job_id)]
+    assert targets(second) == []
+    assert len(await place.actions()) == 1
 
 
 @pytest.mark.requirement("S4")

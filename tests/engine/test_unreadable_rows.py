@@ -1,4 +1,4 @@
-"""Values at the edge of what JSON readers hold: they fail their node, and hide neither jobs nor requests."""
+"""Values at the limits of JSON parsers: they fail their node, and hide neither jobs nor requests."""
 
 import json
 from uuid import UUID

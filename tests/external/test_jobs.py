@@ -178,7 +178,7 @@ async def test_a_damaged_copy_is_found_and_repaired_and_a_damaged_source_is_refu
     assert not await external.chore.run_once()
     assert (await external.state("dem")).job_id == job["job_id"], "a failed export waits for an operator"
 
-    # The operator mends the source, and resumes the job itself.
+    # The operator repairs the source, and resumes the job.
     content[len(content) // 2] ^= 1
     source.write_bytes(content)
     await resume(hub.running.ledger, job["job_id"], by="ada", reason="mended")
@@ -210,7 +210,7 @@ async def test_a_job_that_is_posted_exports_only_what_is_approved_and_public(hub
 
     await clear(store, "dem", Clearance.PUBLIC, caller=ADMIN)
     assert "blob_path does not match" in await fails("external_export", blob_path="cogs/another.tif")
-    assert "is published: its external copies stay" in await fails("unpublish")
+    assert "is published, so its external copies are not removed" in await fails("unpublish")
     job = await hub.run("adf_export", asset_id="dem", version_ordinal=0)
     assert job["status"] == "completed", job["error_message"]
     state = await external.state("dem")

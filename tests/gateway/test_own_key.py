@@ -1,4 +1,4 @@
-"""The key of the gateway that `dagmaster up` starts: private, renewed at each start, and good for one thing."""
+"""The key of the gateway that `dagmaster up` starts: private, renewed at each start, and with one permission only."""
 
 import asyncio
 from pathlib import Path

@@ -148,7 +148,7 @@ def test_files_that_do_not_match_are_the_datas_fault_and_leave_no_output(storage
     assert trial.blame is Blame.DATA
     assert trial.error is not None
     assert trial.error["code"] == "raster.crs-differs"
-    assert "'b.tif' is in EPSG:32634, 'a.tif' EPSG:32633" in trial.error["message"]
+    assert "'b.tif' is in EPSG:32634, but 'a.tif' is in EPSG:32633" in trial.error["message"]
     assert not list(storage.rglob("cogs/**/*"))
 
 
@@ -214,7 +214,7 @@ def test_the_treatment_of_unknown_integers_is_a_finding(storage: Path) -> None:
 
     (finding,) = trial.output["findings"]
     assert (finding["code"], finding["severity"]) == ("raster.treated-as", "info")
-    assert "they look like measurements" in finding["message"]
+    assert "the values look like measurements" in finding["message"]
     assert "bilinear" in trial.output["stac_item"]["properties"]["processing:lineage"]
 
 

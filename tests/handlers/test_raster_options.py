@@ -1,4 +1,4 @@
-"""What can't be is refused before anything is made, and what an edition is made by is kept with it."""
+"""Impossible options are refused before anything is written, and the options of an edition are stored with it."""
 
 import pytest
 

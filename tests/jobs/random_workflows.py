@@ -1,5 +1,5 @@
-"""Random workflows, and for every attempt of every node what its worker will do: everything a run depends on but
-timing.
+"""Random workflows, and for every attempt of every node what its worker will do: everything but timing that a run
+depends on.
 
 A script is a list of what happens to a node's attempts, one after the other; after its last entry the node succeeds.
 Templates read only direct all_of dependencies, whose end a node is certain to have seen: so the outcome of a run
@@ -246,7 +246,7 @@ def _fan_in(making: _Making, fan_out: str) -> None:
 
 
 def _close(making: _Making) -> None:
-    """Whatever leads nowhere leads to the end."""
+    """Connect nodes without a successor to the end."""
     pointed = {
         name for node in making.nodes.values() for names in node.get("depends_on", {}).values() for name in names
     }

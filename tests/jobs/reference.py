@@ -1,8 +1,7 @@
-"""What a job must come to, by the book: each node's last state follows from its definition and the scripts,
-recursively.
+"""How a job must end: each node's last state follows from its definition and the scripts, recursively.
 
-Written independently of the planner, and naive on purpose. It knows no time, no attempts in flight and no winding
-down: of a job in which a critical node fails it says what each node would have come to, had the others continued.
+Written independently of the planner, and naive on purpose. It has no clock and no running attempts, and does not stop
+a job after a critical failure: for such a job it returns how each node would have ended if the others had continued.
 """
 
 from functools import cache

@@ -1,5 +1,4 @@
-"""One job driven through the real planner over the ledger in memory, on a virtual clock, with everything that may go
-wrong.
+"""One job with the real planner and the in-memory ledger, on a virtual clock, with all kinds of faults.
 
 Orchestrators are small copies of the loop's decisive part: they read only when work is pending, keep their view only
 after a commit, and read it again after any doubt. Workers follow the scripts of a case. What happens next is drawn from
@@ -93,7 +92,7 @@ class Simulation:
         self.owner = self._claim()
 
     def _forget_the_deadline(self) -> None:
-        """Days pass here, and what comes of them is the tasks' own affair."""
+        """Remove the deadline of the job: days of virtual time pass, and only the timeouts of tasks are tested."""
         job = self.database.jobs[self.job_id]
         self.database.jobs[self.job_id] = job.model_copy(update={"deadline_at": None})
 
@@ -107,7 +106,7 @@ class Simulation:
     # Running
 
     def run(self, disorder: int = 60) -> None:
-        """Some disorder, then whatever is left in order: it must come to an end."""
+        """Random steps and faults, then the remaining steps without faults: the job must end."""
         actions = [self.run_once] * 5 + [self.claim_tasks] * 3 + [self.report_one] * 5 + [self.pass_time] * 2
         actions += [self.replace_owner, self.doubt, self.crash, self.repeat_a_report, self.stop_on_request]
         actions += [self.cancel] * self.cancels
@@ -260,7 +259,7 @@ class Simulation:
         at_once(self.ledger.request_cancel(self.job_id, by="ana", reason=None))
 
     def rerun(self, choose: Callable[[JobView], Rerun]) -> Rerun:
-        """Run a job that has ended again; someone claims it."""
+        """Run a job that has ended again; an orchestrator claims it."""
         rerun, _ = at_once(self.ledger.rerun(self.job_id, lambda job: choose(job.view()), {}))
         self._forget_the_deadline()
         self.held = []
@@ -268,7 +267,7 @@ class Simulation:
         return rerun
 
     def stop_on_request(self) -> None:
-        """A worker that is asked to stop gives its tasks back, or finishes before it hears."""
+        """A worker that is asked to stop gives its tasks back, or finishes before it gets the request."""
         stops = at_once(self.ledger.take_stops(self.worker_id))
         for task in [task for task in self.held if task.task_id in stops and self.random.random() < 0.8]:
             key = (task.job_id, task.node_id, task.attempt)

@@ -1,4 +1,4 @@
-"""Rebuilding a job from its events alone, and finding what cannot have been. Damage to a database: tests/database."""
+"""Rebuilding a job from its events alone, and detecting impossible states. Damage to a database: tests/database."""
 
 import tracemalloc
 from functools import cache
@@ -138,7 +138,7 @@ def test_a_rerun_node_begins_a_new_run():
 
 
 def test_a_hundred_thousand_children_take_some_hundred_bytes_each():
-    count = 10_000  # as an eighth of a second's work; it grows no faster than they do
+    count = 10_000  # these take an eighth of a second; memory grows linearly with their number
     check = Audit(JOB)
     tracemalloc.start()
     check.add_event(EventRow(JOB, 1, None, "job_created", "pending", None, 0, {"nodes": ["tiles"]}))

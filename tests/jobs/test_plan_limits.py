@@ -1,4 +1,4 @@
-"""Templates and values that would hold up others, or that can't be stored, stay the matter of their own job."""
+"""Templates and values that would delay other jobs, or cannot be stored, affect only their own job."""
 
 import textwrap
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Who is tried again, how often, and after how long."""
+"""Which failures are retried, how often, and after which delay."""
 
 from random import Random
 

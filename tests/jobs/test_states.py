@@ -1,4 +1,4 @@
-"""The transition tables are those of the specification, word for word, and hang together."""
+"""The transition tables are those of the specification, word for word, and are consistent."""
 
 import re
 

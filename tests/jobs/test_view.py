@@ -1,4 +1,4 @@
-"""Whether a node may go, waits, or never will: one table a rule."""
+"""Whether a node may start, waits, or never will start: one table for each rule."""
 
 from uuid import UUID
 

@@ -175,7 +175,7 @@ async def send_callbacks(dsn: str, settings: dict[str, object]) -> None:
 
 
 async def read_tiles(url: str, storage: Storage) -> list[str]:
-    """What the map server says of a file in a store, and of one that is gone."""
+    """The responses of the map server for a file in a store, and for one that was deleted."""
     (cog,) = storage.list(Folder(Zone.SILVER, storage.containers[Zone.SILVER], "cogs/signed-good"))
     paths = ["/tiles/signed-good/info?version=0", f"/files/silver/{cog.location.path}"]
     texts, codes = [], []

@@ -192,7 +192,7 @@ def _wait_for_sessions(dsn: str) -> None:
 
 
 def _rows(dsn: str) -> dict[str, list[str]]:
-    """All that is stored, to the letter."""
+    """Everything that is stored."""
     with psycopg.connect(dsn, row_factory=dict_row) as connection:
         tables = connection.execute(
             "SELECT format('%I.%I', schemaname, tablename) AS name FROM pg_tables WHERE schemaname = 'dagapp' "
@@ -213,7 +213,7 @@ def _difference(dsn: str, expected: dict[str, list[str]]) -> list[tuple[str, lis
 
 
 def _state(dsn: str) -> dict[str, list[str]]:
-    """All that is stored, without clocks and chance."""
+    """Everything that is stored, without times and random values."""
     with psycopg.connect(dsn, row_factory=dict_row) as connection:
         return {
             table: sorted(

@@ -52,7 +52,7 @@ def objects(kit: Kit, ordinal: int, revision: int) -> int:
 
 
 async def age(kit: Kit, days: int) -> None:
-    """Let all that has happened be so much longer ago."""
+    """Move all recorded times into the past by this much."""
     for table, columns in {
         "asset_revisions": ("created_at", "processed_at", "reviewed_at"),
         "asset_versions": ("reviewed_at", "deleted_at"),

@@ -218,7 +218,7 @@ def test_the_limited_process_starts_quickly(tmp_path: Path) -> None:
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1.5
 
 
-# Broken in every way
+# Fuzzing
 
 
 def bases(folder: Path) -> list[Path]:
@@ -325,7 +325,7 @@ def test_every_broken_file_gets_an_answer_in_time(tmp_path: Path) -> None:
 
 
 def test_the_undamaged_files_pass(tmp_path: Path) -> None:
-    """Else the fuzzing would prove little."""
+    """Otherwise the fuzzing would prove little."""
     for path in bases(tmp_path):
         checked = check(path, source_crs="EPSG:32633")
         assert checked.verdict is not Verdict.REJECT or path.suffix == ".png"

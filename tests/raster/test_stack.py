@@ -59,7 +59,7 @@ def gdalwarped(target: Path, grid: OutputGrid, method: str, *sources: Path, scal
     return by("gdalwarp", target, *map(str, words), *kernel, *sources, target)
 
 
-# Bands upon each other
+# Stacked bands
 
 
 def test_a_stack_equals_gdalbuildvrt_separate(tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def test_more_files_than_may_be_open_are_read_all_the_same(tmp_path: Path, monke
     assert len(still_open) <= 3
 
 
-# Side by side
+# Merged neighbours
 
 
 def neighbours(folder: Path, values: Any, **profile: Any) -> list[Path]:
@@ -290,7 +290,7 @@ def test_a_palette_survives_where_all_have_it(tmp_path: Path) -> None:
         assert {value: dataset.colormap(1)[value] for value in palette} == palette
 
 
-# What does not go together
+# Files that do not match
 
 
 def scaled(dataset: Any) -> None:

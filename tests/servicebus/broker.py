@@ -104,7 +104,7 @@ class Service(Handler):
             self._acceptor = self._container.listen(f"127.0.0.1:{self.port}")
 
     def cut(self) -> None:
-        """End every connection without a word."""
+        """Close every connection abruptly."""
         for connection in list(self._connections):
             transport = connection.transport
             if transport is not None:

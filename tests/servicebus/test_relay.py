@@ -1,4 +1,4 @@
-"""The relay: every message of the outbox reaches the broker at least once, whatever fails, and errors are sorted."""
+"""The relay: each message of the outbox reaches the broker at least once, whatever fails, and errors are classified."""
 
 import asyncio
 from collections.abc import Sequence

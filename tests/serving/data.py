@@ -1,4 +1,4 @@
-"""Small COGs, a mosaic of them, and their catalogue: what the map server is tried on."""
+"""Small COGs, a mosaic of them, and their catalogue: test data of the map server."""
 
 import hashlib
 from collections.abc import Iterable, Mapping

@@ -1,4 +1,4 @@
-"""Who may ask, under which address, and what an answer says when something is not well."""
+"""Which requests are accepted, under which host names, and what error responses contain."""
 
 import pytest
 from starlette.testclient import TestClient

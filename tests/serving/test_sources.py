@@ -1,4 +1,4 @@
-"""What the catalogue says becomes files of ours and nothing else; mosaics find what a tile touches."""
+"""URLs of the catalogue lead to files of the served zones only; mosaics find the COGs that a tile touches."""
 
 import json
 import random
@@ -98,7 +98,7 @@ def test_quadkeys_are_those_of_the_grid():
 
 
 def test_a_tile_finds_the_assets_of_every_quadkey_it_touches():
-    """Beside plain counting through all of them, at zooms above, at and below the index's own."""
+    """Compared with a search through all assets, at zooms above, at and below that of the index."""
     seeded = random.Random(11)
     index = {
         quadkey(seeded.randrange(530, 550), seeded.randrange(340, 350), 10): [f"a{n}.tif", f"b{n % 7}.tif"]

@@ -69,7 +69,7 @@ def test_the_trace_of_a_tile_shows_how_long_it_was_read_rendered_and_encoded(cli
 
 
 def test_libraries_keep_what_they_read(client):
-    """A cache of so many bytes and not megabytes once made a preview read each block again for each of its rows."""
+    """With a cache limit in bytes instead of megabytes, a preview once read each block again for each of its rows."""
     with rasterio.Env(**GDAL_ENVIRONMENT):
         assert get_gdal_config("GDAL_CACHEMAX") == 128 * 2**20
 

@@ -67,7 +67,7 @@ class InvariantChecker:
     def __init__(self, world: Any) -> None:
         self._world = world
         self.counters = RunCounters()
-        self._beats: dict[UUID, float] = {}  # when an orchestrator was last heard of
+        self._beats: dict[UUID, float] = {}  # the time of the last heartbeat of each orchestrator
         self._claims: dict[UUID, Claim] = {}  # the one claim of a job that counts
         self._claimed: Counter[TaskKey] = Counter()
         self._accepted_by: Counter[TaskKey] = Counter()

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.requirement("E1", "E5", "E6", "E7", "E11")
 
 CHUNK = 250
 _claim_messages = MemoryLedger.claim_messages
-MAX_SEEDS = 300  # that it may take to see a bug in what keeps a job in one hand
+MAX_SEEDS = 300  # within which a bug in the ownership of jobs must be detected
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -71,7 +71,7 @@ def test_nothing_bad_happens_and_every_job_ends(seeds: Sequence[int], request: p
     print(f"seeds {seeds[0]} to {seeds[-1]}: {total}")
     if request.config.getoption("--seed") is not None:
         print(world.report())
-    if len(seeds) == CHUNK:  # the faults have bitten
+    if len(seeds) == CHUNK:  # enough seeds for every kind of fault to have an effect
         assert total.fenced > 0
         assert total.late_reports > 0
         assert total.losses > 0

@@ -67,7 +67,7 @@ from tests.simulation.virtual_loop import LANE, Deadlock, Lane, VirtualTimeLoop
 FAULTY_SECONDS = 20.0
 BROKER_AWAY_SECONDS = 60.0
 RECOVERY_SECONDS = 200.0  # virtual: retries, waits and timeouts of a whole chain may be left, and take some 60
-_AFTERMATH_SECONDS = 2.0  # for those who come too late
+_AFTERMATH_SECONDS = 2.0  # in which late processes may still try to write
 _LONG_AFTERMATH_SECONDS = 10.0  # in some runs: what is not reported by then never will be
 _MAX_STEPS = 40_000  # some fifty times what a run takes
 _TRACED_STEPS = 120

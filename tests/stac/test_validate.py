@@ -1,4 +1,4 @@
-"""Every mistake that has a name is found, each by making it."""
+"""Every rule detects its mistake: each test makes one mistake in a valid document."""
 
 import copy
 import math
@@ -304,7 +304,7 @@ def test_nonsense_is_found_wrong_and_never_breaks_the_validator(make, wrong, mon
     assert problems(changed(sound, "links", wrong))
     assert problems(changed(sound, "type", wrong))
 
-    monkeypatch.setattr(validate, "_schema", lambda document: [])  # it is slow, and never in doubt
+    monkeypatch.setattr(validate, "_schema", lambda document: [])  # it is slow, and not the subject of this test
     for place in places(sound):
         assert isinstance(problems(changed(sound, place, wrong)), list), place
 

@@ -1,4 +1,4 @@
-"""A collection through the versions of its dataset: the newest speaks, the others stay servable."""
+"""A collection through the versions of its dataset: it describes the newest one, and the others can still be served."""
 
 import copy
 

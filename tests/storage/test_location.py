@@ -1,4 +1,4 @@
-"""Names of objects: what is good is good in every backend, and leads nowhere else."""
+"""Names of objects: a valid name is valid in every backend, and does not lead out of its container."""
 
 import unicodedata
 from pathlib import PurePosixPath
@@ -40,7 +40,7 @@ def test_a_path_is_refused_or_stays_below_its_container(container, parts):
     assert location.path == path
     pure = PurePosixPath(path)
     assert not pure.is_absolute()
-    assert str(pure) == path  # nothing was folded, and nothing can be
+    assert str(pure) == path  # a path library does not normalise it
     assert not {".", ".."} & set(path.split("/"))
     assert all(0 < len(part.encode()) <= 255 for part in path.split("/"))
     assert len(location.blob.encode()) <= 1024

@@ -306,7 +306,7 @@ def test_no_signature_and_no_key_is_in_a_log_or_an_error(managed_storage, place,
     failing(lambda: read(storage.gdal_path(place("x.tif"))))
     failing(lambda: read(storage.gdal_path(place("none.tif"))))
     signature = backend._signature(place("x.tif"))
-    # A signature that has expired, and a store that is gone.
+    # A signature that has expired, and a store that is not available any more.
     backend._signatures[place("x.tif")] = signature.replace("sp=r", "sp=w"), datetime.now(UTC) + timedelta(hours=1)
     failing(lambda: read(storage.gdal_path(place("x.tif"))))
     backend._account.endpoint = "https://127.0.0.1:9/devstoreaccount1"

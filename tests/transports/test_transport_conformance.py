@@ -242,7 +242,7 @@ async def test_a_task_near_a_dead_worker_reaches_the_others() -> None:
 
 
 async def test_a_worker_that_keeps_up_wakes_no_others(monkeypatch) -> None:
-    """But only as far as its own tasks go: what is near one that is silent reaches the others all the same."""
+    """Only for its own tasks: a task near a worker that does not respond still reaches the others."""
     monkeypatch.setattr(postgres, "STAND_BY_SECONDS", 0.2)
     exchange = MemoryExchange()
     listener = exchange.notifier("tasks:light")

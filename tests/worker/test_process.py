@@ -1,4 +1,4 @@
-"""What is set up for a process that is a worker."""
+"""The setup of a worker process."""
 
 import json
 import os

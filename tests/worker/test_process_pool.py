@@ -23,7 +23,7 @@ from dagmaster.worker.process_pool import Pool
 
 
 def is_alive(pid: int) -> bool:
-    """Running; the dead whom init has not buried yet don't count."""
+    """Whether it runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except (FileNotFoundError, ProcessLookupError):

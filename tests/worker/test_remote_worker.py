@@ -682,7 +682,7 @@ async def test_an_output_that_is_too_large_is_refused_before_it_is_sent():
 
 
 async def test_a_handlers_checkpoint_waits_for_a_platform_that_restarts():
-    unavailable = Unavailable("no platform answers", code="server.unreachable")
+    unavailable = Unavailable("no platform responds", code="server.unreachable")
     payloads = HttpPayloads(
         WorkerRequests(Scripted(unavailable, unavailable, {"is_saved": True})), uuid4(), task_id(JOB, "work", 1), 5.0
     )

@@ -1,4 +1,4 @@
-"""An async handler that blocks the worker's loop pays alone; a worker that was merely stopped is left alone."""
+"""An async handler that blocks the worker's loop fails alone; a worker that was stopped and continued fails none."""
 
 import asyncio
 import json

@@ -474,7 +474,7 @@ async def test_a_second_signal_makes_the_worker_return_all_tasks_at_once() -> No
 
 @pytest.mark.requirement("E22")
 async def test_a_stop_waits_no_longer_than_its_grace_for_a_database_that_does_not_answer(monkeypatch) -> None:
-    """One gives back and could be handed in, while the other one still runs."""
+    """One handler ends at once, and its report could be sent; the other one ignores the request and still runs."""
     monkeypatch.setattr("dagmaster.worker.loop.LAST_REPORTS_SECONDS", 0.2)
     bench = Bench([a_task("sleep", "polite", seconds=60), a_task("progresses", "deaf")], task_lease_sec=600)
     running = asyncio.create_task(bench.worker.run())

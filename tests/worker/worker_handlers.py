@@ -30,7 +30,7 @@ class SpawnParams(BaseModel):
 
 
 def spawn(ctx: Any, params: SpawnParams) -> None:
-    """Start a program, write down who runs, and hang."""
+    """Start a program, record the process ids, and hang."""
     program = subprocess.Popen(["sleep", "1000"])
     Path(params.note).write_text(f"{os.getpid()} {program.pid}")
     time.sleep(1000)
@@ -76,7 +76,7 @@ def segfault(ctx: Any) -> None:
 
 
 def daemonize(ctx: Any) -> None:
-    """Start programs that leave their group, one of them an orphan, write down who runs, and hang."""
+    """Start programs that leave their group, one of them an orphan, record the process ids, and hang."""
     sleeps = [subprocess.Popen(["sleep", "1000"], start_new_session=True) for _ in range(2)]
     orphan = subprocess.run(
         ["sh", "-c", "setsid sleep 1000 >/dev/null 2>&1 & echo $!"], capture_output=True, text=True, check=True
@@ -92,7 +92,7 @@ def daemonize(ctx: Any) -> None:
 
 
 def unkept(ctx: Any) -> None:
-    """Leave a copy, which holds the channel open, and a program, and stop or kill the keeper."""
+    """Start a copy, which holds the channel open, and programs, then stop or kill the supervisor."""
     copy = os.fork()
     if copy == 0:
         time.sleep(1000)
@@ -273,7 +273,7 @@ async def swallow_and_block(ctx: Any) -> None:
 
 
 async def backtrack(ctx: Any) -> None:
-    """Catastrophic backtracking: busy in C, with the interpreter's lock held."""
+    """Catastrophic backtracking: busy in C, with the GIL held."""
     re.match(r"(a+)+$", "a" * 64 + "b")
 
 
@@ -284,7 +284,7 @@ async def wait_for_lock(ctx: Any) -> None:
 
 
 async def deadlock(ctx: Any) -> None:
-    """Waits in C, without the interpreter's lock, and hears no signal."""
+    """Waits in C, without the GIL, and handles no signal."""
     while "note" in ctx.params and not Path(ctx.params["note"]).exists():
         await asyncio.sleep(0.01)
     mutex = ctypes.create_string_buffer(64)
@@ -293,7 +293,7 @@ async def deadlock(ctx: Any) -> None:
 
 
 async def burn_with_lock(ctx: Any) -> None:
-    """Busy in C for ever, with the interpreter's lock held; it handles no signal."""
+    """Busy in C for ever, with the GIL held; it handles no signal."""
     collections.deque(itertools.repeat(None), maxlen=0)
 
 

@@ -211,7 +211,7 @@ def test_a_fan_in_with_two_fan_outs_equally_near_must_say_which():
         ]
     )
 
-    assert only(nodes % "", "'a', 'b' are equally near; name one with `fan_out:`")[0] == "in"
+    assert only(nodes % "", "the fan_outs 'a', 'b' are equally near; name one with `fan_out:`")[0] == "in"
     a_workflow(nodes % ", fan_out: b")
 
 
@@ -228,7 +228,7 @@ def test_a_fan_in_must_name_a_fan_out_before_it():
 def test_work_fields_of_a_fan_in_need_a_handler():
     nodes = "  start: {type: start, next: fan}\n" + FAN % "a" + "  a: {type: fan_in, params: {x: 1}, next: end}\n" + END
 
-    assert only(nodes, "`params` is for a fan_in with a `handler`") == ("a", 5, 21)
+    assert only(nodes, "`params` requires a `handler` in a fan_in") == ("a", 5, 21)
 
 
 @pytest.mark.requirement("W8")

@@ -1,4 +1,4 @@
-"""YAML, strictly: bombs, surprises of the old scalars, and where everything was written."""
+"""Strict YAML: bombs, surprising scalars of YAML 1.1, and the position of every value."""
 
 import time
 
@@ -79,7 +79,7 @@ def test_every_value_and_key_has_its_line_and_column():
         ("a: 1\nb: 2\na: 3\n", "'a' is written twice; it is already in line 1", 3, 1),
         ("n:\n  b: {x: 1}\n  b: {x: 2}\n", "'b' is written twice; it is already in line 2", 3, 3),
         ("a: {x: 1}\n<<: {y: 1}\n", "merge keys", 2, 1),
-        ("a: 1\n---\nb: 2\n", "a second document", 2, 1),
+        ("a: 1\n---\nb: 2\n", "a second YAML document", 2, 1),
         ("? [a]\n: 1\n", "a key must be a plain text", 1, 3),
         ("'': 1\n", "a key is empty", 1, 1),
         ("a: [1, 2\nb: 3\n", "not YAML", 2, 2),

@@ -24,7 +24,7 @@ CONTEXT = TemplateContext(
 
 @pytest.fixture(autouse=True)
 def _within_bounds() -> Iterator[None]:
-    """A few seconds of processor time, also beside other work, and 512 MB beyond what the process already has."""
+    """A few seconds of processor time, also on a busy machine, and 512 MB beyond what the process already has."""
     limits = resource.getrlimit(resource.RLIMIT_AS)
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + 512 * 2**20, limits[1]))

@@ -520,7 +520,7 @@ def _seconds(compiled: Any, times: int) -> float:
 
 @pytest.mark.requirement("E27")
 def test_an_unexpected_error_while_rendering_fails_the_template_with_its_class_and_place():
-    """The planner turns a failed template into a failed node; any other error would make the job stand still."""
+    """The planner turns a failed template into a failed node; after any other error the job would not advance."""
     with (
         pytest.raises(TemplateFailed, match=r"AttributeError: gone \(test_expressions\.py, line \d+, in test_an_"),
         _rendering("{{ inputs.name }}"),

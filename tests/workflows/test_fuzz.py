@@ -1,4 +1,4 @@
-"""Whatever is thrown at the loader and the templates, the answer is a value or a refusal, never a crash."""
+"""For any input, the loader and the templates return a value or a refusal, and never crash."""
 
 import copy
 import json

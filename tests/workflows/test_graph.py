@@ -1,4 +1,4 @@
-"""The graph: dependencies, order, stages, and who reads whom."""
+"""The graph: dependencies, order, stages, and which nodes read which."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""Inputs are held against their declaration when a job is submitted."""
+"""Inputs are checked against their declaration when a job is submitted."""
 
 import pytest
 

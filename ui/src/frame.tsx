@@ -146,7 +146,7 @@ function TopBar() {
         }}
       >
         <Icon name="search" /> <span class="hide-narrow">Search</span> <kbd class="hide-narrow">Ctrl K</kbd>
-        <span class="visually-hidden">Search and commands</span>
+        <span class="visually-hidden">Search</span>
       </button>
       <ThemeButton />
       <UserMenu />
@@ -239,7 +239,7 @@ function NotFound() {
   return (
     <Message title="There is no such page">
       <p>
-        The address may be mistyped. <a href={href(home())}>Go to the start</a>
+        The address may be mistyped. <a href={href(home())}>Go to the start page</a>
       </p>
     </Message>
   );
@@ -251,7 +251,7 @@ function NotAllowed({ permission }: { permission: string }) {
     <Message title="You do not have access to this page">
       <p>
         Your key or role does not have the permission <code>{permission}</code>. An administrator can grant it.{" "}
-        <a href={href(home())}>Go to the start</a>
+        <a href={href(home())}>Go to the start page</a>
       </p>
     </Message>
   );

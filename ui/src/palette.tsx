@@ -1,4 +1,4 @@
-/** Search and commands: jump to a job, an asset or a workflow, or open a page. */
+/** Search: jump to a job, an asset or a workflow, or open a page. */
 import { signal } from "@preact/signals";
 import { useEffect, useState } from "preact/hooks";
 import { api } from "./api/client";
@@ -69,7 +69,7 @@ export function Palette() {
     event.preventDefault();
   };
   return (
-    <Dialog title="Search and commands" onClose={close}>
+    <Dialog title="Search" onClose={close}>
       <input
         class="input"
         type="text"

@@ -1,8 +1,8 @@
 /**
  * Resumable uploads to bronze: slices of a file, each at the offset that the server has.
  *
- * After a lost connection the server is asked for its offset, and the upload continues there. An upload that was
- * interrupted by closing the page continues too: the server recognises it by name, size and checksum of the file.
+ * After a lost connection the server is asked for its offset, and the upload continues there. After the page was
+ * closed, the file is uploaded from the start, because no checksum is sent by which the server could recognise it.
  */
 import { ApiProblem, csrfHeaders, fetched, problemOf } from "./api/client";
 

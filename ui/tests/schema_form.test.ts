@@ -30,7 +30,7 @@ test.each([
   ["list", '{"a": 1}', "Enter a list, such as [1, 2]."],
   ["map", "[1]", 'Enter an object, such as {"a": 1}.'],
   ["map", "null", 'Enter an object, such as {"a": 1}.'],
-  ["list", "[", "This is not JSON. A list looks like [1, 2]."],
+  ["list", "[", "This is not valid JSON. A list looks like [1, 2]."],
 ])("%s = %s is refused", (field, text, message) => {
   expect(parse(SCHEMA, { name: "x", [field]: text }).errors).toEqual({ [field]: message });
 });

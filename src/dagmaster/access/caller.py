@@ -20,9 +20,9 @@ class Scope(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """`name` is recorded as the actor of what the caller changes; it is unique, and has at most 64
-    characters. `platform_id` is set for the scope b2b only. `queues` limits the tasks that a worker may claim;
-    None is no limit."""
+    """`name` is recorded as the actor of what the caller changes; it is unique, and has at most 64 characters.
+    `platform_id` is set for the scope b2b only. `queues` limits the tasks that a worker may claim; None means no
+    limit."""
 
     name: str
     scopes: frozenset[Scope] = frozenset()

@@ -10,8 +10,9 @@
 
 (1) Also a revision that was processed after the approved one of an unpublished version.
 
-An older version of an asset that exposes only its latest one is as invisible as one that is not approved; reviewers,
-operators and administrators still read it. `none` is answered as if the version did not exist.
+If an asset exposes only its latest version, its older versions are as invisible as versions that are not approved;
+reviewers, operators and administrators can still read them. For `none`, the response is the same as for a version that
+does not exist.
 
 A signed link lets any caller read more: one version, or a preview of one revision.
 """
@@ -115,7 +116,7 @@ def readable_clearances(caller: Caller) -> frozenset[Clearance]:
 
 def may_decide(caller: Caller, platform_id: str, *, b2b_may_approve: bool) -> bool:
     """Whether a caller may approve, reject and unpublish versions of a platform's assets: reviewers, operators and
-    administrators may; a b2b key may if it belongs to this platform and the platform's row allows it."""
+    administrators may; a b2b key may if it belongs to this platform and `b2b_may_approve` of the platform is set."""
     is_own = caller.has(Scope.B2B) and caller.platform_id == platform_id
     return caller.has(*STAFF) or (is_own and b2b_may_approve)
 

@@ -29,7 +29,7 @@ class StoredKey:
     previous_hash: str | None
     is_expired: bool
     is_revoked: bool
-    queues: list[str] | None = None  # those whose tasks it may claim; None is no limit
+    queues: list[str] | None = None  # a worker with the key claims tasks of these only; None means no limit
 
 
 def new_key(key_id: str | None = None) -> KeyText:

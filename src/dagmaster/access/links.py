@@ -25,7 +25,8 @@ _TOKEN = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class VersionLink:
-    """What a token reads. `revision` is required for a preview; without it a link reads the revision that is served."""
+    """What a token gives access to. `revision` is required for a preview; without it, it is the revision that is
+    served."""
 
     asset_id: str
     ordinal: int

@@ -89,7 +89,7 @@ _TAGS = [
     },
     {"name": "workers", "description": "Workers without database access: claim tasks, renew leases, report"},
     {"name": "queues", "description": "Show, limit and pause queues"},
-    {"name": "dead letters", "description": "Messages that were rejected"},
+    {"name": "dead letters", "description": "Messages that could not be processed, and tasks that were given up"},
     {"name": "operations", "description": "Running instances, the janitor, and statistics of the platform"},
     {"name": "callers", "description": "Who sends requests: API keys and their scopes"},
     {"name": "bootstrap", "description": "The database schema"},
@@ -98,11 +98,11 @@ _TAGS = [
 ]
 _DESCRIPTION = """Jobs, workflows, assets and operations of a dagmaster platform.
 
-Each request needs a permission, which the scopes of an API key or of an OIDC token give; without authentication, the
-platform accepts requests from its own machine only.
+Each request needs a permission, which the scopes of an API key or of an OIDC token give. If authentication is disabled,
+the platform accepts requests from its own machine only, unless API_INSECURE is set.
 
 Errors are RFC 9457 problem details with a stable `code`. Lists are paginated: pass `next` of a page as `after` to get
-the following one. Every response has an `X-Request-ID` header, with the id that the request has sent or a new one."""
+the following one. Every response has an `X-Request-ID` header, with the id from the request or a new one."""
 
 
 def create_app(

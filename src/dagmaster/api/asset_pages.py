@@ -1,4 +1,4 @@
-"""What the pages of assets show: the review queue, the difference of two versions, where a version comes from, and the
+"""Data for the pages of assets: the review queue, the comparison of two versions, the provenance of a version, and the
 requests of its platform with their callbacks."""
 
 from datetime import datetime
@@ -108,7 +108,7 @@ async def _facts(services: ApiServices, asset: AssetInfo, version: VersionInfo, 
     documents = await services.assets.documents(asset.dataset_id, version.version_ordinal, revision)
     if documents.collection is None:
         raise NotFound(
-            f"revision {revision} of version {version.version_ordinal} has no documents",
+            f"revision {revision} of version {version.version_ordinal} has no STAC documents",
             code="revision.no-documents",
             hint="the revision was not processed, or its data was deleted",
         )
@@ -188,7 +188,7 @@ async def list_asset_requests(
 async def _previewed(services: ApiServices, caller: Caller, asset_id: str) -> AssetInfo:
     asset = await read_asset(services, caller, asset_id)
     if not may_preview(caller):
-        raise NotAllowed("only reviewers and operators may read this", code="history.not-allowed")
+        raise NotAllowed("only reviewers, operators and administrators may read this", code="history.not-allowed")
     return asset
 
 

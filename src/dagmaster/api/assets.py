@@ -60,14 +60,17 @@ async def list_assets(
     ] = None,
     refs: Annotated[
         str | None,
-        Query(max_length=4000, description="Only assets with these references, a JSON object; or `ref.NAME=value`"),
+        Query(
+            max_length=4000,
+            description="Only assets with these references, as a JSON object; `ref.NAME=value` is also accepted",
+        ),
     ] = None,
     deleted: Annotated[bool, Query(description="Only deleted assets")] = False,
     state: Annotated[CommaSeparated[ListedState] | None, Query(description="Only assets in these states")] = None,
     after: Cursor = None,
     limit: Limit = 50,
 ) -> Page[ListedAsset]:
-    """A platform sees its own assets, a viewer the published ones."""
+    """A platform sees its own assets, viewers see published assets, reviewers and operators see all assets."""
     cursor = moment_and_id(after)
     rows = await services.assets.assets(
         visible=visible_assets(caller),
@@ -93,7 +96,7 @@ def _refs_of(text: str | None) -> dict[str, str]:
         refs = None
     if not isinstance(refs, dict) or not all(isinstance(value, str) for value in refs.values()):
         raise InvalidRequest(
-            "`refs` is not a JSON object of texts",
+            "`refs` is not a JSON object with string values",
             code="refs.invalid",
             hint="""for example refs={"dataset_id": "floods"}, or ref.dataset_id=floods""",
         )
@@ -119,7 +122,7 @@ async def get_asset(services: Services, caller: Reader, response: Response, asse
 @router.get(
     "/{asset_id}/history",
     operation_id="get_asset_history",
-    summary="List what happened to an asset, newest first",
+    summary="List the history of an asset, newest first",
     responses=responses(404),
 )
 async def get_asset_history(
@@ -134,7 +137,9 @@ async def get_asset_history(
     """Who did what, when and why. Only for reviewers, operators and administrators."""
     asset = await read_asset(services, caller, asset_id)
     if not may_preview(caller):
-        raise NotAllowed("only reviewers and operators may read the history of an asset", code="history.not-allowed")
+        raise NotAllowed(
+            "only reviewers, operators and administrators may read the history of an asset", code="history.not-allowed"
+        )
     rows = await services.assets.history(asset.asset_id, limit=limit + 1, after=after, version_ordinal=version)
     return page_of(rows, limit, lambda event: event.event_id)
 

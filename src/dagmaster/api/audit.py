@@ -1,4 +1,4 @@
-"""The audit log: who changed assets, platforms and keys, when and why."""
+"""The audit log: who changed assets, platforms and keys, ran direct commands or changed many jobs, when and why."""
 
 from typing import Annotated
 
@@ -18,7 +18,7 @@ router = APIRouter(prefix="/audit", tags=["callers"])
 @router.get(
     "",
     operation_id="list_audit_events",
-    summary="List changes of assets, platforms and keys, newest first",
+    summary="List the audit log, newest first",
     responses=responses(),
     dependencies=[requires(Permission.KEYS_WRITE)],
 )
@@ -35,7 +35,8 @@ async def list_audit_events(
     after: Annotated[int | None, Query(ge=1, le=2**63 - 1, description="`next` of the previous page")] = None,
     limit: Limit = 50,
 ) -> Page[AuditEntry]:
-    """For administrators. Events are kept for `AUDIT_RETENTION_DAYS`."""
+    """Changes of assets, platforms and keys, direct commands, and changes of many jobs. Only for administrators. Events
+    are kept for `AUDIT_RETENTION_DAYS`."""
     rows = await services.assets.audit(
         limit=limit + 1, after=after, platform_id=platform_id, actor=actor, action=action
     )

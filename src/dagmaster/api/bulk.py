@@ -31,9 +31,9 @@ async def change_jobs(
     caller: Annotated[Caller, Depends(needs(Permission.JOBS_OPERATE))],
     request: BulkRequest,
 ) -> BulkReport:
-    """Each job has its own result; one that is refused does not affect the others. With `preview` nothing is changed:
-    send the `job_ids` of the accepted ones to change exactly these. A request changes up to 1,000 jobs. It is recorded
-    in the audit log, and each change is an event of its job."""
+    """Each job has its own result; a job that is refused does not affect the others. With `preview` nothing is changed.
+    To change exactly the jobs that a preview accepts, send their `job_ids`. A request changes up to 1,000 jobs. It is
+    recorded in the audit log, and each change is an event of its job."""
     jobs, is_complete = await _jobs_of(services, request)
     if not request.preview and jobs:
         await services.assets.record(_decision(request, list(jobs), caller))

@@ -66,8 +66,8 @@ async def get_callback(services: Services, _caller: Operator, callback_id: Callb
     responses=responses(404, 409),
 )
 async def repeat_callback(services: Services, caller: Operator, callback_id: CallbackId) -> CallbackDetail:
-    """Deliver it now, even if it was delivered or given up, with as many attempts as a new one. The id stays the same,
-    so receivers can ignore a duplicate."""
+    """The callback is delivered now, even if it was delivered or given up before, with as many attempts as a new one.
+    Its id stays the same, so receivers can ignore a duplicate."""
     store = PostgresCallbacks(services.dsn, "api-callbacks", services.notifier)
     try:
         await store.repeat(callback_id, caller.name)
@@ -89,8 +89,8 @@ async def rotate_platform_secret(
     response: Response,
     request: RotateSecretRequest | None = None,
 ) -> RotatedSecret:
-    """The secret signs its callbacks. Only this response shows it. Until the overlap is over, callbacks are signed with
-    the previous secret too."""
+    """Callbacks to the platform are signed with the secret. Only this response shows it. Until the overlap is over,
+    callbacks are signed with the previous secret too."""
     overlap = (request or RotateSecretRequest()).overlap_seconds
     store = PostgresCallbacks(services.dsn, "api-callbacks")
     try:

@@ -6,7 +6,7 @@
 
 A cursor is a time by the database's clock. Rows become visible when their transaction commits, which is later than the
 time in them: each poll therefore reads a few seconds twice, a longer period from time to time, and drops what it has
-sent already. Every instance of the API understands the cursor of another.
+sent already. A cursor is valid for every instance of the API.
 
 Memory and traffic are limited: a fixed number of batches is kept, and the size of a batch is limited. A watcher that
 has missed a batch, or that was away for too long, gets a `resync` instead: it must load its whole state again.
@@ -71,7 +71,7 @@ def cursor_of(moment: datetime) -> str:
 
 
 def moment_of(cursor: str) -> datetime:
-    """The time of a cursor. A client sent it, so it may be anything."""
+    """The time of a cursor. It comes from a client, so it is checked."""
     if not (cursor.isascii() and cursor.isdigit() and len(cursor) <= 17):
         raise InvalidRequest(
             "this is not a cursor of the stream",
@@ -82,7 +82,7 @@ def moment_of(cursor: str) -> datetime:
 
 
 class _Sent:
-    """What was sent recently. Polls overlap, so a poll also reads rows that an earlier one has sent."""
+    """The jobs and assets that were sent recently. Polls overlap, so a poll also reads rows that were sent before."""
 
     def __init__(self) -> None:
         self._jobs: dict[UUID, tuple[int, datetime]] = {}
@@ -129,9 +129,9 @@ class ChangeFollower(Follower):
         return (await self._complete(self._reads.platform_state(self._alive_within))).now
 
     async def watch(self, after: datetime | None, heartbeat_seconds: float) -> AsyncIterator[Batch]:
-        """Changes in batches, until the follower is closed; an empty batch after each heartbeat interval without any.
-        `after` is the time of the last batch of an earlier watch: the changes since then come first. The event loop
-        runs between two batches, so that it notices when the watcher has left."""
+        """Changes in batches, until the follower is closed; an empty batch after each heartbeat interval without
+        changes. `after` is the time of the last batch of an earlier watch: the changes since then come first. The event
+        loop runs between two batches, so that it notices when the watcher has left."""
         with self._watching():
             position = self._count
             until = after
@@ -177,7 +177,7 @@ class ChangeFollower(Follower):
             return None
 
     async def _batch_since(self, after: datetime) -> Batch:
-        """What has happened between a time and now."""
+        """The changes between a time and now."""
         now = (await self._reads.platform_state(self._alive_within)).now
         if not -OVERLAP_SECONDS <= (now - after).total_seconds() <= MAX_AWAY_SECONDS:
             return Batch(now, resync="too_old")

@@ -1,7 +1,7 @@
 """The changes of the whole platform as they happen, as server-sent events: one connection for each page of a browser.
 
-The id of a frame is a cursor. An EventSource, or another client that sends `Last-Event-ID`, gets what has happened
-since: a change may be repeated, none is missed. If that is too much, or too long ago, it gets a `resync`.
+The id of a frame is a cursor. An EventSource, or another client that sends `Last-Event-ID`, gets the changes since
+then: a change may be repeated, none is missed. If there are too many, or the cursor is too old, it gets a `resync`.
 
 A stream ends after some minutes and the client reconnects, so that revoked credentials are not used for longer.
 """
@@ -79,10 +79,10 @@ async def stream_changes(
         str | None, Query(max_length=32, description="Like Last-Event-ID, for clients that cannot set headers")
     ] = None,
 ) -> Response:
-    """Frames of the types `jobs` (`{jobs: [JobChange]}`) and `assets` (`{assets: [AssetChange]}`) have the current
-    state of what has changed, twice a second at most. `queues` and `instances` are hints that these may have changed.
-    `hello` is the first frame: load the state that you show after it. `resync` means that changes were left out: load
-    the state again."""
+    """Frames of the types `jobs` (`{jobs: [JobChange]}`) and `assets` (`{assets: [AssetChange]}`) contain the current
+    state of changed jobs and assets; they are sent at most twice a second. `queues` and `instances` are hints that
+    queues or instances may have changed. `hello` is the first frame: load the data that you display after you have
+    received it. `resync` means that changes were left out: reload the data."""
     kinds = kinds_of(caller, kind)
     cursor = last_event_id or after or None
     since = moment_of(cursor) if cursor else None
@@ -94,7 +94,7 @@ async def stream_changes(
 
 
 def kinds_of(caller: Caller, wanted: Collection[ChangeKind] | None) -> list[ChangeKind]:
-    """The kinds that a caller asked for, or all that it may see."""
+    """The kinds that a caller requests, or all that it may see."""
     for kind in wanted or ():
         require(caller, PERMISSIONS[kind])
     return [kind for kind, permission in PERMISSIONS.items() if (kind in wanted if wanted else may(caller, permission))]
@@ -114,8 +114,8 @@ async def _frames(
 
 
 def frame_of(batch: Batch, caller: Caller, kinds: Collection[ChangeKind]) -> bytes:
-    """What a caller sees of a batch; empty if all of it is hidden. Only the last event has the id: a client that is
-    disconnected before it gets the whole batch again."""
+    """The part of a batch that a caller may see, which may be empty. Only the last event has an id: a client that is
+    disconnected before the last event receives the whole batch again."""
     events: list[tuple[str, bytes]] = []
     if batch.jobs and "jobs" in kinds:
         events.append(("jobs", batch.jobs_json))
@@ -141,8 +141,8 @@ def _event(name: str, data: bytes, cursor: str | None = None) -> bytes:
 
 
 def _visible(assets: Collection[ChangedAsset], caller: Caller) -> list[AssetChange]:
-    """The changes of assets that a caller may see. Of published assets that do not belong to its own platform, it only
-    learns that they have changed."""
+    """The changes of assets that a caller may see. For published assets of other platforms, it only learns that they
+    have changed."""
     if may_preview(caller):
         return [asset.change for asset in assets]
     visible = visible_assets(caller)

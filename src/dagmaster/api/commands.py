@@ -24,7 +24,7 @@ Runner = Annotated[Caller, Depends(needs(Permission.COMMANDS_RUN))]
     "", operation_id="list_commands", summary="List the commands that the caller may run", responses=responses()
 )
 async def list_commands(caller: Runner) -> Page[CommandInfo]:
-    """All on one page, with the JSON schemas of their inputs and outputs."""
+    """All commands are on one page, with the JSON schemas of their inputs and outputs."""
     allowed = [command for command in all_commands().values() if may(caller, command.permission)]
     return Page[CommandInfo](items=[_described(command) for command in allowed], next=None)
 

@@ -1,4 +1,4 @@
-"""Dead letters: messages that were rejected, with the reason; list and replay them."""
+"""Dead letters: messages that could not be processed and tasks that were given up; list and replay them."""
 
 from typing import Annotated
 from uuid import UUID
@@ -31,7 +31,7 @@ LetterId = Annotated[UUID, Path(description="The id of the dead letter")]
 )
 async def list_dead_letters(
     services: Services,
-    reason: Annotated[str | None, Query(max_length=64, description="Only messages rejected for this reason")] = None,
+    reason: Annotated[str | None, Query(max_length=64, description="Only dead letters with this reason")] = None,
     after: Cursor = None,
     limit: Limit = 50,
 ) -> Page[DeadLetterSummary]:
@@ -55,7 +55,7 @@ async def get_dead_letter(services: Services, dead_letter_id: LetterId) -> DeadL
 @router.post(
     "/{dead_letter_id}/replay",
     operation_id="replay_dead_letter",
-    summary="Replay a message",
+    summary="Replay a dead letter",
     status_code=202,
     responses=responses(404, 409),
 )
@@ -79,7 +79,7 @@ async def replay_dead_letter(
             await resume(ledger, letter.job_id, by=caller.name, reason=f"dead letter {dead_letter_id} was replayed")
             await ledger.drop_dead_letter(dead_letter_id)
         elif not await ledger.replay_dead_letter(dead_letter_id, letter.queue):
-            raise Conflict("this message was replayed already", code="dead-letter.replayed-already")
+            raise Conflict("this dead letter was replayed already", code="dead-letter.replayed-already")
     return Replayed(
         dead_letter_id=dead_letter_id, queue=letter.queue, message_id=letter.message_id, job_id=letter.job_id
     )

@@ -66,7 +66,7 @@ class Past:
 def with_estimates(
     graph: Graph, nodes: list[PublicNode], stages: list[StageSummary], past: dict[str, NodeHistory]
 ) -> tuple[list[PublicNode], list[StageSummary], float | None]:
-    """The nodes and stages of a running job with their estimates, and that of the job."""
+    """The nodes and stages of a running job with their estimates, and the estimate of the job."""
     left = {
         node.node_id: estimates.seconds_left(_progress_of(graph, node), past.get(node.node_id, NodeHistory()))
         for node in nodes
@@ -111,7 +111,7 @@ def _is_ended(graph: Graph, node: NodeSummary) -> bool:
 
 
 def _reported(node: NodeSummary) -> float | None:
-    """The fraction that a handler reported. It may have reported anything."""
+    """The fraction that a handler reported; None if it is not a number."""
     fraction = (node.progress or {}).get("fraction")
     return float(fraction) if isinstance(fraction, int | float) and not isinstance(fraction, bool) else None
 

@@ -111,7 +111,8 @@ class EventFollower(Follower):
 
     async def watch(self, job_id: UUID, brief: JobBrief, after: int, heartbeat_seconds: float) -> AsyncIterator[Update]:
         """Events after a sequence number, in batches, and progress, until the job has ended. None after each heartbeat
-        interval without any. The event loop runs between two batches, so that it notices when the watcher has left."""
+        interval without an update. The event loop runs between two batches, so that it notices when the watcher has
+        left."""
         with self._watching(job_id, brief) as job:
             sent = JobProgress(())
             while not self._is_closing:

@@ -1,7 +1,7 @@
 """Examples for the OpenAPI description.
 
-The example of a model is composed from its schema: a field has the value that is listed here under its name, or under
-the name of its model and its own. A test validates each example against its schema.
+The example of a model is composed from its schema: a field has the value in `_MODELS` under the name of its model, or
+else the value in `_FIELDS`. A test validates each example against its schema.
 """
 
 from typing import Any
@@ -325,7 +325,7 @@ _MODELS: dict[str, dict[str, Any]] = {
     "LinkRequest": {"revision": 2, "expires_in_hours": 24.0},
     "CommandInfo": {
         "name": "cache.invalidate",
-        "summary": "Make all orchestrators read their workflows again.",
+        "summary": "Make all orchestrators reload their workflows.",
         "permission": "platform:operate",
         "inputs": {"type": "object", "properties": {"wait_seconds": {"type": "number", "default": 5.0}}},
         "outputs": {"type": "object", "properties": {"is_complete": {"type": "boolean"}}},

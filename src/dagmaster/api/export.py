@@ -1,7 +1,7 @@
 """A job with its whole history as one JSON file, for a bug report or an archive.
 
-The file is written while it is read from the database, so its size does not matter. Parts are read one after the other,
-not at one moment: export a job that has ended. `is_complete` is the last member: a file without it was cut off.
+The content is streamed from the database, so its size does not matter. Parts are read one after the other, not from one
+snapshot: export a job after it has ended. `is_complete` is the last member: a file without it is incomplete.
 
 Values that look like secrets (passwords in URLs, tokens, keys) are redacted everywhere.
 """

@@ -13,8 +13,8 @@ from dagmaster.workflows.graph import Graph
 async def first_failure(
     services: ApiServices, job_id: UUID, graph: Graph, nodes: Sequence[PublicNode]
 ) -> FirstFailure | None:
-    """The node that failed first; of a fan_out, its first failed child. A fan_in that failed because of the children is
-    not the cause."""
+    """The node that failed first; for a fan_out, its first failed child. A fan_in that failed because of the children
+    is not the cause."""
     failed = [node for node in nodes if node.status is NodeStatus.FAILED or node.failed_count]
     first = min(failed, key=lambda node: (_ended_at(node), graph.place.get(node.node_id, 0)), default=None)
     if first is None:

@@ -1,4 +1,5 @@
-"""The base of followers: one per process polls the database while there are watchers, and passes what is new to them.
+"""The base class of followers. A follower polls the database while there are watchers, and passes changes to them; a
+process has one of each kind.
 
 A watcher may leave at any time, which cancels its task. A running query is not cancelled by that, because the pool
 would lose its connection.

@@ -123,7 +123,7 @@ def _loop(liveness: Liveness, loop: Orchestrator, within_seconds: float) -> Heal
         return _check("loop", False, "the orchestrator has not started yet")
     if silent > loop.patience_seconds:
         detail = f"the orchestrator's loop has made no progress for {silent:.1f} s"
-        return _check("loop", False, detail, "see its log")
+        return _check("loop", False, detail, "see the log of the orchestrator")
     return _check("loop", age < within_seconds, f"the orchestrator's last heartbeat was {age:.1f} s ago")
 
 

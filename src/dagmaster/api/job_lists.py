@@ -28,7 +28,9 @@ async def filters_of(
     ] = None,
     workflow_id: Annotated[Names | None, Query(description="Only jobs of one of these workflows")] = None,
     submitted_by: Annotated[Names | None, Query(description="Only jobs of one of these submitters")] = None,
-    correlation_id: Annotated[str | None, Query(max_length=64)] = None,
+    correlation_id: Annotated[
+        str | None, Query(max_length=64, description="Only jobs with this correlation id")
+    ] = None,
     q: Annotated[
         str | None,
         Query(

@@ -125,8 +125,8 @@ async def check_submission(
     caller: Annotated[Caller, Depends(needs(Permission.JOBS_SUBMIT))],
     submission: JobRequest,
 ) -> SubmissionCheck:
-    """Runs the same checks as a submission, with the same problems: `facts.faults` has the reason for each input that
-    does not fit. No job is created."""
+    """Runs the same checks as a submission and reports the same problems: `facts.faults` has the reason for each input
+    that is not valid. No job is created."""
     if submission.definition is not None:
         require(caller, Permission.WORKFLOWS_WRITE)
     job = prepare(await _library_for(services, submission), submission)
@@ -245,7 +245,7 @@ def _outcomes(job: Job, graph: Graph, snapshot: Snapshot) -> Outcomes:
 
 
 def view_of_snapshot(job: Job, graph: Graph, snapshot: Snapshot) -> JobView:
-    missing = NodeView(NodeStatus.FAILED, error_message="its row is missing")
+    missing = NodeView(NodeStatus.FAILED, error_message="the row of the node is missing")
     nodes = dict.fromkeys(graph.order, missing) | {node.node_id: _view_of(node) for node in snapshot.nodes}
     return JobView(job.job_id, graph, job.input_params, job.status, nodes=nodes)
 
@@ -366,8 +366,8 @@ async def get_timeline(
     after: Cursor = None,
     limit: Limit = 100,
 ) -> Page[TimelineEntry]:
-    """One entry for each attempt, ordered by node and number. It waits from `queued_at` to `started_at`, then it
-    runs."""
+    """One entry for each attempt, ordered by node and number. An attempt waits from `queued_at` to `started_at`, and
+    runs until `finished_at`."""
     cursor = name_and_number(after)
     if parent is not None and top_level:
         raise InvalidRequest("`parent` and `top_level` cannot be combined", code="request.contradiction")

@@ -1,4 +1,4 @@
-"""API keys: list, create, rotate and revoke them. Only the response that creates a key has its text."""
+"""API keys: list, create, rotate and revoke them. Only the response that creates or rotates a key has its text."""
 
 from datetime import datetime
 from typing import Annotated
@@ -19,7 +19,7 @@ from dagmaster.web.problems import request_id_of
 
 router = APIRouter(prefix="/keys", tags=["callers"])
 
-KeyId = Annotated[str, Path(max_length=200, description="The id of the key: the part after `dgm_`")]
+KeyId = Annotated[str, Path(max_length=200, description="The id of the key: the 12 characters after `dgm_`")]
 Administrator = Annotated[Caller, Depends(needs(Permission.KEYS_WRITE))]
 _NOT_STORED = {"Cache-Control": "no-store"}
 
@@ -91,7 +91,7 @@ async def rotate(
     rotation: KeyRotation | None = None,
 ) -> CreatedKey:
     """Only this response has the new text of the key (`key`). The previous secret is accepted for another
-    `overlap_hours`; older ones are refused."""
+    `overlap_hours`; older secrets are refused."""
     rotation = rotation or KeyRotation()
     response.headers.update(_NOT_STORED)
     return await rotate_key(

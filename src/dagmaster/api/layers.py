@@ -1,4 +1,4 @@
-"""Layers: what people write about them, and the catalogue of those that are published.
+"""Layers: the metadata that people write about them, and the catalogue of published layers.
 
 Edits are not visible until the command `metadata.publish` publishes them.
 """
@@ -62,8 +62,8 @@ async def list_layers(
     responses=responses(404),
 )
 async def list_asset_layers(services: Services, caller: Reader, asset_id: AssetName) -> Page[LayerMetadataInfo]:
-    """The metadata as it was edited, whether published or not. Only for reviewers, operators and the platform of the
-    asset."""
+    """The metadata as it was edited, whether published or not. Only for reviewers, operators, administrators and the
+    platform of the asset."""
     asset = await _asset_with_edits(services, caller, asset_id)
     layers = await services.assets.layer_metadata(asset.asset_id)
     return Page[LayerMetadataInfo](items=[_visible(caller, info) for info in layers], next=None)
@@ -133,7 +133,7 @@ async def _asset_with_edits(services: ApiServices, caller: Caller, name: str) ->
 
 
 def _visible(caller: Caller, info: LayerMetadataInfo) -> LayerMetadataInfo:
-    """Partners do not see who edited it."""
+    """Partners do not see who edited or published the metadata."""
     return info if may_preview(caller) else info.model_copy(update={"updated_by": None, "published_by": None})
 
 

@@ -32,8 +32,8 @@ async def list_log_lines(
     after: Cursor = None,
     limit: Limit = 100,
 ) -> Page[JobLogLine]:
-    """Ordered by node, attempt and number. The last 100 lines of an attempt are stored. For a running attempt, or one
-    whose worker was lost, the last 20 lines are stored; they are about a second old."""
+    """Ordered by node, attempt and number. The last 100 lines of an attempt are stored. While an attempt runs, and if
+    its worker is lost, only the last 20 lines are stored; they arrive about a second after they were logged."""
     if node_id is None:
         await services.reads.brief(job_id)
     else:

@@ -1,12 +1,12 @@
-"""The maps under the address of the API: requests for their paths are forwarded to the map server.
+"""Maps at the address of the API: requests for paths of the map server are forwarded to it.
 
     browser ──▶ /tiles /stac /files … of port 8000 ──▶ map server, with the same Host header and credentials
                                                        └── response, passed on as it arrives, in pieces
 
 So pages, the API and maps have one origin. The map server authenticates the caller and builds its links from the Host
-header, which is that of the browser. Nothing is stored on the way: a file of any size needs little memory, and a client
-that goes away ends the request to the map server. All requests of these paths only read, so one that got no response is
-sent to the next address.
+header, which is that of the browser. Responses are not stored on the way: a file of any size needs little memory, and
+if the client disconnects, the request to the map server ends. All requests of these paths only read, so a request whose
+connection fails is sent to the next address.
 """
 
 import asyncio
@@ -31,9 +31,9 @@ from dagmaster.web.middleware import REQUEST_ID
 from dagmaster.web.problems import request_id_of
 
 METHODS: Final = ("GET", "HEAD", "POST", "OPTIONS")
-# Until the response begins, and between its pieces. A map server that has just been started needs some seconds.
+# The timeout until the response begins, and between its parts. A map server that was just started needs some seconds.
 RESPONSE_SECONDS: Final = 60.0
-# Searches have bodies. The map server does not accept larger ones.
+# The limit for the bodies of searches. The map server does not accept larger ones either.
 MAX_BODY_BYTES: Final = 1_048_576
 _KEPT_OPEN_SECONDS: Final = 20.0  # less than the map server's keep-alive: it must not close a connection in use
 # Hop-by-hop headers (RFC 9110): they belong to one connection and are not forwarded.
@@ -89,7 +89,7 @@ class Slots:
 class MapForwarder:
     """An ASGI app. Use `running` as a context: it checks the addresses, if there are several."""
 
-    permission = Permission.ANYONE  # the map server decides
+    permission = Permission.ANYONE  # the map server checks permissions
 
     def __init__(self, urls: Sequence[str]) -> None:
         # Files have slots of their own: a few slow downloads must not delay tiles.
@@ -157,7 +157,7 @@ class MapForwarder:
         raise Unavailable(
             "no map server can be reached",
             code="maps.unavailable",
-            hint="try again in some seconds; jobs and the API do not depend on it",
+            hint="try again in some seconds; jobs and the API work without it",
         )
 
 
@@ -198,7 +198,7 @@ async def _pass_on(response: httpx2.Response, send: Send) -> None:
         async for piece in response.stream:
             await send({"type": "http.response.body", "body": piece, "more_body": True})
     except httpx2.TransportError as error:
-        # Too late for a problem. The server closes the connection, so that the client notices.
+        # The status was sent, so no problem can be sent. The server closes the connection, so that the client notices.
         _log.warning("a map server ended a response too early", error=f"{type(error).__name__}: {error}")
         return
     await send({"type": "http.response.body", "body": b"", "more_body": False})

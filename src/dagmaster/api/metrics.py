@@ -1,7 +1,7 @@
 """Metrics of an orchestrator with the API, for Prometheus: its loop, its requests, the queues and the database.
 
-What is read from the database is the same for all orchestrators, and may be a little old: it is read at most every few
-seconds, however many clients scrape.
+Values from the database are the same for all orchestrators. They are read at most every few seconds, however many
+clients scrape, so they may be slightly outdated.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ router = APIRouter(include_in_schema=False, dependencies=[requires(Permission.ME
 
 @router.get("/metrics")
 async def get_metrics(request: Request, services: Services) -> Response:
-    """Values from the memory of this process. If the database responds, also its own values and those of the queues,
+    """Values from the memory of this process and, if the database responds, values of the queues and of the database,
     which may be a few seconds old."""
     platform: PlatformMetrics = request.app.state.platform_metrics
     await platform.refresh(services)
@@ -141,7 +141,7 @@ def _database_metrics(facts: DatabaseFacts) -> Iterable[Metric]:
     yield gauge("dagmaster_database_max_connections", "Connections that the server allows", facts.max_connections)
     yield gauge(
         "dagmaster_database_oldest_transaction_seconds",
-        "Age of the oldest open transaction; rows deleted since cannot be removed",
+        "Age of the oldest open transaction; VACUUM cannot remove rows deleted since then",
         facts.oldest_transaction_seconds,
     )
     for position, (name, meaning) in enumerate((("live_rows", "Rows"), ("dead_rows", "Rows to be removed by VACUUM"))):
@@ -156,4 +156,4 @@ def _database_metrics(facts: DatabaseFacts) -> Iterable[Metric]:
         facts.callback_overdue_seconds,
     )
     yield gauge("dagmaster_jobs_active", "Jobs that have not ended", facts.active_jobs)
-    yield gauge("dagmaster_dead_letters", "Messages that were rejected", facts.dead_letters)
+    yield gauge("dagmaster_dead_letters", "Stored dead letters", facts.dead_letters)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 router = APIRouter(prefix="/session/oidc", tags=["callers"], dependencies=[requires(Permission.ANYONE)])
 _HOST = re.compile(r"[A-Za-z0-9.\-]+(:\d{1,5})?|\[[0-9A-Fa-f:.]+\](:\d{1,5})?")
 _HEADERS = {"Cache-Control": "no-store", "Referrer-Policy": "no-referrer"}
-_REDIRECTS: dict[int | str, dict[str, Any]] = {303: {"description": "To the issuer, or back to the web UI"}}
+_REDIRECTS: dict[int | str, dict[str, Any]] = {303: {"description": "A redirect to the issuer or to the web UI"}}
 _log = log.get("auth")
 
 
@@ -46,7 +46,7 @@ async def start(
     services: Services,
     request: Request,
     next_path: Annotated[
-        str, Query(alias="next", max_length=MAX_NEXT_LENGTH, description="Path of this server to go to afterwards")
+        str, Query(alias="next", max_length=MAX_NEXT_LENGTH, description="The path to open after the sign-in")
     ] = f"{UI}/",
 ) -> Response:
     """Open this URL in the browser."""
@@ -77,7 +77,7 @@ async def callback(services: Services, request: Request) -> Response:
     except DagmasterError as error:
         _log.warning("an OIDC sign-in was refused", code=error.code, request_id=request_id_of(request))
         response = _failed(request, error)
-    # After a failure too: a callback can be used once.
+    # The cookie is also removed after a failure: a callback can be used only once.
     response.headers.append("Set-Cookie", cookies.no_cookie(cookies.SIGN_IN, request.scope))
     return response
 
@@ -99,15 +99,15 @@ async def _signed_in(services: ApiServices, request: Request) -> Response:
 def _oidc(services: ApiServices) -> "OidcSignIn":
     if services.oidc is None:
         raise NotFound(
-            "this platform has no sign-in at an OIDC issuer",
+            "sign-in at an OIDC issuer is not configured",
             code="session.no-oidc",
-            hint="sign in with a key; operators: OIDC_CLIENT_ID enables it",
+            hint="sign in with a key; operators: set OIDC_CLIENT_ID to enable it",
         )
     return services.oidc
 
 
 def _redirect_uri(request: Request) -> str:
-    """The address of the callback as the browser sees this server. The issuer compares it with those it knows."""
+    """The address of the callback as the browser sees this server. The issuer accepts only registered addresses."""
     host = request.headers.get("host", "")
     if not _HOST.fullmatch(host):
         raise InvalidRequest("the Host header is not valid", code="request.bad-host")

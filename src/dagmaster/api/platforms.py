@@ -73,8 +73,8 @@ async def change_platform(
     if_match: IfMatch = None,
 ) -> PlatformInfo:
     """Change its name, allow or forbid submissions, or let its b2b keys approve, reject and unpublish versions of its
-    own assets. What was submitted stays as it is. With `If-Match`, the change is refused if the platform has changed
-    since; the problem has its current state."""
+    own assets. Earlier submissions are not affected. With `If-Match`, the change is refused if the platform has changed
+    since; the problem contains its current state."""
     changed = await operations.set_platform(
         services.assets,
         platform_id,

@@ -1,4 +1,4 @@
-"""Problem details of the API, as all JSON servers send them."""
+"""Problem details of the API: those of `dagmaster.web.validation`, which the gateway uses too."""
 
 from dagmaster.web.validation import PROBLEMS, register, responses
 

@@ -2,7 +2,7 @@
 key. Operators can repeat exports.
 
 Every change may have an `If-Match` header with the ETag of the asset that the caller has seen. If the asset has changed
-since, the change is refused, and the problem has the events since then. The response is the asset after the change.
+since, the change is refused, and the problem lists the events since then. The response is the asset after the change.
 """
 
 from typing import Annotated, Any
@@ -46,13 +46,13 @@ Remover = Annotated[Caller, Depends(needs(Permission.ASSETS_DELETE))]
 IfMatch = Annotated[
     str | None, Header(alias="If-Match", max_length=200, description="The ETag of the asset that the caller has seen")
 ]
-Why = Annotated[str | None, Query(max_length=2000, min_length=1, description="The reason, for the history")]
+Why = Annotated[str | None, Query(max_length=2000, min_length=1, description="The reason, recorded in the history")]
 
 _CHANGE: dict[int | str, dict[str, Any]] = {**with_etag(), **responses(404, 409, 412)}
 
 
 def _changed(services: ApiServices, response: Response, asset: AssetInfo, caller: Caller | None = None) -> AssetInfo:
-    """The asset after the change; with a caller that may be a partner, what it may see of it."""
+    """The asset after the change; with `caller`, only the part that this caller may see."""
     response.headers["ETag"] = etag_of(asset)
     asset = with_urls(asset, Addresses.of(services.settings))
     return asset if caller is None else visible_part(caller, asset, asset.asset_id)
@@ -75,8 +75,8 @@ async def approve_version(
     if_match: IfMatch = None,
 ) -> AssetInfo:
     """The newest revision is published; from the next request on it is served to those who may see it. The first
-    approval of an asset needs a `clearance_level`. A b2b key may approve, reject and unpublish versions of its own
-    platform, if the platform's row allows it."""
+    approval of an asset requires a `clearance_level`. A b2b key may approve, reject and unpublish versions of its own
+    platform, if `b2b_may_approve` of the platform is set."""
     request = request or ApproveRequest()
     with without_events(caller):
         asset = await approve(
@@ -109,7 +109,7 @@ async def reject_version(
     request: RejectRequest,
     if_match: IfMatch = None,
 ) -> AssetInfo:
-    """The newest revision is not published. An older revision that is approved stays served."""
+    """The newest revision is not published. An older revision that was approved is still served."""
     with without_events(caller):
         asset = await reject(
             services.assets,
@@ -139,7 +139,7 @@ async def unpublish_version(
     request: ReasonRequest | None = None,
     if_match: IfMatch = None,
 ) -> AssetInfo:
-    """The version is no longer served. Its data stays, and approving it publishes it again."""
+    """The version is no longer served. Its data is kept, and approving it publishes it again."""
     reason = request.reason if request else None
     with without_events(caller):
         asset = await unpublish(
@@ -206,7 +206,8 @@ async def clear_asset(
     request: ClearRequest,
     if_match: IfMatch = None,
 ) -> AssetInfo:
-    """Who may see what is approved: only reviewers (`uncleared`), internal users (`ouo`), or everyone (`public`)."""
+    """The clearance decides who may see approved versions: only reviewers (`uncleared`), internal users (`ouo`), or
+    everyone (`public`)."""
     level = Clearance(request.clearance_level)
     asset = await clear(services.assets, asset_id, level, caller=caller, reason=request.reason, if_match=if_match)
     return _changed(services, response, asset)
@@ -224,7 +225,7 @@ async def expose_asset(
     request: ExposeRequest,
     if_match: IfMatch = None,
 ) -> AssetInfo:
-    """Which approved versions are served: the latest one, or each under its number."""
+    """The exposure decides which approved versions are served: the latest one, or each under its number."""
     exposure = Exposure(request.exposure)
     asset = await expose(services.assets, asset_id, exposure, caller=caller, reason=request.reason, if_match=if_match)
     return _changed(services, response, asset)
@@ -276,8 +277,8 @@ async def make_version_link(
     version_ordinal: Ordinal,
     request: LinkRequest | None = None,
 ) -> SignedLink:
-    """Anyone with the link may read this version without a key, until the link expires or the version is withdrawn.
-    With `revision`, the link is a preview of a revision that is not served."""
+    """Anyone with the link may read this version without a key, until the link expires or the version is unpublished or
+    deleted. With `revision`, the link may be to a revision that is not served (a preview)."""
     request = request or LinkRequest()
     return await make_link(
         services.assets,

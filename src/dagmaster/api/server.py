@@ -8,7 +8,7 @@ _log = log.get("api")
 
 
 class ApiServer(WebServer):
-    """Serves until `stop`. Its streams end first, or they would keep it from stopping."""
+    """Serves until `stop`. Streams are ended first, because open streams would delay the stop."""
 
     async def run(self) -> None:
         _log.info("the API listens", url=self.url)

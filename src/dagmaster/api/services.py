@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 LEDGERS = 3
 WORKER_LEDGERS = 4  # for exchanges of workers without database access; as many again for payloads and checkpoints
 LEASE_LEDGERS = 2  # for their leases and heartbeats, which must not wait for an exchange
-# Failed attempts to sign in, for each address. A key cannot be guessed; this keeps the load small.
+# The limit of failed attempts to sign in, for each address. A key cannot be guessed; the limit keeps the load small.
 SIGN_INS_PER_SECOND, SIGN_INS_AT_ONCE = 0.2, 10
 
 
@@ -73,8 +73,8 @@ class Ledgers:
 
 @dataclass
 class ApiServices:
-    """`orchestrator` is the orchestrator of this process, if it has one. Health checks include it, and its workflows
-    are used, which it may reload. Without one, `own_library` is used."""
+    """`orchestrator` is the orchestrator of this process, if it has one. Health checks include it, and the API uses its
+    workflows, which it may reload. Without an orchestrator, `own_library` is used."""
 
     settings: Settings
     dsn: str
@@ -118,7 +118,7 @@ class ApiServices:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Open the services for the block. This works without a database too: then each request reports the outage."""
+        """Open the services for the block. The database need not be available: each request then reports the outage."""
         self.notifier = PostgresNotifier(self.dsn, [JOBS, RESULTS])
         self.reads = ApiReads(self.dsn, pooler_dsn=self.settings.database_pooler_url)
         self.ledgers = Ledgers(self.dsn, self.notifier)

@@ -1,9 +1,9 @@
 """Sessions of browsers: sign in with a key, get the caller, sign out.
 
     POST key ──▶ session in the database, its text in a cookie
-    request  ──▶ the session, and its key, as they are now
+    request  ──▶ the current state of the session and of its key
 
-The key itself is not kept by the browser. Failed attempts are limited by address.
+The browser does not store the key. Failed attempts are limited by address.
 """
 
 from typing import Annotated
@@ -102,7 +102,7 @@ async def sign_out(services: Services, request: Request, response: Response) -> 
 
 
 async def begin(services: ApiServices, request: Request, response: Response, person: SignIn) -> Identity:
-    """Start a session in place of that of the request, and set its cookie."""
+    """Start a session and set its cookie. The earlier session of the request is ended."""
     sessions, request_id = services.keys.sessions, request_id_of(request)
     if earlier := identity_of(request).session:
         await sessions.end(earlier.text.session_id, request_id=request_id)
@@ -136,7 +136,7 @@ def _authentication(services: ApiServices) -> CredentialAuthentication:
         raise Conflict(
             "authentication is disabled: no sign-in is needed",
             code="auth.disabled",
-            hint="AUTH_ENABLED=true enables it",
+            hint="set AUTH_ENABLED=true to enable it",
         )
     return services.authentication
 

@@ -65,7 +65,7 @@ async def stream_events(
     services: Services,
     job_id: JobId,
     last_event_id: Annotated[
-        int | None, Header(ge=0, le=2**53, description="The last event that the client received")
+        int | None, Header(ge=0, le=2**53, description="The sequence number of the last event that was received")
     ] = None,
     after: Annotated[
         int, Query(ge=0, le=2**53, description="Like Last-Event-ID, for clients that cannot set headers")

@@ -32,11 +32,14 @@ _CREATED = ("new_asset", "new_version", "new_revision")
     responses={
         200: {
             "model": AssetSubmissionResult,
-            "description": "The data was submitted before (`already_processing`, `already_completed`), or a dry run",
+            "description": "The data was submitted before (`already_processing`, `already_completed`), or the request "
+            "is a dry run",
         },
         202: {
-            "description": "An asset, a version or a revision was created, and is processed",
-            "headers": {"Location": {"description": "The status of the submission", "schema": {"type": "string"}}},
+            "description": "An asset, a version or a revision was created, and will be processed",
+            "headers": {
+                "Location": {"description": "The URL of the status of the submission", "schema": {"type": "string"}}
+            },
         },
         **responses(404, 409),
     },
@@ -44,10 +47,11 @@ _CREATED = ("new_asset", "new_version", "new_revision")
 async def submit(
     services: Services, caller: Submitter, response: Response, request: AssetSubmissionRequest
 ) -> AssetSubmissionResult:
-    """Asset, version, revision and job exist when the response is sent. The references say which asset it is, the label
-    says which version; without a label it is the newest one. An unknown asset is a `new_asset`; a new label is a
-    `new_version`, unless an earlier version waits for a decision; a known label is a `new_revision`. The same source
-    with the same parameters is `already_processing` or `already_completed`, unless it failed or `force` is set.
+    """Asset, version, revision and job exist when the response is sent. The references identify the asset, the label
+    identifies the version; without a label, the newest version is used. The outcome is `new_asset` for an unknown
+    asset, `new_version` for a new label, and `new_revision` for a known label. A new label is refused while an earlier
+    version is not approved. The same source with the same parameters gets `already_processing` or `already_completed`,
+    unless its processing failed or `force` is set.
 
     A repeated request id gets the same response; with other content it is a conflict. With `dry_run` nothing is
     created: the response says what would happen, with `refusal` if the state of the asset does not allow it."""
@@ -67,7 +71,7 @@ async def submit(
     responses=responses(404, 409),
 )
 async def get_submission_status(services: Services, caller: Reader, request_id: RequestName) -> SubmissionStatus:
-    """Uses the status words for partners; jobs and nodes are not mentioned. A platform sees its own submissions. For
-    other callers it is a conflict if several platforms have used the id."""
+    """The status as partners see it, without jobs and nodes. A platform sees its own submissions. For other callers,
+    the response is a conflict if several platforms have used the id."""
     submission = await services.assets.submission(request_id, own_platform_of(caller))
     return visible_submission(caller, submission)

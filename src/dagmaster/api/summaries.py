@@ -38,7 +38,7 @@ def summary_of(graph: Graph, node: NodeSummary, now: datetime, span: Span | None
 
 
 def type_of(graph: Graph, node_id: str, parent: str | None) -> str:
-    """The type of a node. A row that was changed by hand may be of a node that the definition does not have."""
+    """The type of a node. A row that was changed manually may belong to a node that the definition does not have."""
     if parent:
         return "task"
     return graph.workflow.nodes[node_id].type if node_id in graph.workflow.nodes else "unknown"
@@ -75,7 +75,7 @@ def _own_span(node: NodeSummary) -> Span:
 
 
 def _spans(graph: Graph, snapshot: Snapshot) -> dict[str, Span]:
-    """From when to when each node ran.
+    """The start and the end of each node.
 
     The children of a fan_out are not read for this. It counts as running from the end of the nodes that it waits for to
     the start of the first node after it.
@@ -115,7 +115,7 @@ def _children(node: NodeSummary) -> ChildCounts | None:
 
 
 def progress_counts(graph: Graph, nodes: Sequence[NodeSummary]) -> ProgressCounts:
-    """How far a job is. The statement `job_progress` computes the same for lists."""
+    """The progress of a job. The statement `job_progress` computes the same for lists."""
     ended = [node for node in nodes if _has_ended(node)]
     parts = [1.0 if node in ended else node.ended_count / node.total if node.total else 0.0 for node in nodes]
     return ProgressCounts(
@@ -170,7 +170,7 @@ def _elapsed(first: datetime | None, last: datetime | None) -> float | None:
 
 
 def _combined(states: Counter[str]) -> str:
-    """The status of a stage. Failures take precedence, then nodes that run or are about to."""
+    """The status of a stage. Failures take precedence, then nodes that run or are about to run."""
     for state in ("failed", "cancelled", "running", "dispatched", "ready"):
         if states[state]:
             return "running" if state in {"dispatched", "ready"} else state

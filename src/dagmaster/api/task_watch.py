@@ -25,7 +25,7 @@ from dagmaster.observe import log
 
 MAX_WAITING = 5000
 WOKEN_AT_ONCE = 8
-NEXT_QUERY_SECONDS = 0.02  # for the workers that wait behind those that were woken
+NEXT_QUERY_SECONDS = 0.02  # until the next query, if more workers can be woken
 MIN_PAUSE_SECONDS = 0.005  # between two queries
 _log = log.get("api")
 
@@ -132,7 +132,7 @@ class TaskWatch:
             except DagmasterError as error:
                 _log.warning("waiting workers cannot be notified of tasks, trying again", error=error.message)
                 await asyncio.sleep(self._poll_seconds)
-            except Exception as error:  # workers poll by themselves, but rarely
+            except Exception as error:  # workers also poll without being woken, but rarely
                 _log.error("watching queues failed, trying again", exc_info=error)
                 await asyncio.sleep(self._poll_seconds)
             await asyncio.sleep(MIN_PAUSE_SECONDS)

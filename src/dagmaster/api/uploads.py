@@ -1,4 +1,4 @@
-"""Uploads to the bronze zone: a file is sent in several requests, and continues after a lost connection.
+"""Uploads to the bronze zone: a file is sent in several requests, and the upload continues after a lost connection.
 
     POST /uploads ──▶ Location          HEAD ──▶ Upload-Offset
     PATCH, Upload-Offset: N ──▶ 204, Upload-Offset: M ── … ──▶ M is the size: the object is in the bronze zone
@@ -33,7 +33,7 @@ PATH: Final = f"{PREFIX}/uploads"
 router = APIRouter(prefix="/uploads", tags=["uploads"])
 
 Submitter = Annotated[Caller, Depends(needs(Permission.ASSETS_SUBMIT))]
-UploadId = Annotated[UUID, Path(description="The id of an upload, the end of its `Location`")]
+UploadId = Annotated[UUID, Path(description="The id of the upload: the last part of its `Location`")]
 
 _OFFSET: dict[str, Any] = {
     "Upload-Offset": {"description": "The number of bytes that have arrived", "schema": {"type": "integer"}}
@@ -69,7 +69,7 @@ async def describe_uploads(services: Services) -> Response:
     response_model=UploadInfo,
     responses={
         200: {"model": UploadInfo, "description": "The same file was uploaded before", "headers": _LOCATION | _OFFSET},
-        201: {"description": "The upload was begun, or was begun before", "headers": _LOCATION | _OFFSET},
+        201: {"description": "A new upload, or an unfinished upload of the same file", "headers": _LOCATION | _OFFSET},
         **responses(404, 409, 412, 429),
     },
 )
@@ -87,8 +87,8 @@ async def begin_upload(
     ] = None,
 ) -> UploadInfo:
     """The file is described by the body, or by the headers of the tus protocol. Its object will be
-    `{platform_id}/{name}`; an existing object is never overwritten. With a `sha256` the request may be repeated: the
-    same file again is the same upload, which continues at its `offset_bytes`, or which is finished (200).
+    `{platform_id}/{name}`; an existing object is never overwritten. With a `sha256` the request may be repeated: for
+    the same file, the response is the existing upload, which continues at its `offset_bytes` or is finished (200).
 
     Uploads that are not finished are removed `UPLOAD_EXPIRY_HOURS` after their last bytes."""
     check_version(request)
@@ -148,7 +148,7 @@ async def get_upload_offset(services: Services, caller: Submitter, request: Requ
     status_code=204,
     responses={
         **responses(404, 408, 412, 423),
-        204: {"description": "The bytes are stored. After the last ones the object exists", "headers": _OFFSET},
+        204: {"description": "The bytes are stored; after the last bytes, the object exists", "headers": _OFFSET},
         409: {**responses(409)[409], "description": "The upload continues at another offset", "headers": _OFFSET},
     },
     openapi_extra=_CHUNK,
@@ -159,11 +159,11 @@ async def append_to_upload(
     caller: Submitter,
     request: Request,
     upload_id: UploadId,
-    upload_offset: Annotated[str, Header(description="The number of bytes that have arrived before")],
+    upload_offset: Annotated[str, Header(description="The number of bytes that have already arrived")],
 ) -> Response:
-    """The body has the bytes from `Upload-Offset` on, at most `UPLOAD_CHUNK_MB`. If the connection is lost, what has
-    arrived is kept: ask for the offset with HEAD, and continue there. A 409 response has the actual offset in
-    `Upload-Offset`. Only one request may write at a time; another one gets 423."""
+    """The body has the bytes from `Upload-Offset` on, at most `UPLOAD_CHUNK_MB`. If the connection is lost, the bytes
+    that have arrived are kept: request the offset with HEAD, and continue there. A 409 response has the actual offset
+    in `Upload-Offset`. Only one request may write at a time; another one gets 423."""
     check_version(request)
     _check_type(request)
     try:
@@ -175,7 +175,7 @@ async def append_to_upload(
             chunks=body_of(request),
         )
     except ClientDisconnect:
-        return Response(status_code=400)  # the client is gone
+        return Response(status_code=400)  # the client has disconnected
     except Conflict as error:
         response = PROBLEMS.problem_of(error, request.url.path, request_id_of(request))
         if "offset" in error.facts:

@@ -1,11 +1,12 @@
 """What a caller sees of assets over the API. `access.decision` decides it for each version.
 
-| caller                    | assets                    | of a version                          |
-|---------------------------|---------------------------|---------------------------------------|
-| reviewer, operator, admin | all                       | everything                            |
-| b2b                       | those of its own platform | its progress, without jobs and people |
-| viewer                    | those that are published  | what is served                        |
-| others                    | those that are public     | what is served                        |
+| caller                    | assets                   | fields of a version                   |
+|---------------------------|--------------------------|---------------------------------------|
+| reviewer, operator, admin | all                      | all                                   |
+| b2b                       | of its own platform      | its progress, without jobs and people |
+| b2b                       | public, of others        | those of the served revision          |
+| viewer                    | published                | those of the served revision          |
+| others                    | public                   | those of the served revision          |
 
 If a caller asks for something that it may not see, the error says that it does not exist.
 """
@@ -30,7 +31,7 @@ _PEOPLE = ("cleared_by", "made_public_by", "deleted_by", "created_by")
 
 
 def visible_assets(caller: Caller) -> VisibleAssets | None:
-    """Which assets the lists of a caller contain; None for all."""
+    """The assets that a caller sees in lists; None for all."""
     if may_preview(caller):
         return None
     return VisibleAssets(own_platform_of(caller), readable_clearances(caller))
@@ -61,8 +62,8 @@ def visible_result(caller: Caller, result: AssetSubmissionResult) -> AssetSubmis
 
 
 def visible_part(caller: Caller, asset: AssetInfo, name: str) -> AssetInfo:
-    """The asset as a caller may see it. If it may not see any of it, the error says that `name` does not exist, where
-    `name` is the one in the request: another name of the asset would reveal that it exists."""
+    """The part of an asset that a caller may see. If there is none, the error says that `name` does not exist, where
+    `name` is the name in the request: another name of the asset would reveal that it exists."""
     if may_preview(caller):
         return asset
     if asset.platform_id == own_platform_of(caller):

@@ -1,7 +1,7 @@
-"""Why nodes wait: for each node that has not ended, what it waits for.
+"""For each node that has not ended, the reasons why it waits.
 
-`reasons` is pure: it gets the state of a node and of what it depends on, and returns the reasons, the strongest first.
-A fan_out has the reasons of its children; the children can be listed one by one.
+`reasons` is pure: it gets the state of a node and of what it depends on, and returns the reasons, the most important
+first. A fan_out has the reasons of its children; the children can be listed separately.
 """
 
 from collections.abc import Mapping
@@ -128,7 +128,7 @@ async def _conditions(
 
 
 def _is_readable(work: Mapping[str, Any]) -> bool:
-    """Whether an entry of a job's deferred work is as orchestrators write it."""
+    """Whether an entry of a job's deferred work has the form that orchestrators write."""
     try:
         datetime.fromisoformat(work["known_at"])
     except (TypeError, ValueError):
@@ -222,18 +222,18 @@ def _deferred(work: Mapping[str, Any], conditions: Conditions) -> WaitReason:
     names = f"handler {handler}" + (f" and queue {queue}" if queue else "")
     seconds = _between(datetime.fromisoformat(work["known_at"]), conditions.now)
     detail = (
-        f"waits for an orchestrator that knows {names}; it fails after {conditions.patience_seconds:g} s without any "
-        f"live process that does ({seconds:.1f} s so far)"
+        f"waits for an orchestrator that knows {names}; the node fails if no live process has known "
+        f"{'them' if queue else 'it'} for {conditions.patience_seconds:g} s ({seconds:.1f} s so far)"
     )
     return WaitReason(code="unknown_handler", detail=detail, handler=handler, queue=queue, seconds=seconds)
 
 
 def _retry_text(node: NodeSummary) -> str:
     """Failures and lost workers are counted separately."""
-    retry = f"retry {node.retry_count} of {node.max_retries}" if node.retry_count else "retried"
+    retry = f"retry {node.retry_count} of {node.max_retries}" if node.retry_count else "next attempt"
     if not node.loss_count:
         return retry
-    return f"{retry}, lost {node.loss_count} {'time' if node.loss_count == 1 else 'times'},"
+    return f"{retry} (lost {node.loss_count} {'time' if node.loss_count == 1 else 'times'})"
 
 
 def _of_task(task: LiveTask, conditions: Conditions) -> list[WaitReason]:
@@ -254,7 +254,7 @@ def _of_task(task: LiveTask, conditions: Conditions) -> list[WaitReason]:
             result.append(WaitReason(code="queue_limited", detail=detail, queue=queue, handler=handler, count=running))
     ahead, seconds = task.tasks_ahead or 0, _between(task.queued_at, conditions.now)
     more = " or more" if ahead >= MAX_TASKS_AHEAD else ""
-    detail = f"queued for {_time_text(seconds)}, {ahead}{more} ahead"
+    detail = f"queued for {_time_text(seconds)}, tasks ahead of it: {ahead}{more}"
     queued = WaitReason(code="queued", detail=detail, queue=queue, handler=handler, seconds=seconds, count=ahead)
     return [*result, queued]
 
@@ -280,16 +280,19 @@ def _running(task: LiveTask, conditions: Conditions) -> WaitReason:
 def _missing_worker(task: LiveTask) -> str:
     if not task.serving_workers:
         return f"no live worker serves queue {task.queue}"
-    return f"no live worker has handler {task.handler} on queue {task.queue} ({task.serving_workers} serve it)"
+    return (
+        f"no live worker has handler {task.handler} on queue {task.queue} (live workers of the queue: "
+        f"{task.serving_workers})"
+    )
 
 
 def _due(conditions: Conditions) -> WaitReason:
     if not conditions.live_orchestrators:
         return WaitReason(code="no_orchestrator", detail="no orchestrator is alive")
     if conditions.is_orphaned:
-        detail = "its orchestrator sends no heartbeats; another orchestrator will claim this job soon"
+        detail = "the orchestrator of the job sends no heartbeats; another orchestrator will claim the job soon"
         return WaitReason(code="orphaned", detail=detail)
-    return WaitReason(code="due", detail="an orchestrator will process it next")
+    return WaitReason(code="due", detail="an orchestrator will process the node next")
 
 
 def _time_text(seconds: float) -> str:

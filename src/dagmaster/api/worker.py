@@ -3,9 +3,9 @@
     start ──▶ worker_id ──▶ wait ──▶ exchange (report, claim) ──▶ renew, stops, heartbeat ──▶ … ──▶ retire
                                          └──▶ tasks/{task_id}: params, results, checkpoints, output
 
-The rules are those of workers with a database, because the same ledger applies them: leases, and fencing by the id of
-the worker. Three checks are added. An id belongs to the caller that it was issued to; a key may be limited to queues;
-and what belongs to a task is for the worker that holds the task.
+The rules are the same as for workers with database access, because the same ledger applies them: leases, and fencing by
+the id of the worker. Three checks are added. An id belongs to the caller that it was issued to; a key may be limited to
+queues; and only the worker that holds a task may read its params and results, and write its output and checkpoints.
 """
 
 import asyncio
@@ -127,7 +127,8 @@ async def retire_worker(services: Services, worker_id: OwnWorker) -> WorkerRecei
 async def wait_for_tasks(
     services: Services, caller: Executor, _worker_id: OwnWorker, wanted: WaitRequest
 ) -> QueuesWithTasks:
-    """Responds at once if there are tasks, and at the latest after `seconds`. Then the worker claims."""
+    """Responds at once if there are tasks, and at the latest after `seconds`. Then the worker claims tasks with
+    `exchange`."""
     requests.require_queues(wanted.queues, caller)
     queues = await services.task_watch.wait(wanted.queues, wanted.handlers, wanted.seconds)
     return QueuesWithTasks(queues=sorted(queues))
@@ -158,7 +159,7 @@ async def exchange_tasks(
 async def report_tasks(
     services: Services, caller: Executor, worker_id: OwnWorker, exchange: ExchangeRequest
 ) -> Response:
-    """Like `exchange`, but new tasks are claimed only from queues with a limit, where the reports have made room."""
+    """Like `exchange`, but new tasks are claimed only from queues with a limit, for slots that the reports free."""
     return await _exchange(services, caller, worker_id, exchange, is_claiming=False)
 
 
@@ -177,7 +178,7 @@ async def _exchange(
 
 @router.post("/{worker_id}/renew", operation_id="renew_leases", summary="Renew leases", responses=responses())
 async def renew_leases(services: Services, worker_id: OwnWorker, renewal: RenewRequest) -> TaskIds:
-    """Returns the tasks that the worker no longer holds: it stops them."""
+    """Returns the tasks that the worker no longer holds; it must stop them."""
     held = [requests.running_of(each) for each in renewal.held]
     lease_seconds = min(renewal.lease_seconds, services.settings.task_lease_sec)
     async with services.leases.one() as ledger:
@@ -186,7 +187,7 @@ async def renew_leases(services: Services, worker_id: OwnWorker, renewal: RenewR
 
 
 @router.post(
-    "/{worker_id}/stops", operation_id="take_stops", summary="Take the requests to stop tasks", responses=responses()
+    "/{worker_id}/stops", operation_id="take_stops", summary="Get the requests to stop tasks", responses=responses()
 )
 async def take_stops(services: Services, worker_id: OwnWorker) -> TaskIds:
     """The tasks that must stop. Each is returned until it has ended."""
@@ -197,11 +198,11 @@ async def take_stops(services: Services, worker_id: OwnWorker) -> TaskIds:
 @router.post(
     "/{worker_id}/running",
     operation_id="show_running",
-    summary="Show that claimed tasks still run",
+    summary="Notify orchestrators that tasks are running",
     responses=responses(),
 )
 async def show_running(services: Services, worker_id: OwnWorker) -> WorkerReceipt:
-    """Notifies orchestrators, so that they process running tasks now and not at the next poll."""
+    """The nodes of the tasks then become `running` at once, and not only at the next poll of their orchestrators."""
     services.notifier.notify(RESULTS)
     return WorkerReceipt(worker_id=worker_id)
 
@@ -222,11 +223,11 @@ _CONTENT: dict[int | str, dict[str, Any]] = {
     responses=_CONTENT,
 )
 async def load_params(services: Services, worker_id: OwnWorker, task_id: TaskId) -> Response:
-    """Streamed. If they turn out to be damaged, the connection is closed before the end."""
+    """The params are streamed. If they turn out to be damaged, the connection is closed before the end."""
     job_id, _, _ = attempt = requests.attempt_of(task_id)
     held = await _held(services, worker_id, attempt)
     if held.params_ref is None:
-        raise Conflict("the params of this task are in its message", code="task.no-params-ref")
+        raise Conflict("the params of this task were sent with the task", code="task.no-params-ref")
     return await stored_response(services.reads, job_id, held.params_ref)
 
 

@@ -38,22 +38,22 @@ _TASK_ID = re.compile(r"([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})_(.{1,200})
 
 
 def require_own(worker_id: UUID, caller: Caller) -> None:
-    """Refuse a caller that acts as a worker of another one."""
+    """Refuse a caller that acts as a worker of another caller."""
     if not is_worker_of(worker_id, caller.name):
         raise NotAllowed(
-            f"this key has no worker {worker_id}",
+            f"worker {worker_id} does not belong to this key",
             code="worker.not-yours",
             hint="a worker gets its id when it starts, and uses it with the same key",
         )
 
 
 def require_queues(queues: Collection[str], caller: Caller) -> None:
-    """Refuse a worker that asks for tasks of queues that its key does not allow."""
+    """Refuse a worker that requests tasks of queues that its key does not allow."""
     foreign = [] if caller.queues is None else sorted(set(queues) - caller.queues)
     if foreign:
         allowed = ", ".join(sorted(caller.queues or ()))
         raise NotAllowed(
-            "this key does not allow tasks of queues that the worker asks for",
+            "the worker requests queues that its key does not allow",
             code="worker.queue-not-allowed",
             hint=f"serve only the queues of the key: {allowed}",
             queues=sorted(caller.queues or ()),
@@ -97,10 +97,12 @@ def _report(sent: AttemptReport) -> Report:
     status = TaskStatus(sent.status)
     if (status is TaskStatus.FAILED) != (sent.error is not None):
         raise InvalidRequest(
-            "an attempt that failed has an `error`, and no other attempt has one", code="task.no-error"
+            "`error` is required for a failed attempt, and not allowed for others", code="task.no-error"
         )
     if sent.output_ref is not None and (sent.output is not None or status is not TaskStatus.SUCCEEDED):
-        raise InvalidRequest("`output_ref` replaces the output of an attempt that succeeded", code="task.two-outputs")
+        raise InvalidRequest(
+            "`output_ref` is allowed only for an attempt that succeeded, and not with `output`", code="task.two-outputs"
+        )
     _require_finite(sent.output, "the output")
     if len(encode(sent.output, "the output")) > INLINE_BYTES:
         raise InvalidRequest(
@@ -125,7 +127,9 @@ def _error(sent: Mapping[str, Any]) -> dict[str, Any]:
     """The error as `worker.outcome.describe` returns it: texts are limited and have no secrets."""
     limits = {"message": MAX_MESSAGE, "hint": MAX_MESSAGE, "traceback": MAX_TRACEBACK}
     facts = {
-        _text(name, "an error"): reported.text(value, limits.get(name, MAX_NAME), keep_end=name == "traceback")
+        _text(name, "a field of the error"): reported.text(
+            value, limits.get(name, MAX_NAME), keep_end=name == "traceback"
+        )
         if isinstance(value, str)
         else value
         for name, value in sent.items()
@@ -163,7 +167,7 @@ def running_of(sent: HeldAttempt) -> Running:
 
 
 def info_of(worker_id: UUID, sent: WorkerHeartbeat) -> WorkerInfo:
-    """Rates count only for queues that the worker serves."""
+    """Rates of queues that the worker does not serve are ignored."""
     stats = {
         _text(name, "a name"): {queue: rate for queue, rate in value.items() if queue in sent.queues}
         if isinstance(value, dict)
@@ -196,7 +200,7 @@ def checked_checkpoint(sent: CheckpointRequest) -> str:
 def window_of(results_of: Any, offset: int, limit: int) -> tuple[str, range]:
     """The fan_out that a task refers to, and the range of children whose results this request returns."""
     if not isinstance(results_of, dict) or not isinstance(results_of.get("node_id"), str):
-        raise InvalidRequest("the task has no `results_of` to read results from", code="params.no-results-of")
+        raise InvalidRequest("the params of the task have no `results_of`", code="params.no-results-of")
     first, count = results_of.get("offset") or 0, results_of.get("limit")
     end = offset + limit if count is None else min(offset + limit, first + count)
     return results_of["node_id"], range(max(offset, first), end)

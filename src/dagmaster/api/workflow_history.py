@@ -98,8 +98,8 @@ def _current_hash(services: ApiServices, workflow_id: str) -> str | None:
 
 def text_of(body: dict[str, Any]) -> str:
     """A definition as YAML. Stored definitions have lost the order of their fields, so nodes are written in the order
-    of the graph and fields in the order of the language. A definition in an older version of the language is written as
-    it is."""
+    of the graph and fields in the order of the language. The fields of a definition in an older version of the language
+    are written in alphabetical order."""
     try:
         workflow = Workflow.model_validate(body)
         ordered = workflow.body()

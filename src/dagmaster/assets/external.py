@@ -60,8 +60,9 @@ class ExternalStep(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ExternalSituation:
-    """A revision as far as its external copies are concerned. At most one of the two marks is set. `has_failed`: the
-    last job for this decision has failed. `may_retry`: the pause after a failed withdrawal is over."""
+    """The state of a revision that its external copies depend on. `is_export_due` and `is_withdrawal_due` are never
+    both set. `has_failed`: the last job for this decision has failed. `may_retry`: the pause after a failed withdrawal
+    is over."""
 
     copies: ExternalCopies = ExternalCopies.NONE
     is_export_due: bool = False

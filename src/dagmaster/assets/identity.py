@@ -96,7 +96,7 @@ def check_references(platform: RegisteredPlatform, refs: Mapping[str, str]) -> R
 def fault_in(value: object) -> str | None:
     """Why a value cannot be a reference or a label, or None."""
     if not isinstance(value, str):
-        return "must be a text"
+        return "must be a string"
     if not value.strip():
         return "is empty"
     if len(value) > MAX_REF_LENGTH:

@@ -1,4 +1,4 @@
-"""Which layers an asset has. A raster asset has one; those of vectors will have the names of their tables."""
+"""The layers of an asset. A raster asset has one; layers of vector assets will have the names of their tables."""
 
 from typing import Final
 

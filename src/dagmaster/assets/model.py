@@ -3,7 +3,7 @@ uploads.
 
 A record is a row of its table. One asset is one dataset and one STAC collection (decision 0052). The engine does not
 know these tables: a job has an `asset_id` and a `version_ordinal`, which it never reads, and a trigger on `dag_jobs`
-carries the end of a job to its revision.
+updates the revision when its job ends.
 """
 
 from datetime import datetime
@@ -140,7 +140,7 @@ class AssetVersion(Record):
 
 
 class AssetRevision(Record):
-    """One run of the processing of a version: what was submitted, and what its job made of it.
+    """One processing of a version: what was submitted, and what its job produced.
 
     `outputs` has blob_path, table_name, stac_item_id, stac_collection_id, external_blob_path, adf_run_id as far as they
     exist. `findings` are those of the validation and the processing; NULL until the job has ended, and in rows of
@@ -148,12 +148,12 @@ class AssetRevision(Record):
     revision is submitted. `export_due_at` is set when the revision must be copied to the external zone,
     `withdrawal_due_at` when its copy must be removed. `is_unfit`: it failed because of its source. From
     `purge_started_at` on it can be neither approved nor run again; at `purged_at` its objects and documents were
-    removed. `review_notified_at` is when reviewers were notified of it. `same_content_as` is another version that was
-    made of the same bytes, known once the source was read.
+    removed. `review_notified_at` is when reviewers were notified of it. `same_content_as` is another version with the
+    same bytes, known once the source was read.
 
     The columns `external_…` follow the copies in the external zone (assets/external). `external_job_id` is the last job
-    that made or removed them, `external_due_at` the mark that it carries out, and `external_retry_at` when a failed
-    withdrawal is tried again.
+    that created or removed them, `external_due_at` the `export_due_at` or `withdrawal_due_at` for which that job was
+    started, and `external_retry_at` when a failed withdrawal is retried.
     """
 
     table: ClassVar[Table] = Table(
@@ -224,8 +224,8 @@ class AssetRevision(Record):
 
 class AssetSubmission(Record):
     """A request of a platform and its outcome. It exists before the response is sent; a repeated request id gets its
-    response from it. `notified_status` is the status of the last callback, or one that causes none, if it has a
-    `callback_url`."""
+    response from it. If it has a `callback_url`, `notified_status` is its last status for which callbacks were recorded
+    or which causes none."""
 
     table: ClassVar[Table] = Table(
         "asset_submissions",
@@ -254,7 +254,7 @@ class AssetSubmission(Record):
 
 
 class RequestAlias(Record):
-    """The id that a platform has given to a request whose row has another one (assets/request_ids)."""
+    """The id that a platform has given to a request whose row has a substitute id (assets/request_ids)."""
 
     table: ClassVar[Table] = Table("request_aliases", key=("stored_id",))
 
@@ -377,8 +377,8 @@ class ExternalLayer(Record):
 
 
 class AssetEvent(Record):
-    """Who did what to an asset, a platform or a key, when and why; and which direct command was run. Rows never change;
-    they have their own retention."""
+    """Who changed an asset, a platform or a key, ran a direct command or changed many jobs, when and why. Rows never
+    change; they have their own retention."""
 
     table: ClassVar[Table] = Table(
         "asset_events",
@@ -435,8 +435,8 @@ class ApiKey(Record):
 
 class WebSession(Record):
     """A browser whose user has signed in, with a key or, without `key_id`, at an OIDC issuer. The secret is not stored:
-    `secret_hash` is its SHA-256. `key_hash` is that of the key's secret: the session ends when the secret does. Name,
-    scopes and platform of a session by key are those of the key at each request."""
+    `secret_hash` is its SHA-256. `key_hash` is that of the key's secret: the session ends when that secret is no longer
+    accepted. Name, scopes and platform of a session by key are those of the key at each request."""
 
     table: ClassVar[Table] = Table(
         "web_sessions",
@@ -475,8 +475,8 @@ class SigningKey(Record):
 
 class Upload(Record):
     """A file that a caller sends to the bronze zone in parts. Its bytes are in the storage, and their number is the
-    offset. Until `finished_at`, no other upload can use its name. `sha256` is what the caller announced, and that
-    of the object once it is finished."""
+    offset. Until `finished_at`, no other upload can use its name. `sha256` is the hash that the caller announced; once
+    the upload is finished, it is that of the object."""
 
     table: ClassVar[Table] = Table(
         "uploads",

@@ -1,7 +1,7 @@
-"""Under which id a request of a platform is stored.
+"""The id under which a request of a platform is stored.
 
-Platforms choose the ids of their requests, each for itself. The first platform that uses an id has it in the table. The
-request of another platform with the same id is stored under a substitute, and no platform notices.
+Each platform chooses the ids of its requests. The request of the first platform that uses an id is stored under this
+id. The request of another platform with the same id is stored under a substitute, which platforms do not see.
 """
 
 import hashlib

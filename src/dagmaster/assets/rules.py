@@ -1,8 +1,8 @@
 """What a submission or a reviewer's action changes, or why it is refused.
 
 Every function takes the state as it is and returns the state as it should be, or raises `Conflict` or
-`InvalidRequest` with the code of the refusal. Nothing that is served changes because something was processed: only
-`approve`, `clear`, `expose`, `unpublish` and `delete` change it.
+`InvalidRequest` with the code of the refusal. Processing alone does not change what is served: only `approve`, `clear`,
+`expose`, `unpublish` and `delete` do.
 """
 
 from collections.abc import Callable
@@ -36,7 +36,8 @@ class SubmissionOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SubmittedSource:
-    """What is submitted: the label of the version (None: the newest one), the source, the parameters, and by whom."""
+    """What is submitted: the label of the version (None: the newest one), the source, the parameters, and the
+    submitter."""
 
     label: str | None
     source: SourceIdentity
@@ -69,7 +70,7 @@ class ActionResult:
 def submit(
     asset: AssetState | None, submitted: SubmittedSource, *, platform_id: str, force: bool = False
 ) -> SubmissionDecision:
-    """Decide what a submission makes: an asset, a version, a revision, or nothing because it exists already."""
+    """Decide what a submission creates: an asset, a version, a revision, or nothing because it exists already."""
     if asset is None:
         first = _new_version(0, submitted)
         state = AssetState(platform_id, versions=(first,))
@@ -111,7 +112,7 @@ def approve(
     needs_second_person: bool = False,
     revision: int | None = None,
 ) -> ActionResult:
-    """Publish the newest revision of a version. An asset without clearance needs one.
+    """Publish the newest revision of a version. `clearance` is required if the asset is not cleared yet.
 
     If a version was unpublished and the processing of its newest revision has failed, the revision that was approved
     before is published again, unless the reviewer names the newest one as `revision`.
@@ -136,17 +137,17 @@ def approve(
 
 
 def reject(asset: AssetState, ordinal: int, *, reason: str) -> ActionResult:
-    """Refuse the newest revision. An older approved revision stays served."""
+    """Reject the newest revision. An older approved revision is still served."""
     version = _present_version(asset, ordinal)
     if not reason.strip():
-        raise InvalidRequest("a rejection needs a reason", code="rejection.no-reason", hint="give a reason")
+        raise InvalidRequest("a reason is required", code="rejection.no-reason", hint="say why the version is rejected")
     if version.processing in IN_PROGRESS:
         raise _still_processing(version)
     if version.approval == ApprovalState.APPROVED:
         raise Conflict(
             f"version {ordinal} is approved",
             code="version.already-approved",
-            hint="to withdraw the version, unpublish it",
+            hint="to stop serving the version, unpublish it",
         )
     if version.approval == ApprovalState.REJECTED:
         raise Conflict(f"version {ordinal} is rejected already", code="version.already-rejected")
@@ -154,7 +155,7 @@ def reject(asset: AssetState, ordinal: int, *, reason: str) -> ActionResult:
 
 
 def clear(asset: AssetState, clearance: Clearance) -> ActionResult:
-    """Decide who may see what is approved. Below public, external copies are withdrawn."""
+    """Decide who may see approved versions. With a clearance below public, external copies are withdrawn."""
     _require_present(asset)
     if asset.clearance == clearance:
         raise Conflict(f"the clearance is '{clearance}' already", code="clearance.unchanged")
@@ -170,7 +171,8 @@ def expose(asset: AssetState, exposure: Exposure) -> ActionResult:
 
 
 def unpublish(asset: AssetState, ordinal: int | None = None) -> ActionResult:
-    """Serve a version no longer (without an ordinal: none of the asset's). Its data stays; approving republishes it."""
+    """Stop serving a version, or all versions of the asset. The data is kept; approving a version publishes it
+    again."""
     return _withdraw(asset, ordinal, lambda version: replace(version, is_unpublished=True))
 
 
@@ -190,9 +192,10 @@ def delete(asset: AssetState, ordinal: int | None = None) -> ActionResult:
 def _submit_version(asset: AssetState, submitted: SubmittedSource) -> SubmissionDecision:
     if unresolved := next((version for version in asset.present if version.is_unresolved), None):
         raise Conflict(
-            f"version {unresolved.ordinal} is unresolved ({unresolved.approval})",
+            f"a new version cannot be submitted while version {unresolved.ordinal} is not approved "
+            f"({unresolved.approval})",
             code="version.unresolved",
-            hint="approve it, delete it, or submit it again under its own label",
+            hint="approve or delete that version, or submit the data under its label",
             version_ordinal=unresolved.ordinal,
         )
     added = _new_version(max((version.ordinal for version in asset.versions), default=-1) + 1, submitted)
@@ -220,7 +223,7 @@ def _new_version(ordinal: int, submitted: SubmittedSource) -> AssetVersionState:
 
 
 def _is_complete(version: AssetVersionState) -> bool:
-    """Whether processing the same source again would make nothing new: its results exist, and may be approved or are
+    """Whether processing the same source again would produce nothing new: its results exist, and may be approved or are
     served."""
     is_available = not version.is_unpublished and not version.is_purged and version.approval != ApprovalState.REJECTED
     return is_available and version.processing == ProcessingState.COMPLETED
@@ -240,7 +243,7 @@ def _same_content(asset: AssetState, submitted: SubmittedSource, *, except_ordin
 def _clearance_for_approval(asset: AssetState, given: Clearance | None) -> Clearance:
     if given == Clearance.UNCLEARED or (given is None and asset.clearance == Clearance.UNCLEARED):
         raise InvalidRequest(
-            "the asset has no clearance, and the approval gives none",
+            "a clearance is required, because the asset is not cleared yet",
             code="clearance.required",
             hint="approve with the clearance 'ouo' or 'public'",
         )
@@ -248,7 +251,7 @@ def _clearance_for_approval(asset: AssetState, given: Clearance | None) -> Clear
         return asset.clearance
     if asset.clearance != Clearance.UNCLEARED:
         raise Conflict(
-            f"the asset's clearance is '{asset.clearance}', the approval says '{given}'",
+            f"the clearance of the asset is '{asset.clearance}', and the approval has '{given}'",
             code="clearance.differs",
             hint="approve without a clearance, or change the clearance of the asset first",
         )
@@ -273,7 +276,7 @@ def _withdraw(
 
 
 def export_again(asset: AssetState, ordinal: int) -> Edition:
-    """The revision of a version whose external copies are made again."""
+    """The revision of a version whose external copies are created again."""
     version = _present_version(asset, ordinal)
     edition = next((each for each in public_editions(asset) if each[0] == version.ordinal), None)
     if edition is None:

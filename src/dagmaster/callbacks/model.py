@@ -14,8 +14,7 @@ MAX_ERROR_LENGTH = 300
 
 
 class CallbackEvent(Record):
-    """A callback: the status of a request that is sent, and the state of its delivery. Its id is the `webhook-id` of
-    every attempt.
+    """A callback: the status that is sent, and the state of its delivery. Its id is the `webhook-id` of every attempt.
 
     A callback has either an `asset_event_id`, the event that changed the status, or a `job_id` with its `resume_count`.
     Callbacks of a request (or job) to the same URL are delivered in the order of `sequence`. `tries` counts attempts
@@ -84,8 +83,8 @@ class CallbackEvent(Record):
 
 class CallbackSubscriber(Record):
     """A job or a request that has a URL for each kind of callback (`subscriber` of its submission). Its `callback_url`
-    receives callbacks about success, `in_progress_uri` the one that processing has begun, `failed_uri` all others. A
-    callback whose URL is not set is not sent."""
+    receives callbacks about success, `in_progress_uri` the callback that processing has begun, `failed_uri` all others.
+    A callback whose URL is not set is not sent."""
 
     table: ClassVar[Table] = Table(
         "callback_subscribers",

@@ -4,7 +4,7 @@
        │  ▲
        │  └──── tried again after a delay     any other response, or none
        ▼
-    failed                                    too many attempts, a refused URL, or the receiver wants no more (410)
+    failed                                    too many attempts, a refused URL, or the response 410 (Gone)
 
 An operator can make a callback pending again; its attempts are then counted from 0.
 """

@@ -56,7 +56,7 @@ def verify(secrets: Iterable[str], headers: Mapping[str, str], body: bytes, *, n
         raise _forged(f"{TIMESTAMP_HEADER} is not within {TOLERANCE_SECONDS} seconds of the present time")
     signatures = [signature.encode() for signature in given[SIGNATURE_HEADER].split()]
     expected = [_signature(secret, given[ID_HEADER], timestamp, body).encode() for secret in secrets]
-    # All pairs are compared, so that the time taken says nothing about which of them is nearly right.
+    # All pairs are compared, so that the duration does not reveal which of them nearly matches.
     if sum(hmac.compare_digest(ours, theirs) for ours in expected for theirs in signatures) == 0:
         raise _forged("no signature matches")
 
@@ -74,7 +74,7 @@ def _key_of(secret: str) -> bytes:
         key = b""
     if not secret.startswith(PREFIX) or not _MIN_KEY_LENGTH <= len(key) <= _MAX_KEY_LENGTH:
         raise InvalidRequest(
-            "this is not the secret of a webhook",
+            "the secret of the webhook is not valid",
             code="callback.bad-secret",
             hint=f"a secret is {PREFIX} and {_MIN_KEY_LENGTH} to {_MAX_KEY_LENGTH} bytes in base64",
         )

@@ -10,23 +10,23 @@ from dagmaster.client.neutral import one_line
 from dagmaster.errors import Conflict, DagmasterError, InvalidRequest
 from dagmaster.quantities import counted
 
-# The next step with this command line, by the code of the refusal.
+# The hint for a change that is refused, by error code: the next command.
 _NEXT_STEPS = {
     "clearance.required": "add --clearance ouo (for internal users) or --clearance public (for everyone)",
-    "clearance.differs": "leave out --clearance; `dagmaster assets clear {asset} LEVEL` changes that of the asset",
+    "clearance.differs": "leave out --clearance; `dagmaster assets clear {asset} LEVEL` changes the clearance",
     "asset.changed": "read it again with `dagmaster assets show {asset}`, then repeat the command",
     "version.revised": "open the newest revision first: `dagmaster assets link {asset}`",
-    "version.processing": "wait for its job: `dagmaster assets show {asset}` has its id",
-    "version.failed": "submit it again; `dagmaster assets show {asset}` has the reason",
+    "version.processing": "wait for the job of the version: `dagmaster assets show {asset}` shows its id",
+    "version.failed": "submit it again; `dagmaster assets show {asset}` shows the reason",
     "version.not-found": "`dagmaster assets show {asset}` lists the versions",
-    "export.not-public": "`dagmaster assets show {asset}` says what is approved, and for whom",
-    "export.running": "wait for its job: `dagmaster assets show {asset}` has its id",
-    "version.not-published": "`dagmaster assets show {asset}` says what is served",
+    "export.not-public": "`dagmaster assets show {asset}` shows the approved versions and the clearance",
+    "export.running": "wait for the job of the export: `dagmaster assets show {asset}` shows its id",
+    "version.not-published": "`dagmaster assets show {asset}` shows which versions are served",
 }
 
 
 class SeenAsset:
-    """An asset as it is now. Changes are refused if it has changed since then, or since the given ETag."""
+    """An asset as the command has read it. Changes are refused if it has changed since, or since the given ETag."""
 
     def __init__(self, state: State, name: str, etag: str | None = None) -> None:
         self._state = state
@@ -58,7 +58,7 @@ class SeenAsset:
         return self._state.confirm(f"{verb} {self.part(version)}{versions_text}?")
 
     def version_to_decide(self, verb: str) -> int:
-        """The version that waits for a decision. Those that were rejected or unpublished may still be approved."""
+        """The version that waits for review; to approve, if none waits, the one that was rejected or unpublished."""
         waiting = [version for version in self._present if version.approval_state == "pending_review"]
         if not waiting and verb == "approve":
             waiting = [v for v in self._present if v.unpublished_at or v.approval_state == "rejected"]
@@ -112,7 +112,8 @@ def _changes(error: DagmasterError) -> Iterator[str]:
     for event in error.facts.get("events") or []:
         version = "" if event.get("version_ordinal") is None else f" version {event['version_ordinal']}"
         reason = f": {one_line(event['reason'])}" if event.get("reason") else ""
-        yield f"since then: {event.get('action', '').replace('_', ' ')}{version}, by {event.get('actor')}{reason}"
+        action = event.get("action", "").replace("_", " ")
+        yield f"changed meanwhile: {action}{version}, by {event.get('actor')}{reason}"
 
 
 def next_steps(asset: AssetInfo) -> list[str]:

@@ -197,7 +197,7 @@ def _subject(event: AuditEntry) -> str:
 def print_platforms(state: "State", platforms: "Sequence[Json]") -> None:
     columns: list[Column[PlatformInfo]] = [
         Column("platform", lambda platform: platform.platform_id),
-        Column("state", lambda platform: "open" if platform.is_active else "paused", is_state=True),
+        Column("state", lambda platform: "active" if platform.is_active else "inactive", is_state=True),
         Column("required references", lambda platform: ", ".join(platform.required_refs)),
         Column("optional", lambda platform: ", ".join(platform.optional_refs), drop=2),
         Column("version", lambda platform: platform.version_ref or "", drop=1),
@@ -209,7 +209,7 @@ def print_platforms(state: "State", platforms: "Sequence[Json]") -> None:
 def print_platform(state: "State", response: "Json") -> None:
     platform = read(PlatformInfo, response)
     facts = {
-        "platform": f"{platform.platform_id}{'' if platform.is_active else ' (not active)'}",
+        "platform": f"{platform.platform_id}{'' if platform.is_active else ' (inactive)'}",
         "name": one_line(platform.display_name),
         "required": ", ".join(platform.required_refs),
         "optional": ", ".join(platform.optional_refs),

@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 )
 @click.option("--ref", "refs", multiple=True, metavar="K=V", help="A reference of the platform; may be repeated")
 @click.option(
-    "--version-label", metavar="LABEL", help="Label of a new or existing version  [default: that of the newest]"
+    "--version-label",
+    metavar="LABEL",
+    help="Label of a new or existing version  [default: label of the newest version]",
 )
 @click.option(
     "--workflow",
@@ -45,7 +47,7 @@ if TYPE_CHECKING:
 @click.option(
     "--request-id",
     metavar="ID",
-    help="Your own id of the request; a request that is repeated with it gets the same result",
+    help="Your own id for the request; a request with the same id returns the same result",
 )
 @click.option("--callback-url", metavar="URL", help="Receives a POST when the status of the submission changes")
 @priority_option
@@ -81,7 +83,7 @@ def submit(
     from dagmaster.client.models.base import read
 
     if bool(files) == bool(blobs):
-        raise InvalidRequest("give files, or objects with --blob", code="usage", hint="see `--help`")
+        raise InvalidRequest("give either files or --blob", code="usage", hint="see `--help`")
     if dry_run and (wait or watch):
         raise InvalidRequest("--dry-run starts nothing, so --wait and --watch do not apply", code="usage")
     parameters = _parameters(state, workflow_id or workflow_for_files(len(files or blobs)), pairs, params)
@@ -135,7 +137,7 @@ def _schema(state: State, workflow: str) -> "Json":
 
 
 def _named_source(blobs: Sequence[str]) -> "Json":
-    """From `container/blob`; a name without a slash is in the container of the bronze zone."""
+    """The source from `container/blob`; a name without a slash is in the default container of the bronze zone."""
     named = [(None, blob) if "/" not in blob else tuple(blob.split("/", 1)) for blob in blobs]
     containers = {container for container, _ in named}
     if len(containers) > 1:
@@ -178,11 +180,11 @@ def _copied_source(
     return _source_of(*stored)
 
 
-# The next step, by the code of the refusal.
+# The hint for a submission that is refused, by error code.
 _NEXT_STEPS = {
     "refs.invalid": "`dagmaster platforms show {platform}` lists its references; give each with --ref NAME=VALUE",
     "platform.not-found": "`dagmaster platforms ls` lists the platforms; `platforms add` adds one",
-    "version.unresolved": "approve or delete it, or submit it again under its label: `dagmaster assets ls --to-review`",
+    "version.unresolved": "approve it, delete it, or submit it again with --version-label set to its own label",
 }
 
 
@@ -235,8 +237,8 @@ _OUTCOME_TEXTS = {
     "new_asset": "a new asset",
     "new_version": "a new version",
     "new_revision": "a new revision",
-    "already_processing": "data that is being processed already",
-    "already_completed": "data that was processed already; --force processes it again",
+    "already_processing": "data that is already being processed",
+    "already_completed": "data that was processed before; --force processes it again",
 }
 
 

@@ -69,7 +69,7 @@ def list_assets(
 @_asset
 @pass_state
 def show(state: State, asset: str) -> None:
-    """Show an asset: who may see it, its versions, and what has to be done."""
+    """Show an asset: who may see it, its versions, and the next steps."""
     from dagmaster.cli.asset_changes import next_steps
     from dagmaster.cli.asset_pages import print_asset
     from dagmaster.client.models.assets import AssetInfo
@@ -198,7 +198,7 @@ def export(state: State, *, asset: str, version: int, reason: str | None, etag: 
     seen = _seen(state, asset, etag)
     response = seen.change("export", version=version, reason=reason)
     state.print_result(
-        response, f"the export of {seen.part(version)} will start; `dagmaster assets show` has its state"
+        response, f"the export of {seen.part(version)} will start; `dagmaster assets show` shows its state"
     )
 
 

@@ -18,7 +18,7 @@ def audit() -> None:
 @page_options(1000, default=20, entry="event")
 @pass_state
 def list_events(state: State, /, *, after: str | None, limit: int, **filters: str | None) -> None:
-    """List changes with actor, time and reason, newest first. It needs the key of an administrator."""
+    """List changes with actor, time and reason, newest first. Requires the key of an administrator."""
     from dagmaster.cli.asset_pages import print_audit
 
     state.print_page("events", state.client.audit(limit, after, **filters), print_audit)

@@ -100,7 +100,7 @@ class State:
         return settings.repaired().log_format == "json"
 
     def log(self) -> None:
-        """Configure logging, for commands that run parts of the engine: the default writes to standard output."""
+        """Configure logging, for commands that run parts of the engine: otherwise logs go to standard output."""
         from dagmaster.observe import log
 
         log.configure("debug" if self.verbose else "warning", self.settings.log_format)
@@ -155,10 +155,10 @@ class State:
             text()
 
     def confirm(self, question: str, about: Sequence[str] = ()) -> bool:
-        """Ask on the terminal, after lines about what the question concerns."""
+        """Print the lines `about`, then ask on the terminal."""
         if self.json or not sys.stdin.isatty():
             raise InvalidRequest(
-                "confirmation is required, and the input is not a terminal or --json is given",
+                "confirmation is required, but --json is given or the input is not a terminal",
                 code="usage",
                 hint="add --yes",
             )

@@ -1,7 +1,7 @@
 """`dagmaster db`: deploy and migrate the schema of a database, or show what is missing.
 
 The database of DATABASE_URL (or POSTGRES_HOST) is used directly, so that the schema can be deployed before the first
-start. Otherwise, and with --server, the command asks the platform, and the schema is that of the platform's software.
+start. Otherwise, and with --server, the command asks the platform, which applies its own version of the schema.
 """
 
 from typing import TYPE_CHECKING, Protocol
@@ -48,7 +48,7 @@ def _administrator(state: State) -> str:
 def db() -> None:
     """Show, deploy and migrate the schema of the database.
 
-    With DATABASE_URL or POSTGRES_HOST set, that database is used; otherwise, or with --server, that of the platform.
+    Uses the database of DATABASE_URL or POSTGRES_HOST if one is set; otherwise, or with --server, that of the platform.
     """
 
 
@@ -110,10 +110,12 @@ def ddl(state: State) -> None:
 
 
 @db.command("deploy")
-@click.option("--migrate", "then_migrate", is_flag=True, help="Then migrate, as `dagmaster db migrate` does")
+@click.option(
+    "--migrate", "then_migrate", is_flag=True, help="Also migrate existing tables, as `dagmaster db migrate` does"
+)
 @pass_state
 def deploy_schema(state: State, then_migrate: bool) -> None:
-    """Create what is missing; existing tables stay as they are unless --migrate is given."""
+    """Create the missing parts of the schema; existing tables stay as they are unless --migrate is given."""
     schema = _schema(state)
     deployed = schema.deploy()
     if not (then_migrate and state.json):
@@ -130,7 +132,7 @@ def _print_deployed(state: State, response: "Json") -> None:
     from dagmaster.client.models.schema import SchemaStatus
 
     schema = read(SchemaStatus, response)
-    state.say(f"deployed {schema.stored}" if schema.is_current else "deployed, but some tables have another version")
+    state.say(f"deployed {schema.stored}" if schema.is_current else "deployed, but some tables are of another version")
     _print_pending(state, schema)
 
 

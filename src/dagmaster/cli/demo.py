@@ -48,7 +48,7 @@ _UNSET = (
     "SCRATCH_FOLDER",
 )
 _CONTAINERS = {"bronze_container": "bronze", "silver_container": "silver", "external_container": "external"}
-_IN_OBJECT_STORE = "dagmaster-demo-"  # prefix of containers in object stores; each demo uses and empties the same
+_IN_OBJECT_STORE = "dagmaster-demo-"  # prefix of containers in object stores; every demo empties and uses them
 
 
 @click.command(cls=Command)
@@ -73,7 +73,7 @@ _IN_OBJECT_STORE = "dagmaster-demo-"  # prefix of containers in object stores; e
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("demo-output"),
     show_default=True,
-    help="Folder of the results and the database; the output of an earlier demo in it is deleted",
+    help="Folder for the results and the database; the output of an earlier demo in it is deleted",
 )
 @click.option("--remove", "is_removal", is_flag=True, help="Only delete the output of an earlier demo")
 @pass_state
@@ -119,7 +119,7 @@ def _clear(folder: Path, cluster: "Cluster") -> None:
 
     if not folder.exists():
         if not cluster.is_running():
-            cluster.remove()  # root's cluster is elsewhere, and stays if the folder is deleted by hand
+            cluster.remove()  # root's cluster is outside of the folder, and stays if that is deleted by hand
         return
     if not (folder / _MARK).exists() and any(folder.iterdir()):
         raise Conflict(
@@ -176,7 +176,7 @@ def _platform(state: State, folder: Path) -> "tuple[LocalPlatform, Storage]":
 
 
 def _own_settings(state: State, folder: Path) -> "Settings":
-    """The API takes a free port: the default one is for other platforms."""
+    """The settings of the demo's platform. Its API uses a free port: another platform may use the default one."""
     own: dict[str, Any] = {name.lower(): None for name in ("DATABASE_URL", *_UNSET)}
     own |= {
         **_containers(state.settings),

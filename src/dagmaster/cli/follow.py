@@ -111,7 +111,7 @@ def _state_of(detail: JobDetail) -> object:
 
 
 def _wait_for_events(feed: Feed, drawn_at: float) -> bool:
-    """Whether there are new events. Waits at least half a tick since the last drawing: a busy job has many events."""
+    """Whether there are new events. Returns half a tick after `drawn_at` or later: a busy job has many events."""
     has_events = feed.wait(_TICK_SECONDS)
     time.sleep(max(0.0, drawn_at + _TICK_SECONDS / 2 - time.monotonic()))
     return has_events
@@ -148,7 +148,7 @@ def print_outcome(state: State, outcome: JobOutcome) -> None:
 
 
 def _duration_text(detail: JobDetail, word: str) -> str:
-    """The time between an end and a resume is not work, so it is not counted as duration."""
+    """For a resumed job, the time since its submission: it includes pauses, so it is not called a duration."""
     if resumed := detail.job.resume_count:
         return f"{detail.seconds:.2f} s after its submission, resumed {counted(resumed, 'time')}"
     return f"{word} {detail.seconds:.2f} s"

@@ -1,4 +1,5 @@
-"""What `dagmaster process` does with files in the bronze zone: submit, watch, approve, print. `ingest` has the steps.
+"""What `dagmaster process` does with files in the bronze zone: submit, watch, approve, print. The package `ingest`
+implements the steps.
 
     submit ─▶ new_asset, new_version, new_revision, already_processing ─▶ watch the job ─▶ approve ─▶ print results
            └▶ already_completed ─────────────────────────────────────────────────────────┘
@@ -48,7 +49,7 @@ def follow(
     is_own: bool = False,
 ) -> int:
     """Submit, wait for the end, approve, print the results; returns the exit code. Ctrl-C stops the platform
-    if this command started it (`is_own`); otherwise the job continues there, and nothing is approved."""
+    if this command started it (`is_own`); otherwise the job continues on the platform, and nothing is approved."""
     is_interrupted = submit(state, ingestion)
     job_id = ingestion.job_id
     try:
@@ -95,7 +96,7 @@ def _watched(state: State, job_id: str, on_tick: Callable[[], None], *, is_over:
 
 
 class _NoDisplay:
-    """With --json only the end is printed."""
+    """With --json only the outcome is printed."""
 
     def show(self, detail: "JobDetail", blockers: Sequence[str] = ()) -> None: ...
 

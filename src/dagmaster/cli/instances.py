@@ -32,7 +32,7 @@ def workers() -> None:
 @_limit
 @pass_state
 def list_workers(state: State, is_all: bool, limit: int) -> None:
-    """List live workers: their last heartbeat, their queues and handlers, what they run."""
+    """List live workers: the age of their last heartbeat, their queues and handlers, what they run."""
     from dagmaster.client.models.operations import WorkerSummary
 
     columns: list[Column[WorkerSummary]] = [
@@ -56,7 +56,7 @@ def orchestrators() -> None:
 @_limit
 @pass_state
 def list_orchestrators(state: State, is_all: bool, limit: int) -> None:
-    """List live orchestrators: their last heartbeat, and how many jobs they own."""
+    """List live orchestrators: the age of their last heartbeat, and how many jobs they own."""
     from dagmaster.client.models.operations import OrchestratorSummary
 
     columns: list[Column[OrchestratorSummary]] = [
@@ -72,7 +72,7 @@ def list_orchestrators(state: State, is_all: bool, limit: int) -> None:
 def _process_columns(drop: int) -> list[Column[Any]]:
     return [
         Column("state", lambda instance: "alive" if instance.is_alive else "gone", is_state=True),
-        Column("beat", lambda instance: duration(instance.heartbeat_age_seconds), is_number=True),
+        Column("heartbeat", lambda instance: duration(instance.heartbeat_age_seconds), is_number=True),
         Column("process", lambda instance: f"{one_line(instance.host)} {instance.pid}", drop=drop, is_long=True),
         Column("version", lambda instance: one_line(instance.software_version), drop=drop + 1),
     ]

@@ -20,7 +20,7 @@ def cancel(state: State, job_id: str, request: Json, wait_seconds: float) -> int
     try:
         response = _cancelled(state, job_id, request, wait_seconds)
     except KeyboardInterrupt:
-        return detached(state, job_id, what="the job is still cancelled")
+        return detached(state, job_id, what="the job will still be cancelled")
     state.print_result(response, lambda: _print_end(state, read(CancelProgress, response)))
     return 0 if response["status"] == "cancelled" or not response["is_over"] else _CONFLICT
 
@@ -36,7 +36,7 @@ def _cancelled(state: State, job_id: str, request: Json, wait_seconds: float) ->
         except Conflict as error:
             if error.code != "job.ended":
                 raise
-            # It ended between two polls.
+            # The job ended between two polls.
             response = {**response, "status": state.client.job_line(job_id)["status"], "is_over": True}
         progress.show(read(CancelProgress, response))
     return response

@@ -203,8 +203,8 @@ def export(state: State, job: str, output: str | None) -> None:
 def cancel(state: State, *, job: str, reason: str | None, wait: float) -> int:
     """Cancel a job: waiting tasks never start; running handlers are asked to stop, and killed if they do not.
 
-    Prints which workers have asked their handlers to stop. Ctrl-C stops waiting, with exit code 130; the job is still
-    cancelled.
+    Prints which workers have asked their handlers to stop. Ctrl-C stops waiting, with exit code 130; the job will
+    still be cancelled.
     """
     from dagmaster.cli.intervene import cancel as cancel_job
 
@@ -216,7 +216,7 @@ def cancel(state: State, *, job: str, reason: str | None, wait: float) -> int:
 @_rerun_options
 @pass_state
 def resume(state: State, *, job: str, dry_run: bool, reason: str | None, wait: bool, watch: bool) -> int:
-    """Resume an ended job: only nodes that failed, were cancelled, or were skipped because of that run again."""
+    """Resume an ended job: run nodes that failed or were cancelled, and those that were skipped because of them."""
     from dagmaster.cli.intervene import resume as resume_job
 
     _require_no_dry_wait(dry_run, wait or watch)

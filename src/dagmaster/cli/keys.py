@@ -36,8 +36,8 @@ def keys() -> None:
 @click.option(
     "--admin",
     is_flag=True,
-    help="Create a key of an administrator in the database itself (DATABASE_URL, or the platform on this machine); "
-    "for the first key, which no other key can create",
+    help="Create a key with the scope admin directly in the database (DATABASE_URL, or the platform on this machine); "
+    "for example for the first key",
 )
 @pass_state
 def create_key(
@@ -56,7 +56,7 @@ def create_key(
     """
     if admin:
         if scopes or platform_id or queues:
-            message = "--admin has the scope admin: --scope, --platform and --queue do not apply"
+            message = "--admin creates a key with the scope admin: --scope, --platform and --queue do not apply"
             raise InvalidRequest(message, code="usage")
         _print_created(state, _create_in_database(state, name, expires_days))
         return

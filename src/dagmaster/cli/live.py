@@ -23,7 +23,7 @@ from dagmaster.client.models.jobs import JobDetail
 from dagmaster.client.models.nodes import PublicNode
 from dagmaster.client.node_remarks import counts_of, in_seconds, joined, progress_text, remarks_of, seconds_of
 
-_OTHER_LINES = 8  # of the terminal that show no node: title, headings, summary and prompt
+_OTHER_LINES = 8  # lines of the terminal for title, headings, summary and prompt
 
 
 class LiveTable:

@@ -44,7 +44,7 @@ def remove_data(state: State, names: tuple[str, ...], orphaned: bool, yes: bool)
     """Remove a database, and what platforms have put into its data folder: zones, previews, temporary files.
 
     Other files in the folder are kept, and so are zones elsewhere (STORAGE_FOLDER and similar settings). Refused while
-    a platform runs on it. Data that root has created can only be removed as root.
+    a platform uses the folder. Data that root has created can only be removed as root.
     """
     from dagmaster.local.data import find_local_data, local_data, remove
 

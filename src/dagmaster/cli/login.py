@@ -1,4 +1,4 @@
-"""`dagmaster login` and `logout`: the key that later commands send."""
+"""`dagmaster login` and `logout`: store or remove the key that commands send."""
 
 import sys
 
@@ -26,7 +26,7 @@ def login(state: State) -> None:
         file = store_key(state.settings, state.server, given)
     else:
         raise InvalidRequest(
-            "this platform has authentication disabled: commands need no key",
+            "authentication is disabled on this platform: commands need no key",
             code="login.not-needed",
             hint="start it with AUTH_ENABLED=true",
         )
@@ -41,7 +41,7 @@ def login(state: State) -> None:
 @click.command(cls=Command)
 @pass_state
 def logout(state: State) -> None:
-    """Forget the stored key of this platform. The key itself stays valid: `dagmaster keys revoke` ends it."""
+    """Delete the stored key of this platform. The key itself stays valid; `dagmaster keys revoke` revokes it."""
     from dagmaster.client.credentials import forget_key
 
     was_stored = forget_key(state.settings, state.server)

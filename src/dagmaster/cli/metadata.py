@@ -112,7 +112,7 @@ def publish_metadata(state: State, asset: str, layer: str, *, external: bool, re
 @_reason
 @pass_state
 def unpublish_metadata(state: State, asset: str, layer: str, *, reason: str | None) -> None:
-    """Withdraw the metadata of a layer. The texts are kept, and can be published again."""
+    """Unpublish the metadata of a layer. The texts are kept, and can be published again."""
     _run(state, "metadata.unpublish", asset, layer, reason)
 
 

@@ -4,7 +4,7 @@
                                     └▶ upload them, if the platform is not that of this data folder
 
 Invalid files are reported before anything is copied; the job validates them again. Several files become one collection.
-If no platform is running, one is started for the duration of the job, on the usual data folder.
+If no platform is running, one is started for the duration of the job, with the default data folder.
 """
 
 from functools import partial
@@ -61,7 +61,9 @@ def _refuse_number(_context: click.Context, parameter: click.Parameter, value: i
 @click.option("--source-crs", metavar="CRS", help="CRS of the files, if they have none or a wrong one")
 @click.option("--raster-type", type=click.Choice(TYPES), help="Kind of pixels  [default: auto]")
 @click.option(
-    "--version-label", metavar="LABEL", help="Label of a new or existing version  [default: that of the newest]"
+    "--version-label",
+    metavar="LABEL",
+    help="Label of a new or existing version  [default: label of the newest version]",
 )
 @click.option("--version-ordinal", type=int, hidden=True, expose_value=False, callback=_refuse_number)
 @click.option("--revision", type=int, hidden=True, expose_value=False, callback=_refuse_number)
@@ -106,12 +108,12 @@ def process(
     Each SOURCE is a file, a folder, a pattern such as 'tiles/*.tif', an https URL, or an object (s3://BUCKET/KEY or
     az://CONTAINER/BLOB). Several files become one collection, with one mosaic.
 
-    The dataset is an asset of the platform `local`. The same command again shows the existing results; other data or
+    The dataset is an asset of the platform `local`. Repeating the command shows the existing results; other data or
     other options make a new revision, which replaces the previous one on the map. The result is approved with the
     clearance ouo, or with that of the asset, unless --review is given.
 
     Uses the platform running on this machine (`dagmaster up`), or starts one for this job. With --server (or
-    DAGMASTER_URL) the files are uploaded to that platform; the same command again continues an upload that was
+    DAGMASTER_URL) the files are uploaded to that platform; repeating the command continues an upload that was
     interrupted. The exit code is 1 if a file is invalid or the job failed; Ctrl-C leaves the job running, with exit
     code 130.
     """
@@ -194,7 +196,7 @@ def _require_platform(state: State, running: "RunningPlatform | None", *, is_sta
 
 
 def is_other_platform(state: State, running: "RunningPlatform | None") -> bool:
-    """Whether the chosen platform is another one than that of this data folder: files must be sent to it."""
+    """Whether the chosen platform is not that of this data folder: then files must be uploaded to it."""
     from dagmaster.client.connection import checked_url
 
     chosen = state.server or state.settings.server_url

@@ -55,7 +55,9 @@ def limit(state: State, queue: str, max_running: str) -> None:
     """Run at most N tasks of a queue at the same time, over all workers; `none` removes the limit."""
     is_number = max_running.isascii() and max_running.isdigit()
     if is_number and int(max_running) == 0:
-        raise click.BadParameter(f"at least 1; to stop it, run: dagmaster queues pause {queue}", param_hint="'N|none'")
+        raise click.BadParameter(
+            f"must be at least 1; to stop it, run: dagmaster queues pause {queue}", param_hint="'N|none'"
+        )
     if max_running != "none" and not is_number:
         raise click.BadParameter("expected a number of tasks, or `none`", param_hint="'N|none'")
     _set_queue(state, queue, max_running=None if max_running == "none" else int(max_running))

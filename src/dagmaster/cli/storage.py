@@ -34,7 +34,7 @@ _MAX_SHOWN = 200
 )
 @pass_state
 def verify_storage(state: State, checksums: bool, min_age_hours: float, limit: int) -> int:
-    """Compare the objects of the zones with those that the database and the catalogue name.
+    """Compare the objects of the zones with those that the database and the catalogue refer to.
 
     Finds objects that are missing or have another size, unreferenced objects, leftovers of uploads, and items of the
     catalogue that differ from their documents. Changes nothing. The exit code is 1 if something that is served is

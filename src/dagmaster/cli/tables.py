@@ -39,6 +39,8 @@ _STATES = {
     "gone": ("✖", "bold red"),
     "paused": ("■", "yellow"),
     "open": ("▶", "green"),
+    "active": ("▶", "green"),
+    "inactive": ("■", "yellow"),
     "succeeded": ("✔", "green"),
     "queued": ("»", "blue"),
     "processing": ("▶", "cyan"),

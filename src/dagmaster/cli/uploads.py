@@ -31,7 +31,7 @@ def uploads() -> None:
 def put_file(state: State, *, file: Path, name: str | None, platform_id: str | None, is_refused: bool) -> None:
     """Send FILE, and print the name of its object: CONTAINER/BLOB.
 
-    The same command again continues an upload that was interrupted. A file that was sent before is not sent again.
+    Repeating the command continues an upload that was interrupted. A file that was sent before is not sent again.
     `dagmaster assets submit --blob CONTAINER/BLOB` submits it.
     """
     from dagmaster.cli.progress import progress_bar

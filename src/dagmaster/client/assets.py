@@ -49,7 +49,7 @@ class AsyncAssets(PagedClient):
         """Submit an object of the bronze zone (`blob`), or several that become one collection (`blobs`).
 
         The same request id always returns the same result. For the same data and parameters under the same version
-        label the outcome is `already_processing` or `already_completed`, unless `force` processes them again.
+        label the outcome is `already_processing` or `already_completed`, unless `force` is set.
         """
         source = {"container": container, "blob": blob, "blobs": list(blobs) if blobs else None}
         submission = {
@@ -105,11 +105,11 @@ class AsyncAssets(PagedClient):
             yield review
 
     async def compare_versions(self, asset_id: str, before: int, after: int) -> VersionComparison:
-        """Two versions of an asset, and where extent, CRS, size, bands and statistics differ."""
+        """Two versions of an asset, and the differences in extent, CRS, size, bands and statistics."""
         return parse(VersionComparison, await self.json.compare_versions(asset_id, before, after))
 
     async def provenance(self, asset_id: str, version: int) -> Provenance:
-        """The source of a version, and the workflow and the job that made it."""
+        """The source of a version, and the workflow and the job that produced it."""
         return parse(Provenance, await self.json.provenance(asset_id, version))
 
     async def asset_requests(
@@ -144,14 +144,14 @@ class AsyncAssets(PagedClient):
         reason: str | None = None,
         etag: str | None = None,
     ) -> AssetInfo:
-        """Publish the newest revision of a version. The first approval of an asset needs a clearance."""
+        """Publish the newest revision of a version. The first approval of an asset requires a clearance."""
         request = {"clearance_level": clearance, "revision": revision, "reason": reason}
         return parse(AssetInfo, await self.json.change_asset(asset_id, "approve", request, version=version, etag=etag))
 
     async def reject(
         self, asset_id: str, version: int, reason: str, *, revision: int | None = None, etag: str | None = None
     ) -> AssetInfo:
-        """Refuse the newest revision of a version. An older approved revision stays served."""
+        """Reject the newest revision of a version. An older approved revision is still served."""
         request = {"reason": reason, "revision": revision}
         return parse(AssetInfo, await self.json.change_asset(asset_id, "reject", request, version=version, etag=etag))
 
@@ -182,7 +182,8 @@ class AsyncAssets(PagedClient):
     async def unpublish(
         self, asset_id: str, version: int | None = None, *, reason: str | None = None, etag: str | None = None
     ) -> AssetInfo:
-        """Stop serving a version; without `version`, the whole asset. The data stays; `approve` publishes it again."""
+        """Stop serving a version; without `version`, the whole asset. The data is kept; `approve` publishes it
+        again."""
         request = {"reason": reason}
         return parse(
             AssetInfo, await self.json.change_asset(asset_id, "unpublish", request, version=version, etag=etag)
@@ -225,8 +226,8 @@ class AsyncAssets(PagedClient):
         version_ref: str | None = None,
         b2b_may_approve: bool = False,
     ) -> PlatformInfo:
-        """Let another external system submit data. `version_ref` is the reference that names the version. With
-        `b2b_may_approve`, its keys may approve, reject and unpublish versions of its own assets."""
+        """Add a platform: an external system that submits data. `version_ref` is the reference that names the version.
+        With `b2b_may_approve`, its keys may approve, reject and unpublish versions of its own assets."""
         request = {
             "platform_id": platform_id,
             "display_name": display_name,
@@ -265,7 +266,8 @@ class AsyncAssets(PagedClient):
         action: str | None = None,
         limit: int | None = None,
     ) -> AsyncIterator[AuditEntry]:
-        """Who changed assets, platforms and keys, and why, newest first. For administrators."""
+        """The audit log, newest first: changes of assets, platforms and keys, direct commands, and changes of many
+        jobs. Only for administrators."""
         filters = {"platform_id": platform_id, "actor": actor, "action": action}
         async for entry in self._all(AuditEntry, "/audit", limit, **filters):
             yield entry

@@ -13,14 +13,15 @@ _MAX_NODES = 3
 _REMEDIES = {
     "no_orchestrator": "start one with `dagmaster orchestrator`",
     "no_worker": "start one with `dagmaster worker --queues {queue}`",
-    "unknown_handler": "start an orchestrator and a worker that have its package, with its queue in KNOWN_QUEUES",
+    "unknown_handler": "start an orchestrator and a worker with the package of the handler, and with the queue in "
+    "KNOWN_QUEUES",
     "queue_paused": "resume it with `dagmaster queues resume {queue}`",
     "queue_limited": "raise the limit with `dagmaster queues limit {queue} N`",
 }
 
 
 class Blockers:
-    """The reasons why a job waits. The platform is asked for them every few seconds while the job does not change."""
+    """The reasons why a job waits. They are requested every few seconds while the job does not change."""
 
     def __init__(self, client: JsonClient, job_id: str) -> None:
         self._client = client

@@ -273,7 +273,7 @@ def _encoded(body: Json) -> bytes:
         return orjson.dumps(body)
     except TypeError as error:
         message = f"the request cannot be written as JSON: {error}"
-        raise InvalidRequest(message, code="request.not-json", hint="pass texts, numbers, lists and dicts") from None
+        raise InvalidRequest(message, code="request.not-json", hint="pass strings, numbers, lists and dicts") from None
 
 
 def is_temporary(error: Unavailable) -> bool:
@@ -369,7 +369,7 @@ def _no_response(error: httpx2.HTTPError, url: str) -> Unavailable:
     match error:
         case httpx2.ConnectError() | httpx2.ConnectTimeout() | httpx2.ProxyError():
             return Unavailable(
-                f"no platform answers at {url}: {reason or 'no connection within the timeout'}",
+                f"no platform responds at {url}: {reason or 'no connection within the timeout'}",
                 code="server.unreachable",
                 hint="check whether it runs, and the URL (--server, DAGMASTER_URL), or start one with `dagmaster up`",
             )
@@ -382,7 +382,7 @@ def _no_response(error: httpx2.HTTPError, url: str) -> Unavailable:
 
 def _too_slow(url: str) -> Unavailable:
     return Unavailable(
-        f"{url} took too long to answer", code="server.slow", hint="try again; the platform may be overloaded"
+        f"{url} took too long to respond", code="server.slow", hint="try again; the platform may be overloaded"
     )
 
 

@@ -83,7 +83,7 @@ def find_api(settings: Settings, chosen: str | None = None) -> str:
         raise _none(folder, "give the URL of another platform with --server URL (or DAGMASTER_URL)")
     if dsn not in (None, platform.database_url):
         raise Conflict(
-            f"the platform running on {folder} uses another database than DATABASE_URL names",
+            f"the platform running on {folder} uses another database than the one in DATABASE_URL",
             code="platform.other-database",
             hint="choose one with --server URL, or unset DATABASE_URL",
         )

@@ -44,7 +44,7 @@ class Reconnection:
             self._since = now
             self._note(f"{error.message}; retrying for up to {OUTAGE_PATIENCE_SECONDS:.0f} s")
         if now - self._since > OUTAGE_PATIENCE_SECONDS:
-            hint = f"the job continues when its platform does; then watch it with: dagmaster jobs watch {self._job_id}"
+            hint = f"the job continues when the platform runs again; watch it with: dagmaster jobs watch {self._job_id}"
             raise Unavailable(error.message, code=error.code, hint=hint) from None
 
     def succeeded(self) -> None:

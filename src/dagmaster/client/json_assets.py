@@ -86,7 +86,7 @@ class AsyncAssetRequests:
         return await self.connection.object("PATCH", path, body=changes, headers=_if_match(etag))
 
     async def audit(self, /, limit: int, after: str | None = None, **filters: Any) -> tuple[list[Json], str | None]:
-        """Changes of assets, platforms and keys, newest first."""
+        """The audit log, newest first."""
         return await self.connection.page("/audit", limit, after, **filters)
 
 

@@ -18,7 +18,7 @@ class AsyncUploadRequests:
     connection: Connection
 
     async def begin_upload(self, request: Json) -> Json:
-        """With a hash the request may be repeated: the same file is the same upload."""
+        """With a hash the request may be repeated: for the same file, the existing upload is returned."""
         is_repeatable = bool(request.get("sha256"))
         return await self.connection.object("POST", "/uploads", body=request, is_repeatable=is_repeatable)
 

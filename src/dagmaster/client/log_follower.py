@@ -38,7 +38,7 @@ class LogFollower:
         return is_over
 
     def _ended(self) -> list[str]:
-        """Nodes and children of which an attempt began or ended since the last poll."""
+        """Nodes and children with an attempt that began or ended since the last poll."""
         page, _ = self._client.events(self._job_id, _MAX_AT_ONCE, self._sequence or 0)
         events = read_all(EventEntry, page)
         if events:

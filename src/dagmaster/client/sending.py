@@ -1,7 +1,7 @@
 """Send a file to a platform in parts, even if the connection is lost in between.
 
 hash ──▶ begin ──▶ send a part ──▶ … ──▶ finished
-                      └── no answer, or another offset ──▶ wait, ask for the offset, continue there
+                      └── no response, or another offset ──▶ wait, request the offset, continue there
 """
 
 import asyncio
@@ -115,7 +115,8 @@ class _Sender:
         return upload
 
     async def _recover(self, error: DagmasterError) -> None:
-        """Wait, and ask where to continue; raise the error if it is final, or if there was no progress for too long."""
+        """Wait, and request the offset at which to continue. Raise the error if it is final, or if there was no
+        progress for too long."""
         if not _is_temporary(error) or _now() - self._progress_at > self._allowed_seconds():
             raise error
         self._failures += 1

@@ -30,7 +30,7 @@ def task_count(attempts: Sequence[TimelineEntry]) -> int:
 
 
 def stage_times(detail: JobDetail, attempts: Sequence[TimelineEntry]) -> list[StageTimes]:
-    """The stages of which a task has ended, in their order."""
+    """The stages in which a task has ended, in their order."""
     stages = {node.node_id: node.stage for node in detail.nodes}
     by_stage: dict[str, list[TimelineEntry]] = {stage.name: [] for stage in detail.stages}
     for attempt in attempts:

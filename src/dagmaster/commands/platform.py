@@ -54,7 +54,7 @@ async def invalidate(context: CommandContext, request: InvalidateCommand) -> Inv
 async def _waited(
     caches: PostgresCaches, generation: int, alive_seconds: float, wait_seconds: float
 ) -> list[CacheReader]:
-    """The live instances, when all have read the generation, or when the time is over."""
+    """The live instances, as soon as all have read the generation, or after `wait_seconds`."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + wait_seconds
     while True:

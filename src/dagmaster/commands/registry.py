@@ -110,5 +110,5 @@ async def run_command(
         raise Unavailable(
             f"the command {command.name} did not end within {timeout_seconds:g} s",
             code="command.timeout",
-            hint="run the command again, which is safe; operations that take longer must be workflows",
+            hint="run the command again, which is safe because it is idempotent",
         ) from None

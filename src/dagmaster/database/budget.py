@@ -1,4 +1,4 @@
-"""How many connections one process of each role opens at most, by what they are for.
+"""How many connections one process of each role opens at most, by their purpose.
 
 The names are those in `pg_stat_activity.application_name`, after the prefix `dagmaster-`. A test compares this table
 with running processes, and docs/guides/scale.md with this table.

@@ -161,7 +161,7 @@ async def check_connection(connection: Connection) -> None:
 
 @contextmanager
 def translate_errors() -> Iterator[None]:
-    """Raise what an error of PostgreSQL means: unavailable, not allowed, not deployed, read-only. Other errors pass."""
+    """Translate errors of PostgreSQL into ours: unavailable, not allowed, not deployed, read-only. Others pass."""
     try:
         yield
     except psycopg.Error as error:
@@ -230,7 +230,7 @@ def meaning_of(error: psycopg.Error) -> DagmasterError | None:
     match error:
         case psycopg.errors.InsufficientPrivilege():
             hint = f"grant this role what it needs on the schema {SCHEMA}, or connect as its owner"
-            return NotAllowed(f"the database refuses: {message}", code="database.not-allowed", hint=hint)
+            return NotAllowed(f"the database denies access: {message}", code="database.not-allowed", hint=hint)
         case psycopg.errors.ReadOnlySqlTransaction():
             return read_only(message, sqlstate=error.sqlstate)
         case psycopg.errors.UndefinedTable() | psycopg.errors.InvalidSchemaName() if SCHEMA in message:
@@ -245,7 +245,7 @@ def meaning_of(error: psycopg.Error) -> DagmasterError | None:
 
 
 def _outdated(message: str, error: psycopg.Error) -> Unavailable:
-    what = f"the schema is of another version: {message}"
+    what = f"the schema of the database has another version: {message}"
     return _unavailable(what, "database.outdated", error, "run `dagmaster db migrate`")
 
 
@@ -368,7 +368,7 @@ def _is_port(text: str) -> bool:
 def _mistake_in(dsn: str, message: str) -> str:
     scheme = re.match(r"([a-z][a-z0-9+.-]{0,30}):", dsn, re.IGNORECASE)
     if scheme and not dsn.startswith(("postgresql://", "postgres://")):
-        return f"it begins with {scheme[1]}: and not with postgresql://"
+        return f"it begins with {scheme[1]}:, not with postgresql://"
     if parameter := re.search(r'(?:query parameter:|connection option) "([a-z_]{1,40})"', message):
         return f"there is no parameter {parameter[1]}"
     if "IPv6" in message:

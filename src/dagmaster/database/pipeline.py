@@ -1,12 +1,12 @@
 """Prepared statements that share one round trip to the server.
 
-    BEGIN, open_jobs                                             ──▶  rows    one round trip, where each statement
-    promote_nodes, apply_changes, COMMIT │ notify_channels       ──▶  rows    by itself would take one of its own
+    BEGIN, open_jobs                                             ──▶  rows    one round trip
+    promote_nodes, apply_changes, COMMIT │ notify_channels       ──▶  rows    one round trip
 
 psycopg's pipeline runs the event loop once for each statement it sends, and converts every value through a chain of
 adapters: for the few statements of a step that costs more than the round trips it saves. Here everything is written at
-once and read at once, and values are sent as text. A `Break` ends a unit: what precedes it has failed or is committed
-before what follows begins. In this way a notification follows its commit at once, in a transaction of its own.
+once and read at once, and values are sent as text. A `Break` ends a unit: the steps before it have failed or are
+committed before the next unit begins. So a notification follows its commit at once, in a transaction of its own.
 """
 
 from collections import namedtuple
@@ -69,8 +69,7 @@ _GROWTH = 4
 
 @dataclass(slots=True)
 class _Session:
-    """What we know of a connection: the parameters and the row type of each prepared statement,
-    and how much was sent."""
+    """The state of a connection: the parameters and the row type of each prepared statement, and how much was sent."""
 
     names: dict[str, tuple[str, ...]] = field(default_factory=dict)
     row_types: dict[str, Any] = field(default_factory=dict)
@@ -134,7 +133,7 @@ def _send(pgconn: PGconn, steps: Sequence[Step], values: Iterator[list[bytes | N
 
 
 def _communicate(pgconn: PGconn, units: int) -> PQGen[list[PGresult]]:
-    """Write what is to be sent, then read until every unit has ended."""
+    """Write all pending output, then read until every unit has ended."""
     while pgconn.flush():
         if (yield Wait.RW) & Ready.R:
             pgconn.consume_input()  # a server whose results are not read stops reading

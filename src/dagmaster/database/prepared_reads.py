@@ -1,10 +1,10 @@
-"""Reads by key that a server needs for every request: who calls, and what the caller may read.
+"""Reads by key that a server needs for every request: the caller, and the publication that the caller asks for.
 
 A pool's checkout and psycopg's cursors together take longer than such a statement. Here a few connections stay open,
 each with its statements prepared, and a call is one round trip. The statement runs each time: nothing is cached.
 
-A request with a key reads twice: the key, then what it asks for. The second read is often known from the beginning.
-A caller that knows it announces it, and it travels with the first one:
+A request with a key reads twice: the key, then the requested rows. The second read is often known from the beginning.
+A caller that knows it announces it, and both are sent in one round trip:
 
     with reads.expecting(Call("publication_of_dataset", …)):
         await reads.dicts("find_key", …)                  # both, in one round trip
@@ -30,7 +30,7 @@ _MAX_WAIT_SECONDS = 10.0
 
 @dataclass(slots=True)
 class _Expected:
-    """A call that a request will make, and its rows if they have come with another one."""
+    """A call that a request will make, and its rows if they were read together with another call."""
 
     call: Call
     rows: Dicts | None = None
@@ -107,7 +107,7 @@ class PreparedReads:
         return rows
 
     async def _connection(self) -> Connection:
-        """The connection that was used last, so that those which are not needed are not used at all."""
+        """The connection that was used last, so that surplus connections stay idle."""
         while self._idle:
             connection = self._idle.pop()
             if not _has_ended(connection):

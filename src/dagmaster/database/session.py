@@ -20,7 +20,7 @@ from dagmaster.database.queries import query
 
 
 class Session:
-    """`options` are those of `connect`. The notifier announces what was committed; without one, other processes see it
+    """`options` are those of `connect`. The notifier announces commits; without one, other processes see the changes
     when they poll."""
 
     def __init__(self, dsn: str, role: str, notifier: Notifier | None = None, **options: Any) -> None:
@@ -56,7 +56,7 @@ class Session:
 
 
 class _Call:
-    """A class and not a generator, which would cost every step of a job another thirty function calls."""
+    """A class, because a generator would cost every step of a job another thirty function calls."""
 
     __slots__ = ("_connection", "_session")
 

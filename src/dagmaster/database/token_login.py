@@ -103,7 +103,7 @@ def secure_mode(given: Mapping[str, Any]) -> str:
     """The mode of TLS for a login with a token, or an error if the address allows connections without TLS."""
     hosts = str(given.get("host") or given.get("hostaddr") or "/").split(",")
     if any(not host or host[0] in "/@" for host in hosts):  # libpq ignores the mode of TLS for these
-        raise _refused("it has no host name: a login with a token needs TLS, which sockets of this machine do not have")
+        raise _refused("it has no host name: a login with a token needs TLS, which Unix sockets do not support")
     mode = given.get("sslmode")
     if mode is None:
         default = _default_mode()
@@ -114,7 +114,7 @@ def secure_mode(given: Mapping[str, Any]) -> str:
 
 
 def _default_mode() -> str:
-    """That of libpq, which reads PGSSLMODE."""
+    """The default mode of libpq, which reads PGSSLMODE."""
     defaults = {option.keyword: option.val or option.compiled for option in psycopg.pq.Conninfo.get_defaults()}
     return (defaults.get(b"sslmode") or b"prefer").decode()
 

@@ -53,7 +53,7 @@ def diagnose(target: Target) -> findings.Findings:
 
 
 def _reach(target: Target) -> Database | None:
-    """On a local platform, an instance counts as dead sooner."""
+    """Connect to the database; None if there is none. On a local platform, an instance counts as dead sooner."""
     settings, running = target.settings, None
     with suppress(DagmasterError):  # that the data folder cannot be used is a finding of `platform`
         running = target.running()
@@ -202,10 +202,11 @@ def check_instances(on: Database) -> Judgements:
     lost = [one for one in instances if on.alive_seconds < one.silent_seconds < HOUR_SECONDS]
     if lost:
         silent = some([f"{one.role} {one.host}/{one.pid} for {duration(one.silent_seconds)}" for one in lost])
-        yield warning(f"silent: {silent}", "if it was not stopped on purpose, see its log; others take over its work")
+        fix = "if it was not stopped on purpose, see its log; others take over its work"
+        yield warning(f"without a heartbeat: {silent}", fix)
     if others := sorted({one.version for one in alive} - {__version__}):
         fix = "finish the deployment: all processes of one platform should have the same version"
-        yield warning(f"some run version {', '.join(others)}, this is {__version__}", fix)
+        yield warning(f"some processes have version {', '.join(others)}, this command has {__version__}", fix)
 
 
 def check_handlers(on: Database) -> Judgements:

@@ -127,9 +127,9 @@ def check_gdal(_target: Target) -> Judgements:
     """Whether GDAL can be loaded. Only workers and map servers need it."""
     if find_spec("rasterio") is None:
         return [ok("not installed; only workers and map servers need it")]
-    import rasterio
+    from dagmaster.gdal_library import versions
 
-    return [ok(f"GDAL {rasterio.__gdal_version__}, PROJ {rasterio.__proj_version__}, rasterio {rasterio.__version__}")]
+    return [ok(", ".join(f"{name} {version}" for name, version in versions().items()))]
 
 
 def check_workflows(target: Target) -> Judgements:
@@ -179,7 +179,7 @@ def check_api(target: Target) -> Judgements:
     judgements = [problem(f"{url} is not healthy: {each.name}: {each.detail}", each.hint) for each in failed]
     if health.version != __version__:
         fix = f"use the same version on both sides: pip install dagmaster=={health.version}, or upgrade the platform"
-        judgements.append(warning(f"{url} is version {health.version}, this is {__version__}", fix))
+        judgements.append(warning(f"{url} has version {health.version}, this command has {__version__}", fix))
     return judgements or [ok(f"{url} answers, version {health.version}")]
 
 
@@ -233,7 +233,7 @@ def check_health_port(target: Target) -> Judgements:
 
 
 def check_port(settings: Settings, endpoint: Endpoint) -> Judgements:
-    """A port of the API that the user chose must be free. Otherwise another free port is taken."""
+    """An API port that the user chose must be free. In all other cases a free port is used instead."""
     name, variable = endpoint.name, f"{endpoint.name.upper()}_PORT"
     host, port = getattr(settings, f"{name}_host"), getattr(settings, f"{name}_port")
     if not getattr(settings, f"{name}_enabled"):

@@ -1,5 +1,5 @@
-"""The gateway: what partners and their programs reach. It reads views, and forwards everything else.
+"""The gateway: the HTTP server that partners use. It reads views of the database, and forwards all other requests.
 
 It never writes: its database role may only select, and it imports nothing that writes. A request that changes something
-is sent on to an orchestrator with the credentials of the caller, which the orchestrator verifies again.
+is forwarded to an orchestrator with the credentials of the caller, which the orchestrator verifies again.
 """

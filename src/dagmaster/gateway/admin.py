@@ -1,4 +1,5 @@
-"""Operators and administrators: the state of the platform as the gateway sees it, and a proxy to all other paths."""
+"""For operators and administrators: the state of the platform as the gateway sees it, and a proxy to orchestrators and
+workers."""
 
 from typing import Annotated, Any, Literal
 from urllib.parse import unquote
@@ -34,7 +35,12 @@ _REPEATABLE = ("GET", "HEAD", "OPTIONS")
 _HIDDEN = "***"
 
 
-@router.get("/health", operation_id="admin_health", summary="Get the health, with addresses", responses=responses(429))
+@router.get(
+    "/health",
+    operation_id="admin_health",
+    summary="Get the health of the gateway, with the addresses of orchestrators",
+    responses=responses(429),
+)
 async def health(services: Services) -> GatewayHealth:
     return await health_of(services)
 
@@ -54,7 +60,9 @@ async def config(services: Services) -> dict[str, Any]:
     }
 
 
-@router.get("/active-jobs", operation_id="admin_active_jobs", summary="List jobs that run", responses=responses(429))
+@router.get(
+    "/active-jobs", operation_id="admin_active_jobs", summary="List jobs that have not ended", responses=responses(429)
+)
 async def active_jobs(services: Services, limit: Most = 50) -> list[GatewayJob]:
     return await services.reads.jobs(limit=limit, status=_ACTIVE)
 
@@ -74,7 +82,12 @@ async def workflows(services: Services, request: Request) -> Response:
     return passed_back(await services.forwarder.send(forwarded))
 
 
-@proxy.get("/health", operation_id="proxy_health", summary="Get the state of all addresses", responses=responses(429))
+@proxy.get(
+    "/health",
+    operation_id="proxy_health",
+    summary="Get the health of orchestrators and workers",
+    responses=responses(429),
+)
 async def proxy_health(services: Services) -> dict[str, list[OrchestratorState]]:
     return {"orchestrator": services.forwarder.states(), "worker": services.workers.states()}
 
@@ -110,7 +123,7 @@ for _method in _METHODS:
 
 
 def _checked(path: str) -> str:
-    """A path below the root of the target, and nothing else."""
+    """The path. It is refused if it could lead out of the root of the target, or contains a query."""
     plain = unquote(path)
     if plain.startswith("/") or ".." in plain.split("/") or "\\" in plain or not plain.isprintable() or "?" in plain:
         raise InvalidRequest("this path cannot be forwarded", code="proxy.bad-path")

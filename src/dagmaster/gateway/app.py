@@ -31,7 +31,7 @@ from dagmaster.web.metrics import RequestMetrics
 from dagmaster.web.middleware import RequestMiddleware
 from dagmaster.web.validation import PROBLEMS, register, responses
 
-_DESCRIPTION = """Partners submit data, follow it and receive callbacks; operators see jobs.
+_DESCRIPTION = """Partners submit data, follow its status and receive callbacks; operators see jobs.
 
 A partner has a key of its platform (`X-API-Key`, or `Authorization: Bearer`) and sees its own requests and assets only.
 Errors are RFC 9457 problem details with a stable `code`. Lists are paginated: pass `next` of a page as `after`."""
@@ -45,9 +45,9 @@ async def livez() -> ProcessLiveness:
     return ProcessLiveness(status="alive", silent_seconds=0.0)
 
 
-@probes.get("/readyz", operation_id="get_readyz", summary="Check whether requests can be read", responses=responses())
+@probes.get("/readyz", operation_id="get_readyz", summary="Check whether the gateway is ready", responses=responses())
 async def readyz(services: Services, response: Response) -> dict[str, bool]:
-    """Ready if the database can be read: clients can poll while no orchestrator is available."""
+    """The gateway is ready if the database can be read: clients can poll while no orchestrator is available."""
     health = await health_of(services)
     response.status_code = 200 if health.is_ready else 503
     return {"is_ready": health.is_ready, "can_read": health.can_read, "can_forward": health.can_forward}
@@ -64,7 +64,7 @@ async def get_metrics(request: Request) -> Response:
 
 
 def create_app(settings: Settings, dsn: str) -> FastAPI:
-    """The gateway on a database whose DSN has the role that may only select."""
+    """The gateway. The DSN has the database role that may only select."""
     services = GatewayServices(settings, dsn)
 
     @asynccontextmanager

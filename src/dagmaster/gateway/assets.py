@@ -1,4 +1,5 @@
-"""Assets: a partner sees those of its own platform, people of this installation see all. Changes are forwarded."""
+"""Assets: a partner sees those of its own platform; reviewers, operators and administrators see all. Changes are
+forwarded."""
 
 from typing import Annotated, Literal
 from urllib.parse import quote
@@ -99,7 +100,7 @@ async def list_layers_of_asset(services: Services, caller: Reader, asset_id: Ass
 async def get_layer_metadata(
     services: Services, caller: Reader, response: Response, asset_id: AssetName, layer: LayerName
 ) -> LayerMetadataInfo:
-    """The response has an ETag for changes, which are sent to the same URL."""
+    """The response has an ETag, for the `If-Match` header of a change at the same URL."""
     asset = await _asset(services, caller, asset_id)
     for metadata in await services.reads.layer_metadata(asset.asset_id):
         if metadata.layer == layer:
@@ -111,7 +112,7 @@ async def get_layer_metadata(
 async def _change_layer_metadata(
     services: Services, caller: Editor, request: Request, asset_id: AssetName, layer: LayerName
 ) -> Response:
-    """The body is that of the same request to the orchestrator. `If-Match` is honoured."""
+    """The body is the same as for the API of the orchestrator. `If-Match` is supported."""
     asset = await _asset(services, caller, asset_id)
     return await _forward(
         services, caller, request, f"/assets/{asset.asset_id}/layers/{quote(layer, safe='')}/metadata"
@@ -168,7 +169,7 @@ async def change_version(
     version_ordinal: Ordinal,
     action: Literal["approve", "reject", "unpublish", "export"],
 ) -> Response:
-    """The body is that of the same request to the orchestrator."""
+    """The body is the same as for the API of the orchestrator."""
     asset = await _asset(services, caller, asset_id)
     return await _forward(services, caller, request, f"/assets/{asset.asset_id}/versions/{version_ordinal}/{action}")
 
@@ -186,14 +187,14 @@ async def change_asset(
     asset_id: AssetName,
     action: Literal["clear", "expose", "unpublish"],
 ) -> Response:
-    """The body is that of the same request to the orchestrator."""
+    """The body is the same as for the API of the orchestrator."""
     asset = await _asset(services, caller, asset_id)
     return await _forward(services, caller, request, f"/assets/{quote(asset.asset_id, safe='')}/{action}")
 
 
 @layers.get("", operation_id="gateway_layers", summary="List published layers", responses=responses(429))
 async def list_layers(services: Services, caller: Reader, after: Cursor = None, limit: Limit = 50) -> Page[LayerInfo]:
-    """Ordered by dataset. A partner sees those of its own platform."""
+    """Ordered by dataset. A partner sees the layers of its own platform."""
     dataset_id, _, layer = (after or "~").rpartition("~")
     own = platform_of(caller)
     clearances = readable_clearances(caller) if own is None else frozenset({Clearance.OUO, Clearance.PUBLIC})
@@ -210,9 +211,9 @@ async def _asset(services: GatewayServices, caller: Caller, name: str) -> Gatewa
 
 
 def _require_preview(caller: Caller) -> None:
-    """Viewers read what is published from the map server; here they would also see what is not published."""
+    """Viewers read published assets from the map server; here they would also see assets that are not published."""
     if not caller.has(Scope.B2B) and not may_preview(caller):
-        raise NotFound("there is no such asset", code="asset.not-found", hint="the map server lists what is published")
+        raise NotFound("there is no such asset", code="asset.not-found", hint="the map server lists published assets")
 
 
 async def _forward(services: GatewayServices, caller: Caller, request: Request, path: str) -> Response:

@@ -1,4 +1,4 @@
-"""Send requests on to orchestrators: to one that is healthy, with the credentials of the caller.
+"""Forward requests to a healthy orchestrator, with the credentials of the caller.
 
     a request ──▶ the next healthy address ──▶ its response
                   └── no connection ──▶ the next one; none left, or all hang: 503
@@ -97,7 +97,7 @@ class Forwarder:
             raise Unavailable(
                 "an orchestrator did not respond; it may have carried out the request",
                 code="gateway.no-response",
-                hint="ask for the status before you repeat the request; with the same request id it is safe to repeat",
+                hint="check the status before you repeat the request; repeating it with the same request id is safe",
             )
         raise Unavailable(
             "no orchestrator can be reached; the request was not carried out",
@@ -140,7 +140,7 @@ async def _complete(stream: httpx2.Response) -> httpx2.Response:
             raise InvalidRequest(
                 f"the response has more than {MAX_RESPONSE_BYTES:,} bytes",
                 code="gateway.response-too-large",
-                hint="ask for fewer items, or read it from the API of an orchestrator",
+                hint="request fewer items, or use the API of an orchestrator",
             )
         chunks.append(chunk)
     headers = [(name, value) for name, value in stream.headers.multi_items() if name.lower() != "content-encoding"]
@@ -148,7 +148,7 @@ async def _complete(stream: httpx2.Response) -> httpx2.Response:
 
 
 def headers_of(request: Request) -> dict[str, str]:
-    """The headers of a request, with the id that it has here: the orchestrator logs it too."""
+    """The headers of a request, with its request id on this server, so that the orchestrator logs the same id."""
     return {**request.headers, "x-request-id": request_id_of(request) or ""}
 
 
@@ -161,15 +161,15 @@ def json_of(response: httpx2.Response) -> Any:
 
 def bad_response() -> Unavailable:
     return Unavailable(
-        "the server at the address of an orchestrator does not respond as an orchestrator",
+        "the response of the orchestrator is not valid",
         code="gateway.bad-response",
-        hint="ask for the status before you repeat the request; operators: check ORCHESTRATOR_URLS",
+        hint="check the status before you repeat the request; operators: check ORCHESTRATOR_URLS",
     )
 
 
 def encoded(content: Any) -> bytes:
-    """A body to be forwarded. Texts with lone surrogates and integers of any size are sent on unchanged: the
-    orchestrator says what is wrong with them."""
+    """A body to be forwarded. Texts with lone surrogates and integers of any size are forwarded unchanged: the
+    orchestrator reports what is wrong with them."""
     try:
         return json.dumps(content, separators=(",", ":")).encode()
     except RecursionError:

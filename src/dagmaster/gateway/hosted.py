@@ -1,8 +1,8 @@
-"""The gateway inside of another program that calls it request by request, such as the host of Azure Functions.
+"""The gateway inside another program that calls it for each request, such as the host of Azure Functions.
 
-Such a host has no start and no end that an app can rely on: it calls the start with each of the first requests, also
-with several at the same time, and the end after its event loop is gone, or never. So the services of the gateway start
-with the first request, once for each event loop, and the host's own messages are only acknowledged.
+An app cannot rely on the lifespan messages of such a host: it sends the startup with each of the first requests, also
+with several at the same time, and the shutdown after its event loop was closed, or never. So the services of the
+gateway start with the first request, once for each event loop, and the host's lifespan messages are only acknowledged.
 """
 
 import asyncio

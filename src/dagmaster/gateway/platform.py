@@ -1,4 +1,4 @@
-"""Partners: submit data, read its status, decide. No response mentions jobs or nodes."""
+"""For partners: submit data, read its status, decide on versions. No response mentions jobs or nodes."""
 
 from http import HTTPStatus
 from typing import Annotated, Any, Literal
@@ -36,7 +36,7 @@ _RECEIPT_FIELDS = frozenset(PartnerReceipt.model_fields) - {"request_id", "statu
     status_code=202,
     response_model=PartnerReceipt,
     responses={
-        200: {"model": PartnerReceipt, "description": "The data was submitted before, or a dry run"},
+        200: {"model": PartnerReceipt, "description": "The data was submitted before, or the request is a dry run"},
         **responses(404, 409, 429, 504),
     },
 )
@@ -44,7 +44,7 @@ async def submit(services: Services, caller: Submitter, request: Request, submis
     """The request is recorded before the response is sent. A repeated `request_id` gets the same response."""
     _require_own(caller, submission.platform_id)
     request_id = submission.request_id or uuid4().hex
-    # The parameters are sent on unchanged: the orchestrator says what is wrong with them.
+    # The parameters are forwarded unchanged: the orchestrator reports what is wrong with them.
     fields = submission.model_dump(mode="json", exclude_none=True, exclude={"parameters"})
     body = fields | {"parameters": submission.parameters, "request_id": request_id}
     forwarded = ForwardedRequest(
@@ -88,7 +88,8 @@ async def decide(
     action: Literal["approve", "reject", "unpublish"],
     decision: PartnerDecision,
 ) -> Response:
-    """The orchestrator decides whether the caller may: keys of a platform may if the platform's row allows it."""
+    """The orchestrator checks whether the caller is allowed to decide: keys of a platform are allowed if
+    `b2b_may_approve` of the platform is set."""
     about = await read_request(services, caller, decision.request_id)
     body: dict[str, Any] = {"reason": decision.reason}
     if action == "approve":
@@ -132,7 +133,7 @@ def _receipt(request_id: str, result: dict[str, Any]) -> PartnerReceipt:
 
 
 def partner_problem(response: httpx2.Response, request: Request) -> Response:
-    """A problem of an orchestrator, without what partners must not see."""
+    """A problem of an orchestrator, without facts about jobs and nodes."""
     if response.headers.get("content-type", "").partition(";")[0] != MEDIA_TYPE:
         return passed_back(response)
     problem = json_of(response)

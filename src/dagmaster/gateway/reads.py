@@ -34,9 +34,9 @@ STATEMENT_SECONDS: Final = 5.0
 class GatewayReads:
     """Use as a context. The database need not be available at its start.
 
-    Keys and requests, which every poll reads, have connections that keep one plan for each statement. With PostgreSQL's
-    default it would plan `gateway_request` again for each poll, which takes longer than the rest of the poll: the kept
-    plan expects an array of ten ids, so a new one for two ids always seems cheaper.
+    Keys and requests, which every poll reads, have connections that keep one generic plan for each statement. By
+    default, PostgreSQL would plan `gateway_request` again for each poll, which takes longer than executing it: the
+    generic plan assumes an array of ten ids, so a custom plan for two ids always seems cheaper.
     """
 
     def __init__(self, dsn: str, size: int = POOL_SIZE) -> None:
@@ -56,7 +56,8 @@ class GatewayReads:
         return keys[0] if keys else None
 
     async def request(self, request_id: str, platform_id: str | None) -> PartnerStatus | None:
-        """The request of this platform; without a platform, that of any. Conflict if several platforms use the id."""
+        """The request of this platform, or of any platform if none is given. Conflict if several platforms use the
+        id."""
         requests = await self.requests(request_id, platform_id)
         if len(requests) > 1:
             raise ambiguous(request_id, (request.platform_id for request in requests))

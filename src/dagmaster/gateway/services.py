@@ -106,7 +106,7 @@ class GatewayServices:
             yield
 
     def metrics(self) -> Iterable[Metric]:
-        meaning = "1 if an orchestrator accepts the requests that are forwarded"
+        meaning = "1 if requests can be forwarded to an orchestrator"
         yield gauge("dagmaster_gateway_can_forward", meaning, self.forwarder.can_forward)
 
 
@@ -117,7 +117,7 @@ def database_of(settings: Settings) -> str:
             "the gateway needs a database role of its own",
             code="gateway.no-database",
             hint="run `dagmaster db gateway-role` where the database can be administered, and set GATEWAY_DATABASE_URL "
-            "to what it prints",
+            "to the URL that it prints",
         )
     if not settings.orchestrator_urls:
         raise InvalidRequest(

@@ -81,7 +81,7 @@ async def lookup(
     caller: Annotated[Caller, Depends(needs(Permission.JOBS_READ))],
     id: Annotated[str, Query(min_length=1, max_length=64)],  # noqa: A002 - the parameter's name
 ) -> Lookup:
-    """A request id, a correlation id, a job id, an asset id or a dataset id."""
+    """`id` is a request id, a correlation id, a job id, an asset id or a dataset id."""
     del caller
     request = next(iter(await services.reads.requests(id, None)), None)
     jobs = await services.reads.jobs(limit=_MAX_MATCHES, correlation_id=id)

@@ -1,5 +1,5 @@
-"""Partners send files to the bronze zone. Requests are forwarded to an orchestrator, which decides on them; bodies pass
-through a piece at a time."""
+"""Partners upload files to the bronze zone. Requests are forwarded to an orchestrator, which checks them; bodies are
+streamed."""
 
 from collections.abc import AsyncIterator
 from typing import Annotated, Any, Final, Literal
@@ -26,7 +26,7 @@ PATH: Final = "/api/platform/uploads"
 router = APIRouter(prefix="/api/platform", tags=["uploads"])
 
 Submitter = Annotated[Caller, Depends(needs(Permission.ASSETS_SUBMIT))]
-UploadId = Annotated[UUID, Path(description="The id of an upload, the end of its `Location`")]
+UploadId = Annotated[UUID, Path(description="The id of the upload: the last part of its `Location`")]
 _CHUNK: dict[str, Any] = {
     "requestBody": {"required": True, "content": {CHUNK_TYPE: {"schema": {"type": "string", "format": "binary"}}}}
 }
@@ -66,7 +66,7 @@ async def begin(
     ] = None,
 ) -> Response:
     """The object will be `{platform}/{name}`, which a submission names as its source. With a `sha256` the request may
-    be repeated: the same file again is the same upload. The protocol is tus 1.0.0."""
+    be repeated: for the same file, the response is the existing upload. The protocol is tus 1.0.0."""
     del upload_length, upload_metadata  # they are passed on with the other headers
     body = b"" if upload is None else upload.model_dump_json(exclude_none=True).encode()
     return await _forwarded(
@@ -130,15 +130,15 @@ async def append(
     _caller: Submitter,
     request: Request,
     upload_id: UploadId,
-    upload_offset: Annotated[str, Header(description="The number of bytes that have arrived before")],
+    upload_offset: Annotated[str, Header(description="The number of bytes that have already arrived")],
 ) -> Response:
-    """The body has the bytes from `Upload-Offset` on, at most `UPLOAD_CHUNK_MB`. After a lost connection or 504, ask
-    for the offset with HEAD, and continue there."""
+    """The body has the bytes from `Upload-Offset` on, at most `UPLOAD_CHUNK_MB`. After a lost connection or 504,
+    request the offset with HEAD, and continue there."""
     del upload_offset  # it is passed on with the other headers
     try:
         return await _forwarded(services, request, f"/{upload_id}", stream=body_of(request))
     except ClientDisconnect:
-        return Response(status_code=400)  # the client is gone
+        return Response(status_code=400)  # the client has disconnected
 
 
 @router.delete(

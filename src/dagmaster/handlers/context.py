@@ -1,4 +1,4 @@
-"""The context of a handler: its task, and what the worker offers it.
+"""The context of a handler: its task, and the functions that the worker offers.
 
 `ctx.params` is a dict, or the Pydantic model of the handler's `params: Model` annotation. Async handlers await the
 methods of `Context`; plain handlers run in a child process and call the same methods of `SyncContext` without await.
@@ -104,7 +104,7 @@ class _Common(Protocol):
 
     @property
     def addresses(self) -> "Addresses":
-        """The public URLs of what the platform serves."""
+        """The public URLs of published datasets."""
         ...
 
     @property

@@ -32,13 +32,13 @@ class Registration:
     queue: str | None = None
     timeout_seconds: float | None = None
     memory_mb: int | None = None
-    needs_database: bool = False  # workers without database access do not offer it
+    needs_database: bool = False  # workers without database access do not claim its tasks
 
     def resolve(self) -> Callable[..., Any]:
         module, _, attribute = self.target.partition(":")
         function = getattr(importlib.import_module(module), attribute)
         if not callable(function):
-            problem = f"the target {self.target} of handler '{self.name}' cannot be called"
+            problem = f"the target {self.target} of handler '{self.name}' is not callable"
             raise InvalidRequest(problem, code="handler.bad-target")
         return function  # type: ignore[no-any-return]
 

@@ -1,4 +1,4 @@
-"""What a worker gives its handlers with their task: storage, the public URLs of what is served, the exporter."""
+"""Resources that a worker gives to its handlers: storage, public URLs of published datasets, the exporter."""
 
 from functools import cached_property
 from typing import TYPE_CHECKING

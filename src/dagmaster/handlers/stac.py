@@ -145,7 +145,7 @@ class FinalizeResult(FrozenModel):
 
 
 async def finalize(ctx: Context, params: FinalizeParams) -> FinalizeResult:
-    """Verify that all items of a revision are stored, remove others, and set the extent of its collection to theirs."""
+    """Verify that all expected items of a revision are stored, remove other items, and set its collection's extent."""
     key, item_ids = await _expected(ctx, params)
     documents = _documents(ctx, key)
     await _require_all(documents, params.collection_id, item_ids)

@@ -111,7 +111,8 @@ def with_date(check: CheckedFile) -> CheckedFile:
     written_at = datetime.fromtimestamp(check.file.path.stat().st_mtime, UTC)
     if choose_when(given=None, tags=check.facts.tags, supplied_at=written_at).basis != "publication":
         return check
-    message = f"the file has no date of its data; the file's date is used as date of publication: {written_at:%Y-%m-%d}"
+    problem = "the file does not contain the date of its data; its modification date is used as"
+    message = f"{problem} date of publication: {written_at:%Y-%m-%d}"
     advice = "to set it, use --datetime with a time, a day, a year, or start/end"
     finding = info("time.publication", message, advice)
     return replace(check, checked=replace(check.checked, findings=(*check.checked.findings, finding)))

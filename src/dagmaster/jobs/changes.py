@@ -73,7 +73,7 @@ class NewTask:
 
 @dataclass(frozen=True, slots=True)
 class NextAttempt:
-    """A node's next task. Handler, queue, timeout and params are those of the attempt before."""
+    """A node's next task. Handler, queue, timeout and params are those of the previous attempt."""
 
     node_id: str
     attempt: int

@@ -106,7 +106,7 @@ class Draft:
         )
 
     def complete_without_worker(self, node_id: str, output: Any = None, *, chosen: tuple[str, ...] = ()) -> None:
-        """Complete a node that needs no worker. Its event has what it decided (branch, number of children)."""
+        """Complete a node that needs no worker. Its event records the decision (branch, number of children)."""
         self._move(node_id, NodeStatus.COMPLETED, output=output, chosen=chosen)
         if output is not None:
             self.view.outputs[node_id] = output
@@ -138,7 +138,7 @@ class Draft:
         self._dispatched(node_id, task.attempt)
 
     def redispatch(self, update: _UpdateOfNode) -> None:
-        """Dispatch the node's next attempt with the params of the one before."""
+        """Dispatch the node's next attempt with the params of the previous one."""
         self._next_attempt(update, update.retry_count, update.loss_count)
 
     def _next_attempt(self, update: _UpdateOfNode, retry_count: int, loss_count: int) -> None:

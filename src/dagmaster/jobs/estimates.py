@@ -47,8 +47,8 @@ class NodeHistory:
 
 @dataclass(frozen=True, slots=True)
 class NodeProgress:
-    """How far a node is. `elapsed` are the seconds since it was dispatched, None before; `fraction` is what its handler
-    reported, or the part of its children that have ended."""
+    """The progress of a node. `elapsed` are the seconds since it was dispatched, None before; `fraction` was reported
+    by its handler, or is the part of its children that have ended."""
 
     is_ended: bool
     elapsed: float | None = None
@@ -123,7 +123,7 @@ def sensible(seconds: float | None) -> float | None:
 
 
 def seconds_until_end(graph: Graph, left: Mapping[str, float | None]) -> dict[str, float | None]:
-    """Seconds until each node ends, including the nodes that it waits for. `left` has the seconds of each by itself."""
+    """Seconds until each node ends, including the nodes that it waits for. `left` has the seconds of each alone."""
     ends: dict[str, float | None] = {}
     for node_id in graph.order:
         own = left.get(node_id)

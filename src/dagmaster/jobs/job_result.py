@@ -15,7 +15,7 @@ from dagmaster.workflows.model import EndNode, Importance, StartNode
 
 
 class JobResult:
-    """The result is what the workflow names under `outputs`, or else the outputs of the nodes before `end`."""
+    """The result is the value of the workflow's `outputs`, or else the outputs of the nodes before `end`."""
 
     def __init__(self, draft: Draft, params: ParamsWriter, rendering: TemplateRendering) -> None:
         self.draft = draft

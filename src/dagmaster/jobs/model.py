@@ -183,7 +183,7 @@ class NodeState(Record):
     the child). If the fan_out itself runs again, its children become stale (`stale_count`): they are reused in their
     order, with new params, before further ones are created.
 
-    `progress` is retired: the progress of an attempt is in its task. The column stays for older processes.
+    `progress` is no longer used: the progress of an attempt is in its task. The column stays for older processes.
     """
 
     table: ClassVar[Table] = Table(
@@ -326,7 +326,7 @@ class TaskResult(Record):
 class JobEvent(Record):
     """One transition. `sequence` has no gaps within a job; `event_status` is the state after the transition.
 
-    `checkpoint_name` is retired: it is never written. The column stays for older processes.
+    `checkpoint_name` is no longer written. The column stays for older processes.
     """
 
     table: ClassVar[Table] = Table(
@@ -373,7 +373,7 @@ class OrchestratorRecord(Record):
 
 
 class CacheGeneration(Record):
-    """How often a cache that every process has was invalidated. A process with an older generation reads it again."""
+    """How often a cache was invalidated. Every process has the cache; one with an older generation reads it again."""
 
     table: ClassVar[Table] = Table("cache_generations", key=("cache",), defaults={"invalidated_at": "dagapp.clock()"})
 
@@ -598,8 +598,8 @@ class Subscriber(BaseModel):
 
 
 class Submission(BaseModel):
-    """The request to submit a job; also the body of a message in the queue `dag-jobs`. `submitted_at` is retired: it is
-    accepted and ignored."""
+    """The request to submit a job; also the body of a message in the queue `dag-jobs`. `submitted_at` is deprecated: it
+    is accepted and ignored."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -1,7 +1,7 @@
 """Payloads: JSON that is too large for a row, stored in a table of its own and named by the hash of its content.
 
-    value ──▶ encoded ──▶ reference {"sha256": …, "bytes": …}     what rows and messages hold
-                     └──▶ payload, in parts                       what is read, and checked against the reference
+    value ──▶ encoded ──▶ reference {"sha256": …, "bytes": …}     stored in rows and messages
+                     └──▶ payload, in parts                       checked against the reference when it is read
 
 The ledger stores and loads them.
 """
@@ -13,8 +13,8 @@ from uuid import UUID
 from dagmaster.errors import NotFound, UnfitData
 
 INLINE_BYTES = 262_144  # the limit of one output in a row, and of a whole message in a queue
-LOADABLE_BYTES = 16 * 1024 * 1024  # the limit of what a template loads, and of params
-TRANSACTION_BYTES = 32 * 1024 * 1024  # the limit of params and results in one transaction; the others wait
+LOADABLE_BYTES = 16 * 1024 * 1024  # the limit of an output that a template loads, and of params
+TRANSACTION_BYTES = 32 * 1024 * 1024  # the limit of params and results in one transaction; further ones wait
 
 Reference = dict[str, Any]
 Encoded = bytes | bytearray
@@ -35,7 +35,7 @@ def is_payload(reference: Reference) -> bool:
 
 
 def check(job_id: UUID, reference: Reference, actual: Reference) -> None:
-    """Raise an error if what was read is not what was stored."""
+    """Raise an error if the bytes that were read differ from those that were stored."""
     if actual["bytes"] != reference["bytes"] or actual["sha256"] != reference["sha256"]:
         raise damaged(job_id, reference, actual["bytes"])
 
@@ -54,7 +54,7 @@ def damaged(job_id: UUID, reference: Reference, read_bytes: int) -> UnfitData:
     return UnfitData(
         f"payload {reference['sha256']} of job {job_id} is damaged: "
         f"{read_bytes:,} of {reference['bytes']:,} bytes were "
-        "read, and their hash differs",
+        "read, and their hash does not match",
         code="payload.damaged",
         hint="run `dagmaster verify-history --payloads`; retry the node that wrote it",
         job_id=str(job_id),

@@ -92,7 +92,7 @@ class Planner:
     max_fan_out: int = 100_000
     max_params_bytes: int = LOADABLE_BYTES
     chunk: int = 2000
-    clock: Callable[[], float] | None = None  # set where an expansion must not delay other jobs for long
+    clock: Callable[[], float] | None = None  # set if an expansion must not delay other jobs for a long time
     expansion_seconds: float = 0.5
     render_limits: RenderLimits = field(default_factory=RenderLimits)
 
@@ -298,7 +298,7 @@ class _Decision:
         elif update.attempt:
             self.draft.redispatch(update)
         elif self._has_outputs(update.node_id) and self._is_rendered(update.node_id):
-            self._start_node(update.node_id)  # it failed before a worker had it: render again
+            self._start_node(update.node_id)  # it failed before a worker received it: render again
 
     # Settling nodes whose dependencies have ended
 
@@ -460,7 +460,7 @@ class _Decision:
         return self.rendering.render((node_id, "params"), self.graph.params[node_id], context)  # type: ignore[no-any-return]
 
     def _choice(self, node_id: str) -> tuple[Any, int | str, tuple[str, ...]]:
-        """What a conditional decides: its value, the name or number of the branch, and the nodes of that branch."""
+        """The decision of a conditional: its value, the name or number of the branch, and the nodes of that branch."""
         context = self.draft.view.template_context()
         if node_id in self.graph.conditions:
             node = self.nodes[node_id]
@@ -534,7 +534,7 @@ class _Decision:
             free = min(free, node.max_parallel - state.live_children)
         count = max(0, min(free, self.planner.chunk - len(self.draft.changes.tasks)))
         if state.stale_count:
-            return  # children of the earlier run come first, once they have been read
+            return  # children of the earlier run are reused first, after they have been read
         if count:
             self._add_children(node_id, expansion, range(state.expanded, state.expanded + count))
         self.is_unfinished = self.is_unfinished or count < free

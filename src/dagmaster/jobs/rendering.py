@@ -22,7 +22,7 @@ RENDERING: Any = object()  # the outcome of a template that is being rendered
 
 @dataclass(frozen=True, slots=True)
 class RenderLimits:
-    """Processor time for one template: in all, and before it is rendered outside of the decision (None: never)."""
+    """CPU time for one template: in total, and before it is rendered outside of the decision (None: never)."""
 
     seconds: float = TEMPLATE_SECONDS
     at_once_seconds: float | None = None

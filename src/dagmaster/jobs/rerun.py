@@ -91,8 +91,8 @@ def _refuse_single_child(view: JobView, fan_out: str, child: str, *, has_complet
     others = state.unsuccessful_count - (0 if has_completed else 1)
     if others > tolerated(node, state.total):
         raise Conflict(
-            f"{others} other children of '{fan_out}' have failed, and only {tolerated(node, state.total)} are "
-            f"tolerated: retrying '{child}' alone is not enough",
+            f"{others} other children of '{fan_out}' have failed, and at most {tolerated(node, state.total)} may "
+            f"fail: retrying '{child}' alone is not enough",
             code="job.other-failures",
             hint=f"retry the failed children of '{fan_out}' first, or resume the job",
         )

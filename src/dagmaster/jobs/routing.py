@@ -1,4 +1,4 @@
-"""Where the work of a node goes: its queue and its timeout."""
+"""The route of a node's work: its queue and its timeout."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class DeferredWork(NamedTuple):
 
 
 class UnknownRoute(InvalidRequest):
-    """This process does not know the handler or the queue of a node. Others may: the node waits."""
+    """This process does not know the handler or the queue of a node. The node waits, because others may know them."""
 
     def __init__(self, message: str, work: DeferredWork, *, code: str, hint: str | None = None) -> None:
         super().__init__(message, code=code, hint=hint)
@@ -38,5 +38,5 @@ class Router(Protocol):
         ...
 
     def routable_handlers(self) -> list[str]:
-        """The handlers of which this process also knows the default queue."""
+        """The handlers whose default queue this process also knows."""
         ...

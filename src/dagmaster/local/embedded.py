@@ -55,7 +55,8 @@ _STOP_SIGNALS = {"smart": signal.SIGTERM, "fast": signal.SIGINT, "immediate": si
 @dataclass(slots=True)
 class Cluster:
     """One data folder and, while started, its server. `fast` is for tests: it gives up durability, and only
-    gateways need a password. `asks_passwords=False` changes the passwords alone."""
+    gateways need a password. With `asks_passwords=False`, also only gateways need a password, but the server is
+    durable."""
 
     folder: Path
     socket_folder: Path
@@ -180,7 +181,7 @@ class Cluster:
         self._process = None
 
     def remove(self) -> None:
-        """Stop the server and delete its data. For tests."""
+        """Stop the server and delete its data. For tests and `dagmaster demo`."""
         self.stop("immediate")
         shutil.rmtree(self.folder, ignore_errors=True)
         shutil.rmtree(self.socket_folder, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""A whole platform on one machine: a database, orchestrators and workers, from start to stop.
+"""A whole platform on one machine: a database and the processes of all roles, from start to stop.
 
 Used by `up`, `process` and `demo`. Every process it starts ends with it, even if it is killed. The database keeps its
 contents, and the next start continues from there.
@@ -413,7 +413,7 @@ def stopping_on_signals(local: LocalPlatform) -> Iterator[None]:
 
 
 def processes_for(settings: "Settings") -> dict[str, str]:
-    """A process for each processor, from 2 to 8, unless configured: the platform runs only this job."""
+    """WORKER_PROCESSES for a platform that runs one job: one per processor, from 2 to 8, unless it is configured."""
     if "worker_processes" in settings.model_fields_set:
         return {}
     return {"WORKER_PROCESSES": str(max(2, min(8, len(os.sched_getaffinity(0)))))}

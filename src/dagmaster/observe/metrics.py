@@ -27,7 +27,7 @@ Values = TypeVar("Values", bound=Labels)  # a mapping is invariant in its keys
 
 
 class Reading(Collector):
-    """Calls a function at every scrape, and exposes what it returns."""
+    """Calls a function at every scrape, and exposes the metrics that it returns."""
 
     def __init__(self, read: Callable[[], Iterable[Metric]]) -> None:
         self._read = read
@@ -105,7 +105,7 @@ class Durations:
 
 
 def _build_info(role: str) -> Iterable[Metric]:
-    meaning = "1; the labels are the version of this process and its role"
+    meaning = "Always 1; the labels are the version of this process and its role"
     yield gauges("dagmaster_build_info", meaning, ("version", "role"), {(__version__, role): 1.0})
 
 

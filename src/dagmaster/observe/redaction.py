@@ -178,7 +178,7 @@ def _without_password(url: str, before: str) -> str:
         return url
     is_web = before.lower().endswith(("http", "https"))
     if end_of_user[0] == "@":
-        # Without a password: in a web URL it is a token, elsewhere a user name.
+        # There is no password: the part before @ is a token in a web URL, and a user name elsewhere.
         return HIDDEN + url[at:] if is_web else url
     if _PORT.match(url, end_of_user.end()) and (is_web or _QUERY.search(url, 0, at)):
         return url

@@ -48,7 +48,7 @@ class Span(Protocol):
 
     @property
     def traceparent(self) -> str | None:
-        """What other processes need to continue the trace; None if it is not recorded."""
+        """The value that other processes need to continue the trace; None if it is not recorded."""
         ...
 
     def set(self, **attributes: str | int | float | bool | None) -> None: ...
@@ -124,7 +124,7 @@ def current_traceparent() -> str | None:
 
 
 def headers() -> dict[str, str]:
-    """What a request to another process needs to continue the trace."""
+    """The headers that a request to another process needs to continue the trace."""
     traceparent = current_traceparent()
     return {} if traceparent is None else {HEADER: traceparent}
 

@@ -1,4 +1,4 @@
-"""What users do to jobs, assets and keys: one verb in each module, one transaction each.
+"""What users do with jobs, assets and keys: one operation in each module, one transaction each.
 
-`schema` is the exception: its verbs are those of the database, and each is a transaction or a series of them.
+`schema` is the exception: its operations deploy and migrate the database, each in one or several transactions.
 """

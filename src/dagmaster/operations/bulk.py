@@ -58,7 +58,7 @@ async def _cancelled(
         is_new = (await cancel(ledger, job.job_id, by=by, reason=reason)).is_new
     if is_new:
         return BulkResult(job_id=job.job_id, outcome="accepted")
-    return BulkResult(job_id=job.job_id, outcome="unchanged", detail="it was cancelled before")
+    return BulkResult(job_id=job.job_id, outcome="unchanged", detail="its cancellation was already requested")
 
 
 async def _run_again(

@@ -218,6 +218,6 @@ def _job_or_letter(library: WorkflowLibrary, message: JobMessage) -> NewJob | De
 
 
 def _letter(message: JobMessage, reason: str, description: str) -> DeadLetter:
-    """A dead letter is kept: URLs with a signature or a password in it lose them."""
+    """Dead letters are stored, so signatures and passwords are removed from URLs in them."""
     body = redact_value(message.body) if has_signed_url(message.body) else message.body
     return dead_letter(message.model_copy(update={"body": body}), reason, description)

@@ -1,4 +1,4 @@
-"""Upload files to the bronze zone in parts: begin, append, ask, cancel.
+"""Upload files to the bronze zone in parts: begin, append, get, cancel.
 
     begin ──▶ a row, which reserves the name
     append ──▶ the file of the upload, after the bytes that it has
@@ -6,7 +6,7 @@
 
 The offset is the number of bytes that the storage has, whichever process received them. A crash loses no bytes
 that were written: the next request continues there, and if no bytes are missing, it finishes the upload. The object
-appears at once and complete, and never replaces another one.
+becomes visible only when it is complete, and never replaces another one.
 """
 
 import asyncio
@@ -54,7 +54,8 @@ class UploadOperations:
     rules: UploadRules
 
     async def begin(self, request: UploadRequest, caller: Caller) -> UploadInfo:
-        """A new upload. The same file again (name, size and hash) is the same upload, finished or not."""
+        """Begin an upload. For the same file (name, size and hash), the existing upload is returned, finished or
+        not."""
         platform_id = _platform_of(request, caller)
         self._check_size(request.size_bytes)
         await self._require_platform(platform_id)
@@ -84,8 +85,8 @@ class UploadOperations:
     async def append(
         self, upload_id: UUID, caller: Caller, *, offset: int, length: int | None, chunks: AsyncIterator[bytes]
     ) -> UploadInfo:
-        """Append the bytes of one request, at the offset that the caller expects. `length` is how many it will
-        send, if it says so. What has arrived when the connection breaks is kept."""
+        """Append the bytes of one request, at the offset that the caller expects. `length` is the number of bytes in
+        the request, if it is known. If the connection is lost, the bytes that have arrived are kept."""
         upload = await self._visible(upload_id, caller)
         if upload.finished_at is not None:
             return await self._repeated(upload, caller, offset, length)
@@ -158,7 +159,8 @@ class UploadOperations:
             await _in_thread(writer.close)
 
     async def _receive(self, upload: Upload, writer: PartWriter, position: int, chunks: AsyncIterator[bytes]) -> None:
-        """Write what arrives, a block at a time. Also what arrived before an error is written and synced."""
+        """Write the bytes as they arrive, a block at a time. Bytes that arrived before an error are also written and
+        synced."""
         block = bytearray()
         try:
             async for chunk in chunks:
@@ -224,7 +226,7 @@ class UploadOperations:
             return None
 
     def _is_taken(self, location: Location) -> bool:
-        """Whether an object has the name, or a part of it, or is below it."""
+        """Whether an object has this name, has a parent path of it as its name, or is below it."""
         parts = location.blob.split("/")
         above = ("/".join(parts[:count]) for count in range(1, len(parts) + 1))
         has_object = any(self.storage.exists(replace(location, blob=blob)) for blob in above)
@@ -245,7 +247,7 @@ class UploadOperations:
             raise InvalidRequest(
                 f"a file may have at most {size_text(self.rules.max_bytes)}",
                 code="upload.too-large",
-                hint="MAX_UPLOAD_MB of the orchestrators is the limit",
+                hint="the limit is the setting MAX_UPLOAD_MB of the orchestrators",
                 max_bytes=self.rules.max_bytes,
             )
 
@@ -302,9 +304,9 @@ def narrowed(prefix: str, own: str) -> str | None:
 
 def wrong_offset(upload_id: UUID, offset: int) -> Conflict:
     return Conflict(
-        f"{offset} bytes of this upload have arrived, so it continues there",
+        f"the offset of the request is wrong: {offset} bytes of this upload have arrived",
         code="upload.wrong-offset",
-        hint="send the bytes from this offset on; HEAD returns it",
+        hint=f"send the bytes from offset {offset} on; HEAD returns the offset",
         upload_id=str(upload_id),
         offset=offset,
     )
@@ -326,7 +328,7 @@ def _check_range(upload: Upload, position: int, offset: int, length: int | None)
 
 def _too_long(upload: Upload) -> InvalidRequest:
     return InvalidRequest(
-        f"the request has more bytes than are missing: the upload has {upload.size_bytes} in all",
+        f"the request exceeds the size of the upload, which is {upload.size_bytes} bytes",
         code="upload.too-long",
         hint="check the size of the file, or begin a new upload",
         size_bytes=upload.size_bytes,

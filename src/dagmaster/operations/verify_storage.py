@@ -65,8 +65,8 @@ class StorageFinding:
 
 @dataclass(slots=True)
 class StorageReport:
-    """`counts` has all findings by their code; of each code at most `limit` are listed. `served` counts those that
-    users notice: an object or an item that is published."""
+    """`counts` has the number of findings of each code; at most `limit` findings of each code are listed. `served` is
+    the number of findings that users notice, because the object or item is published."""
 
     limit: int = MAX_FINDINGS
     objects: int = 0
@@ -241,7 +241,7 @@ class _StorageVerification:
     async def _report(
         self, rows: list[Row], finding: Callable[[Row], StorageFinding], is_confirmed: Callable[[Row], bool]
     ) -> None:
-        """Report the rows that are still true. Those beyond the limit are only counted. All have one code."""
+        """Report the rows that are still true. Rows beyond the limit are only counted. All rows have the same code."""
         confirmed = await self._in_threads(is_confirmed, rows)
         for row, is_true in zip(rows, confirmed, strict=True):
             each = finding(row)
@@ -275,7 +275,9 @@ class _StorageVerification:
         for upload_id in old:
             if upload_id not in known:
                 part = parts[upload_id]
-                message = f"{size_text(part.size_bytes)} of the upload {upload_id}, which is finished or removed"
+                message = (
+                    f"{size_text(part.size_bytes)} are left of the upload {upload_id}, which is finished or removed"
+                )
                 self._add_upload(message, size_bytes=part.size_bytes, modified_at=part.modified_at)
         values = {"age": self.least_age.total_seconds(), "limit": self.report.limit}
         for row in await self.comparison.rows("storage_open_uploads", values):
@@ -317,7 +319,7 @@ class _StorageVerification:
         self.report.counts[code] += 1
         self.report.served += bool(row["is_served"])
         if self.report.counts[code] <= self.report.limit:
-            message = f"the SHA-256 of {_named(row)} is not that of {_reference_text(row)}"
+            message = f"the SHA-256 of {_named(row)} does not match {_reference_text(row)}"
             self.report.findings.append(_finding(code, message, row))
 
     async def _in_threads(self, call: Callable[[Any], Any], values: Iterable[Any], at_once: int = AT_ONCE) -> list[Any]:

@@ -32,7 +32,7 @@ from dagmaster.orchestrator.slow_templates import SlowTemplates
 from dagmaster.orchestrator.step_spans import StepSpans
 from dagmaster.transports.transport import Ticket, Transport
 
-# Cancelled by a timeout, waited too long for a lock, deadlock: one job's statement failed, not the server.
+# Statement timeout, lock timeout, deadlock: the statement of one job failed, not the server.
 OF_ONE_STATEMENT = frozenset({"57014", "55P03", "40P01", "40001"})
 # `open_jobs` or `open_reported_jobs` of the ledger.
 OpenJobs = Callable[[UUID, Sequence[Claim], StepScope], AbstractAsyncContextManager[Step]]
@@ -70,7 +70,7 @@ class JobAdvancing(OrchestratorLiveness):
             self._progressed_at = self._now()
 
     async def _advance_safely(self, job_ids: Sequence[UUID], open_jobs: OpenJobs) -> None:
-        """Advance a batch of jobs; if that fails, each by itself, so that one bad job does not block the others."""
+        """Advance a batch of jobs; if that fails, advance each separately, so that a bad job does not block others."""
         try:
             await self._advance(job_ids, open_jobs)
         except StaleViewError:
@@ -159,14 +159,14 @@ class JobAdvancing(OrchestratorLiveness):
         return plans
 
     def _tickets(self, queues: Iterable[str], plans: Mapping[UUID, Plan], step: Step) -> list[Ticket]:
-        """One ticket for each queue that gets tasks, first for the worker that reported the task before."""
+        """One ticket for each queue that gets tasks. If possible, it names the worker that ran the previous task."""
         if not queues:
             return []
         near = _last_worker(step) if self._is_next_task(plans) else None
         return [Ticket(queue, near=near) for queue in sorted(queues)]
 
     def _is_next_task(self, plans: Mapping[UUID, Plan]) -> bool:
-        """Whether the step creates one task only, in the queue of the task before: the same worker can run it."""
+        """Whether the step creates one task only, in the queue of the previous one: the same worker can run it."""
         is_next = False
         for job_id, plan in plans.items():
             owned, tasks = self._owned[job_id], plan.changes.tasks
@@ -205,7 +205,7 @@ class JobAdvancing(OrchestratorLiveness):
                 await self._load_outputs(owned, plan.view, sorted(plan.wanted))
 
     async def _load_outputs(self, owned: Owned, view: JobView, node_ids: list[str]) -> None:
-        """Templates need the values; the default result of a job contains references to large outputs."""
+        """Load values if templates are left to render; the default result of a job needs only references."""
         outputs, unloadable = dict(view.outputs), dict(view.unloadable)
         has_templates = view.graph.outputs is not None or not is_ended(view)
         load = self.ledger.load_outputs if has_templates else self.ledger.load_output_references
@@ -275,7 +275,7 @@ class JobAdvancing(OrchestratorLiveness):
         try:
             is_failed = await self.ledger.fail_job(self.owner_id, owned.claim, failure_of(error))
         except Exception as failure:  # it is tried again when the job is no longer set aside
-            _log.error("a job that cannot be advanced could not be failed", job_id=str(job_id), exc_info=failure)
+            _log.error("a job that cannot be advanced could not be ended", job_id=str(job_id), exc_info=failure)
             return
         if not is_failed:
             self._drop_fenced(job_id)
@@ -298,7 +298,7 @@ class JobAdvancing(OrchestratorLiveness):
         self._owned.pop(job_id, None)
         self._dirty.discard(job_id)
         self.counters.fenced += 1
-        _log.warning("fenced: a job is no longer ours", job_id=str(job_id))
+        _log.warning("fenced: this instance no longer owns the job", job_id=str(job_id))
 
 
 def _last_worker(step: Step) -> str | None:

@@ -6,13 +6,13 @@
       ──▶ remove the objects of marked revisions, then their documents; recorded in the history
       ──▶ remove the collections of deleted assets that have no revision left
       ──▶ write layers into the external database, or remove them, if that is due
-      ──▶ check again for external copies that were withdrawn; a task may have outlived its job and written one
-      ──▶ call REVIEW_WEBHOOK_URL with what waits for a review
+      ──▶ withdraw external copies again that still exist; a task may have outlived its job and written one
+      ──▶ call REVIEW_WEBHOOK_URL with the revisions that wait for a review
       ──▶ delete history older than AUDIT_RETENTION_DAYS
       ──▶ remove uploads whose last bytes arrived more than UPLOAD_EXPIRY_HOURS ago, and bytes that belong to no upload
 
 It runs as a task of its own in each orchestrator's process. A marked revision can be neither approved nor run again; if
-the process dies, the next one continues with it. What is served is never marked.
+the process dies, another one continues the purge. A revision that is served is never marked.
 """
 
 import asyncio
@@ -100,7 +100,7 @@ class AssetUpkeep:
             return True
 
     async def adopt(self) -> bool:
-        """Jobs that an earlier release began may end long after the migration."""
+        """Adopt datasets of earlier releases, whose jobs may end long after the migration."""
         if adopted := await adopt_datasets(self.assets):
             _log.info("datasets of an earlier release are assets now", datasets=adopted)
         return True
@@ -126,12 +126,12 @@ class AssetUpkeep:
         return len(left) < PURGED_AT_ONCE
 
     async def recheck_withdrawals(self) -> bool:
-        """Withdraw copies again that exist although they were withdrawn. Each run checks a random part of the
-        withdrawals of the last day."""
+        """Make withdrawals due again if external copies still exist. Each run checks a random part of the withdrawals
+        of the last day."""
         for revision in await self.store.withdrawn(RECHECK_SECONDS, RECHECKED_AT_ONCE):
             edition = Edition(revision.dataset_id, revision.version_ordinal, revision.revision)
             if await asyncio.to_thread(self._has_external, edition) and await self.store.withdraw_again(revision):
-                _log.warning("external copies are left after their withdrawal; removing them", **asdict(revision))
+                _log.warning("external copies still exist after their withdrawal; removing them", **asdict(revision))
         return True
 
     def _has_external(self, edition: Edition) -> bool:
@@ -147,7 +147,7 @@ class AssetUpkeep:
         return await self.external.carry_out_all(LAYERS_AT_ONCE) < LAYERS_AT_ONCE
 
     async def notify_reviewers(self) -> bool:
-        """Notify the webhook of reviewers of what waits for them: of each revision at least once."""
+        """Call the webhook of reviewers with the revisions that wait for a review, at least once for each."""
         url = self.settings.review_webhook_url
         if not url:
             return True
@@ -168,7 +168,7 @@ class AssetUpkeep:
         return not age or await self.store.forget_events(age, EVENTS_AT_ONCE) < EVENTS_AT_ONCE
 
     async def expire_uploads(self) -> bool:
-        """Remove a bounded number of expired uploads. Returns whether none is left. One that receives bytes right now
+        """Remove a bounded number of expired uploads. Returns whether none is left. An upload that is receiving bytes
         is skipped."""
         expired = await self.store.expired_uploads(EXPIRED_AT_ONCE)
         removed = [await self._expire(upload_id) for upload_id in expired]

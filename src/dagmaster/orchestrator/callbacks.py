@@ -1,4 +1,4 @@
-"""Deliver callbacks: what happened to a request is posted to its callback_url.
+"""Deliver callbacks: the status of a request is posted to its callback_url.
 
     notification or poll ──▶ claim callbacks that are due, each with a lease and a record of the attempt
                          ──▶ check the URL again, sign, post (orchestrator/webhook)
@@ -35,9 +35,9 @@ from dagmaster.settings import Settings
 AT_ONCE: Final = 16
 PER_RECEIVER: Final = 4
 LEASE_SECONDS: Final = 60.0  # far more than an attempt may take
-TURN_SECONDS: Final = 0.2  # at most this often, however many jobs end
+TURN_SECONDS: Final = 0.2  # the shortest time between two runs, however many jobs end
 IDLE_POLLS: Final = 5  # without pending callbacks, the time between polls is this many times longer
-LAST_SECONDS: Final = 2.0  # how long attempts may take that are under way when the process is stopped
+LAST_SECONDS: Final = 2.0  # for attempts that are under way when the process is stopped
 _log = log.get("callbacks")
 
 Send = Callable[..., Awaitable[int]]
@@ -55,7 +55,7 @@ class CallbackCounters:
 class CallbackSender:
     settings: Settings
     store: PostgresCallbacks
-    owner_id: UUID = field(default_factory=uuid4)  # the orchestrator's, which sets it
+    owner_id: UUID = field(default_factory=uuid4)  # the id of the orchestrator, which sets it
     send: Send = webhook.send
     random: Random = field(default_factory=Random)
 
@@ -65,7 +65,7 @@ class CallbackSender:
         self._is_wanted = asyncio.Event()
 
     async def run(self) -> None:
-        """Run until cancelled. Attempts that are under way then have a moment to end."""
+        """Run until cancelled. Attempts that are under way then get LAST_SECONDS to end."""
         try:
             while True:
                 await self._pause(await self._run_once_safely())
@@ -189,8 +189,8 @@ class CallbackSender:
             await self._give_back(callback)
 
     async def _give_back(self, callback: ClaimedCallback) -> None:
-        """Another instance need not wait for the lease."""
-        attempt = DeliveryAttempt(error="its process was stopped before a response came")
+        """Release the callback, so that another instance need not wait until the lease expires."""
+        attempt = DeliveryAttempt(error="the orchestrator was stopped before a response arrived")
         try:
             await self.store.finish(callback, attempt, Consequence(CallbackState.PENDING, 0.0))
         except Exception as error:

@@ -14,8 +14,8 @@ _log = log.get(__name__)
 async def review_deferred(
     ledger: OrchestratorLedger, jobs: Mapping[UUID, Owned], settings: Settings, now: float
 ) -> tuple[frozenset[UUID], frozenset[UUID]]:
-    """The jobs that were released to another live orchestrator that knows the names, and those to decide about again
-    because no live process has known them for too long."""
+    """The jobs that were released to another live orchestrator that knows their handlers and queues, and the jobs to
+    decide about again, because no live process has known these for too long."""
     deferred = [owned for owned in jobs.values() if owned.view is not None and owned.view.deferred]
     if not deferred:
         return frozenset(), frozenset()

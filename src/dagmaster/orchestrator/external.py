@@ -23,7 +23,7 @@ from dagmaster.settings import Settings
 
 AT_ONCE: Final = 50
 IDLE_POLLS: Final = 5  # the time between polls is this many times that of the orchestrator
-TURN_SECONDS: Final = 0.2  # at most this often, however many jobs end
+TURN_SECONDS: Final = 0.2  # the shortest time between two runs, however many jobs end
 _log = log.get("external")
 
 

@@ -2,7 +2,7 @@
 whether its loop advances, and whether its heartbeat reaches the database.
 
 The probes read it from another thread (`dagmaster.observe.probes`), so it only copies values.
-With the API, the API reports it.
+The API reports the health of an orchestrator that serves one.
 """
 
 import platform
@@ -18,7 +18,7 @@ from dagmaster.orchestrator.loop import Orchestrator
 from dagmaster.orchestrator.relay import Relay
 
 MEANINGS = {
-    "cycles": "Iterations of its loop",
+    "cycles": "Iterations of the loop",
     "claimed": "Jobs claimed",
     "reclaimed": "Jobs claimed that another orchestrator, or an earlier run, had owned before",
     "advanced": "Jobs advanced, one for each step of each job",
@@ -71,12 +71,12 @@ class OrchestratorHealth:
         orchestrator = self._orchestrator
         for name, value in asdict(orchestrator.counters).items():
             yield counter(f"dagmaster_orchestrator_{name}_total", MEANINGS[name], value)
-        yield gauge("dagmaster_orchestrator_jobs", "Jobs that it owns now", orchestrator.owned_count)
-        yield gauge("dagmaster_orchestrator_silent_seconds", "Seconds since its loop advanced", self._silent_seconds)
+        yield gauge("dagmaster_orchestrator_jobs", "Jobs that the orchestrator owns", orchestrator.owned_count)
+        yield gauge("dagmaster_orchestrator_silent_seconds", "Seconds since the loop last ran", self._silent_seconds)
         ages = (
-            ("uptime", orchestrator.started_at, "Seconds since its loop started"),
-            ("heartbeat_age", orchestrator.heartbeat_at, "Seconds since its heartbeat last reached the database"),
-            ("scan_age", orchestrator.scanned_at, "Seconds since it last searched for jobs of dead orchestrators"),
+            ("uptime", orchestrator.started_at, "Seconds since the loop started"),
+            ("heartbeat_age", orchestrator.heartbeat_at, "Seconds since a heartbeat last reached the database"),
+            ("scan_age", orchestrator.scanned_at, "Seconds since the last search for jobs of dead orchestrators"),
         )
         for name, moment, meaning in ages:
             if (age := age_of(moment)) is not None:

@@ -1,9 +1,9 @@
-"""The janitor: finds what no other process would notice, and deletes what ended long ago.
+"""The janitor: finds jobs, tasks and sessions that are stuck, and deletes jobs that ended long ago.
 
     every JANITOR_INTERVAL_SEC, or at once when the loop cannot advance a job
       ──▶ record jobs that could not be advanced
-      ──▶ find what is neglected (database/maintenance/janitor), act, log, call the webhook
-      ──▶ delete what is past retention (database/maintenance/retention), for a bounded time
+      ──▶ find what is stuck (database/maintenance/janitor), act, log, call the webhook
+      ──▶ delete jobs after their retention (database/maintenance/retention), for a bounded time
 
 It runs as a task in each orchestrator's process, with connections of its own. It only ends claims: the next owner of a
 job decides what happens to it. The orchestrator's stats show its last run, so that a stuck janitor can be seen.
@@ -49,7 +49,7 @@ class Janitor:
     settings: Settings
     store: PostgresJanitor
     retention: PostgresRetention
-    owner_id: UUID = field(default_factory=uuid4)  # the orchestrator's, which sets it
+    owner_id: UUID = field(default_factory=uuid4)  # the id of the orchestrator, which sets it
     post: Post = webhook.post
     random: Random = field(default_factory=Random)
     tidy: Tidy | None = None
@@ -107,7 +107,7 @@ class Janitor:
             is_done = await self._prune()
         except Exception as error:  # no failure may end the janitor
             self.counters.errors += 1
-            log.failure(_log, "a run failed; it is tried again later", error)
+            log.failure(_log, "a run of the janitor failed; it is tried again later", error)
             return True
         self.counters.runs += 1
         self._ran_at = time.monotonic()
@@ -151,7 +151,7 @@ class Janitor:
                 self.settings.janitor_webhook_url, content, allow_private=self.settings.allow_private_webhooks
             )
         except Exception as error:  # the actions are done and logged, whether or not the webhook responds
-            log.failure(_log, "the webhook could not be called", error)
+            log.failure(_log, "the webhook of the janitor could not be called", error)
 
     async def _prune(self) -> bool:
         age = self.settings.retention_days * DAY_SECONDS
@@ -164,7 +164,7 @@ class Janitor:
                 return False
         forgotten = await self.retention.prune_without_job(age, self.settings.retention_batch)
         if forgotten.partitions:
-            _log.info("partitions of events are deleted", partitions=list(forgotten.partitions))
+            _log.info("partitions of events were deleted", partitions=list(forgotten.partitions))
         return True
 
 

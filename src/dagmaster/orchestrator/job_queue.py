@@ -2,9 +2,9 @@
 
     message ──▶ a row of dag_job_messages, committed ──▶ the message is completed ──▶ a job, or a dead letter
 
-A message that is delivered again finds its row, or the job that it became (`message_id`), and makes no second one. What
-cannot become a job is a dead letter of the database, with its reason, where operators see it and may put it back. A
-message that cannot even be stored, or that is older than a day, is dead-lettered by the broker.
+A message that is delivered again finds its row, or the job that it became (`message_id`), and creates no second one. A
+message that cannot become a job is a dead letter in the database, with its reason; operators see it and can requeue it.
+A message that cannot even be stored, or that is older than a day, is dead-lettered by the broker.
 """
 
 import asyncio
@@ -27,8 +27,8 @@ WAIT_SECONDS: Final = 5.0
 MAX_AGE: Final = timedelta(days=1)
 MAX_BYTES: Final = 262_144
 _MAX_ID_LENGTH = 64
-# What PostgreSQL cannot store, such as a NUL character. After any other error (the database is away, or refuses the
-# user) the message stays locked and is delivered again.
+# PostgreSQL cannot store the value, such as a NUL character. After any other error (the database is unavailable, or
+# refuses the user) the message stays locked and is delivered again.
 _MESSAGE_ERRORS = (psycopg.DataError, ValueError, RecursionError)
 _log = log.get("job-queue")
 
@@ -41,7 +41,7 @@ class MessageLedger(Protocol):
 class JobQueueCounters:
     received: int = 0
     repeated: int = 0
-    dead_letters: int = 0  # of the broker
+    dead_letters: int = 0  # in the broker
     errors: int = 0
 
 
@@ -77,7 +77,7 @@ class JobQueue:
         return {**asdict(self.counters), "error": self.error}
 
     async def run_once(self, wait_seconds: float = WAIT_SECONDS) -> int:
-        """Take what waits; returns how many messages were received."""
+        """Take the messages that wait; returns how many were received."""
         # The first message is received alone, so that it need not wait for others; then more, if there are any.
         messages = await self.receiver.receive(1, wait_seconds)
         if messages:
@@ -106,12 +106,12 @@ class JobQueue:
         self.counters.repeated += not is_new
 
     def _body_of(self, message: BrokerMessage) -> Any:
-        """JSON, or text that becomes a dead letter with the reason that it is not a submission."""
+        """The body as JSON. If it is not JSON, its text: that becomes a dead letter, because it is no submission."""
         if message.enqueued_at is not None and self.now() - message.enqueued_at > MAX_AGE:
             raise RefusedMessage("Expired", "the message waited for more than 24 hours")
         raw = message.body
         if len(raw) > MAX_BYTES:
-            raise RefusedMessage("TooLarge", f"the message has {len(raw)} bytes; {MAX_BYTES} are allowed")
+            raise RefusedMessage("TooLarge", f"the message has {len(raw)} bytes; at most {MAX_BYTES} are allowed")
         try:
             body = orjson.loads(raw)
         except orjson.JSONDecodeError:

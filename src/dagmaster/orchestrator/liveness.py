@@ -132,7 +132,7 @@ class OrchestratorLiveness:
             try:
                 await self.beat_ledger.beat(self.info())
                 self._note_beat()
-            except Exception as error:  # an instance that stops beating loses its jobs
+            except Exception as error:  # an instance without heartbeats loses its jobs
                 log.failure(_log, "heartbeat failed", error)
 
     def _note_beat(self) -> None:

@@ -35,7 +35,7 @@ from dagmaster.orchestrator.slow_templates import SlowTemplates
 from dagmaster.settings import Settings
 from dagmaster.transports.transport import Transport
 
-SWEEP_SECONDS = 0.2  # at most this often, however many notifications arrive
+SWEEP_SECONDS = 0.2  # the shortest time between two sweeps, however many notifications arrive
 SWEEP_SHARE = 0.05  # at most this share of the time, but one sweep at every poll
 COUNT_SECONDS = 10.0  # how often an instance without jobs checks in the database whether it owns some
 CHORES_SECONDS = 3600.0
@@ -88,7 +88,7 @@ class Orchestrator(JobAdvancing):
         self._overdue: frozenset[UUID] = frozenset()
         self._started: frozenset[UUID] = frozenset()
 
-    # Life
+    # Start and stop
 
     async def run(self) -> None:
         """Run until `stop`; then release every job."""

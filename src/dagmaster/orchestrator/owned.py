@@ -60,7 +60,7 @@ def failure_of(error: Exception) -> str:
 
 
 def scope_of(batch: Iterable[Owned], overdue: frozenset[UUID], started: frozenset[UUID]) -> StepScope:
-    """What a step with these jobs has to read in addition to reports."""
+    """The updates that a step with these jobs has to read in addition to reports."""
     failing, ending, wake = set[UUID](), set[UUID](), dict[tuple[UUID, str], int]()
     for owned in batch:
         job_id, view = owned.claim.job_id, owned.view

@@ -1,22 +1,22 @@
 """Relay the outbox to the message broker.
 
     woken or poll ──▶ claim messages that are due, with a lease, unless their queue is busy
-                  ──▶ send the ids of tasks that are still queued, in batches, the queues at the same time
-                  ──▶ delete what the broker has acknowledged; postpone the others
+                  ──▶ send the ids of tasks that are still queued, in batches, to all queues concurrently
+                  ──▶ delete the messages that the broker has acknowledged; postpone the others
 
 It runs as a task in each orchestrator's process, with a connection of its own; any number of them share the work. If
 the process dies between the acknowledgement and the deletion, the lease expires and the ids are sent again: a message
 arrives at least once, and a second one does no harm.
 
-A queue is busy while tasks wait whose ids were sent: the workers have work, and a worker that is busy takes its next
-task without a message. The ids of further tasks wait in the outbox, and most of them are never needed. Only a few of
-the newest are sent when tasks are added: those that wait may be of one handler whose slots are all taken, and idle
-workers could run the new ones. If all that would be sent next is claimed already, the workers need no messages, and the
-relay looks again later.
+A queue is busy while tasks whose ids were sent still wait: all workers have work, and a busy worker claims its next
+task without a message. The ids of further tasks wait in the outbox, and most of them are never needed. When tasks are
+added to a busy queue, only the ids of a few of the newest are sent: the waiting tasks may all be of one handler whose
+slots are taken, while idle workers could run the new ones. If all tasks whose ids would be sent next are already
+claimed, the workers need no messages, and the relay checks the queue again later.
 
-An error of a queue (it does not exist, access is denied, the broker is away) postpones its messages and is shown in the
-log, in the statistics of the orchestrator and by `dagmaster doctor`; workers find the tasks by polling meanwhile. An
-error of a single message, which would occur again, fails its task with that reason.
+An error of a queue (it does not exist, access is denied, the broker is unavailable) postpones its messages; it is shown
+in the log, in the orchestrator's statistics and by `dagmaster doctor`. Workers find the tasks by polling meanwhile.
+An error of a single message, which would occur again, fails its task with that reason.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ REMEMBERED_SECONDS: Final = 30.0  # an older id is not counted: its message may 
 BUSY_SECONDS: Final = 0.5  # between two checks of a busy queue
 NEWEST: Final = 4  # ids of new tasks that are sent for a busy queue
 NEWEST_SECONDS: Final = 0.05  # between two of these for a queue
-FORGOTTEN_AT_ONCE: Final = (100, 2000)  # least and most messages to check; twice as many as were unneeded before
+FORGOTTEN_AT_ONCE: Final = (100, 2000)  # messages to check: twice as many as were unneeded before, within these limits
 LEASE_SECONDS: Final = 60.0  # more than sending may take
 _log = log.get("relay")
 
@@ -93,7 +93,7 @@ class Relay:
     async def run(self) -> None:
         """Run until cancelled. No failure ends it."""
         while True:
-            self._is_wanted.clear()  # before the claim: what is committed from now on wakes it again
+            self._is_wanted.clear()  # before the claim: messages that are committed from now on wake the relay again
             if not await self._run_once_safely():
                 await pause(self._is_wanted, self._pause_seconds)
 
@@ -112,7 +112,7 @@ class Relay:
         return {**asdict(self.counters), "queue_errors": dict(self.queue_errors)}
 
     async def run_once(self) -> int:
-        """Send what is due; returns how many messages were claimed."""
+        """Send the messages that are due; returns how many were claimed."""
         await self._count_workers()
         self._busy = await self._busy_queues()
         limits = {queue: self._window(queue) for queue in {*self._workers, *self._windows}}
@@ -206,7 +206,8 @@ class Relay:
         return frozenset(queue for queue in full if self._sent_at[queue]) | polling
 
     def _was_checked(self, checked_at: Mapping[str, float], queue: str, now: float) -> bool:
-        """Whether it is too early for another check. New tasks may find workers that have become idle."""
+        """Whether it is too early for another check. It is due earlier for a queue with new tasks, because idle workers
+        could run them."""
         seconds = NEWEST_SECONDS if queue in self._woken else BUSY_SECONDS
         return now - checked_at.get(queue, float("-inf")) < seconds
 
@@ -241,7 +242,7 @@ class Relay:
         return messages
 
     async def _send_singly(self, queue: str, messages: Sequence[ClaimedMessage]) -> Sequence[ClaimedMessage]:
-        """Find the message that is too large, by sending each alone. Those before it may arrive twice."""
+        """Find the message that is too large, by sending each alone. Messages before it may arrive twice."""
         sent: list[ClaimedMessage] = []
         for position, message in enumerate(messages):
             try:

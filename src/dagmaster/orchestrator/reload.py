@@ -3,7 +3,7 @@
     notification, or every HEARTBEAT_INTERVAL_SEC ──▶ the generation in the database has grown
         ──▶ read all workflow files (in a thread) ──▶ use them ──▶ record the generation in the row of this instance
 
-If reading fails, the workflows that were read before stay in use, and it is tried again.
+If reading fails, the workflows that were read before stay in use, and the reload is tried again.
 """
 
 import asyncio

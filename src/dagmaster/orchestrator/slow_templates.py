@@ -1,7 +1,7 @@
 """Render templates that need longer than a decision may take, in a thread beside the event loop.
 
-There is one thread, because it shares the interpreter with the loop: the loop continues while it renders, and several
-would only take more of its time. A template that exceeds its processor time ends with an error.
+There is only one thread, because it shares the interpreter with the loop: the loop continues while it renders, and more
+threads would only slow the loop down. A template that exceeds its CPU time ends with an error.
 """
 
 import asyncio

@@ -87,8 +87,12 @@ class Tidy:
         """Remove files; in a folder by renaming, which is fast. A job whose files cannot be removed does not block the
         others."""
         until = time.monotonic() + REMOVING_SECONDS
+        # List again under the locks: another orchestrator may have removed files since they were listed.
+        present = {files.job_id for files in _list_folders(self.storage)}
         removed = []
         for leftovers in over:
+            if leftovers.job_id not in present:
+                continue
             if time.monotonic() > until:
                 break
             try:

@@ -1,6 +1,6 @@
 """Call a webhook: one POST, connected to exactly the address that was checked.
 
-The host is resolved once. Every address that it has must be public, unless private addresses are allowed; those of
+The host is resolved once. All of its addresses must be public, unless private addresses are allowed; addresses of
 metadata services never are. The connection goes to a checked address, and TLS verifies the certificate for the
 host of the URL. Redirects are not followed, proxies of the environment are not used, and the body of the response is
 discarded.
@@ -22,21 +22,21 @@ import orjson
 from dagmaster.errors import InvalidRequest, Unavailable
 from dagmaster.ip_addresses import is_metadata, is_public
 
-CONNECT_SECONDS: Final = 5.0  # resolving the host and TLS included
+CONNECT_SECONDS: Final = 5.0  # including name resolution and TLS
 TOTAL_SECONDS: Final = 10.0
 BODY_SECONDS: Final = 1.0  # for a body that is discarded anyway
 MAX_HEAD_BYTES: Final = 16 * 1024
 MAX_BODY_BYTES: Final = 64 * 1024
 _MAX_ADDRESSES: Final = 4
 _RESOLVERS: Final = 8
-_FINAL_STATUS: Final = 200  # lower ones announce another response
+_FINAL_STATUS: Final = 200  # after a lower status, another response follows
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """What a URL means for a connection."""
+    """The parts of a URL that a connection needs."""
 
     host: str
     port: int
@@ -46,7 +46,7 @@ class _Target:
 
 
 async def post(url: str, content: Any, *, allow_private: bool) -> None:
-    """Post JSON. Raises if the address is refused, the response is late, or its status is not a success."""
+    """Post JSON. Raises if the address is refused, no response arrives in time, or its status is not a success."""
     status = await send(url, orjson.dumps(content), {}, allow_private=allow_private)
     if not 200 <= status < 300:
         raise Unavailable(f"the webhook responded with status {status}", code="webhook.refused", status=status)
@@ -62,7 +62,7 @@ async def send(
     tls: ssl.SSLContext | None = None,
 ) -> int:
     """Post a JSON body, and return the status of the response. Raises `InvalidRequest` if the address is refused, and
-    `Unavailable` without a response in time."""
+    `Unavailable` if no response arrives in time."""
     target = _target_of(url)
     try:
         async with asyncio.timeout(TOTAL_SECONDS):
@@ -161,19 +161,19 @@ def _request(target: _Target, body: bytes, headers: Mapping[str, str]) -> bytes:
 
 
 async def _read_status(reader: asyncio.StreamReader) -> int:
-    """The status of the response itself, after those that only announce it."""
+    """The status of the final response, after informational ones (1xx)."""
     for _ in range(10):
         head = await reader.readuntil(b"\r\n\r\n")
         line = head.split(b"\r\n", 1)[0].split(None, 2)
         if len(line) < 2 or not line[0].startswith(b"HTTP/1.") or len(line[1]) != 3 or not line[1].isdigit():
-            raise ValueError("the response is not one of HTTP/1.1")
+            raise ValueError("the response is not HTTP/1.1")
         if (status := int(line[1])) >= _FINAL_STATUS:
             return status
     raise ValueError("the response does not end")
 
 
 async def _discard_body(reader: asyncio.StreamReader) -> None:
-    """Some of it is read, because a server may take an early end for an error of ours."""
+    """Read some of the body, because a server may treat a connection that is closed early as an error."""
     size = 0
     with suppress(OSError, TimeoutError):
         async with asyncio.timeout(BODY_SECONDS):
@@ -204,8 +204,8 @@ def _problem(error: Exception) -> str:
 
 
 async def _resolve(host: str, port: int) -> list[str]:
-    """All addresses of a host. In threads of their own: a name server that does not answer occupies one of them for
-    longer than we wait."""
+    """All addresses of a host. Resolved in separate threads, because a name server that does not answer blocks a thread
+    for longer than we wait."""
     entries = await asyncio.get_running_loop().run_in_executor(
         _resolvers(), lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     )
@@ -219,5 +219,5 @@ def _resolvers() -> ThreadPoolExecutor:
 
 @cache
 def _default_tls() -> ssl.SSLContext:
-    """Reading the certificates of the system takes a while."""
+    """Created once, because reading the certificates of the system takes a while."""
     return ssl.create_default_context()

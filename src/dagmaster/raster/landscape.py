@@ -1,4 +1,4 @@
-"""An artificial landscape as a GeoTIFF that looks like a satellite scene, to try things out; written in seconds.
+"""An artificial landscape as a GeoTIFF that looks like a satellite scene, for demos and tests; written in seconds.
 
 It has mountains with snow, valleys with rivers, lakes, forests and fields, lit from the north-west, on a footprint that
 is tilted against the grid, like that of an orbit. The same seed gives the same pixels.
@@ -109,8 +109,8 @@ class _Land:
     height: Plane  # 0 is the valleys' floor, 1 the highest peaks
     stream: Plane  # pixels to the next river, negative on its other side
     damp: Plane  # 0 dry to 1 wet
-    grain: Plane  # details finer than the coarse grid, a repeating texture; and its slope
-    grain_light: Plane
+    grain: Plane  # a repeating texture with details finer than the coarse grid
+    grain_light: Plane  # how the slopes of this texture are lit
     cover: NDArray[np.uint8]  # colours by height and dampness
 
     @classmethod

@@ -31,8 +31,8 @@ from dagmaster.settings import Settings
 DATABASE_PATIENCE_SECONDS = 60.0
 _LEFTOVER_SECONDS = 0.5
 _POLL_SECONDS = 0.2
-# Any client may read them: orchestration systems send no credentials, and HEALTH_INSECURE is needed for
-# non-loopback addresses.
+# Any client may read the probes, because orchestration systems such as Kubernetes send no credentials.
+# Non-loopback addresses require HEALTH_INSECURE.
 PROBE_PERMISSION = dict.fromkeys(PATHS, Permission.ANYONE)
 # Returns when the role may begin; None if it may begin at once.
 Gate = Callable[[], Awaitable[None]] | None
@@ -55,7 +55,7 @@ async def run_role(name: str, settings: Settings, dsn: str, wire: Wiring, hold: 
 
 async def _run_role(name: str, settings: Settings, dsn: str, wire: Wiring, hold: int | None) -> None:
     log_start(name, dsn)
-    if hold is None:  # `up` has just deployed the schema
+    if hold is None:  # otherwise `up` has just deployed the schema
         await _require_schema(dsn, name)
         await _compare_schema(dsn, name)
     arm_crash_point(settings)
@@ -206,7 +206,7 @@ def probed(settings: Settings, subject: Subject, patience_seconds: float) -> Ite
 
 @asynccontextmanager
 async def closing(*closers: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
-    """Close each, the last one first, even if closing another one fails."""
+    """Call all closers, the last one first, even if one of them fails."""
     async with AsyncExitStack() as stack:
         for close in closers:
             stack.push_async_callback(close)

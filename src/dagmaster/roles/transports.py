@@ -56,7 +56,7 @@ class WorkerTransport:
 
 
 def worker_topics(settings: Settings, worker_id: UUID) -> Sequence[str]:
-    """What the worker listens to in PostgreSQL."""
+    """The topics that the worker listens to in PostgreSQL."""
     if settings.transport == "servicebus":
         return ()
     return tuple(topics_of(settings.worker_queue, str(worker_id)))

@@ -1,4 +1,5 @@
-"""Who may read what. Everything that is served is decided here, for each request and from the current state.
+"""Who may read which revision. This is decided here for everything that is served, for each request and from the
+current state.
 
     request ──▶ caller, signed link ─┐
     asset or dataset, version, rev ──┴▶ one query ──▶ access.decision ──▶ the revision that is read, or 404
@@ -60,7 +61,7 @@ _NAMED_DATASET = re.compile(rf"{TILES}/(?P<name>[^/]+)/")
 
 @dataclass(frozen=True, slots=True)
 class ExpectedPublication:
-    """What the decision on a request will read, as far as its URL shows."""
+    """The publication that the decision on a request will read, according to its URL."""
 
     name: str
     ordinal: int | None
@@ -68,7 +69,7 @@ class ExpectedPublication:
 
 
 def expected_publication(path: str, query: str) -> ExpectedPublication | None:
-    """None if the URL does not show it. It may be wrong: the decision then reads what it needs itself."""
+    """None if the URL does not determine it. It may be wrong: the decision then reads what it needs itself."""
     if named := _NAMED_REVISION.match(path):
         return ExpectedPublication(named["name"], int(named["ordinal"]), int(named["revision"]))
     if not (named := _NAMED_DATASET.match(path)):

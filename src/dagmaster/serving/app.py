@@ -107,7 +107,7 @@ def create_app(settings: Settings, dsn: str, *, storage: Storage | None = None) 
     app.add_exception_handler(caching.NotModified, _on_not_modified)
     for each in (app, stac_app):
         set_authentication(each, settings.auth_enabled)
-    # The most requested first: routes are tried one after the other, and there are some sixty.
+    # The routes that are requested most come first: routes are tried one after the other, and there are some sixty.
     app.include_router(files.router, dependencies=[FOR_ANYONE])
     app.include_router(tiles.router(supported), prefix=tiles.PREFIX, dependencies=[FOR_ANYONE])
     # As routes, not as a mount: the paths of the STAC app begin with the prefix.

@@ -1,12 +1,12 @@
 """How long clients may cache responses.
 
-What only some callers may read is never kept by shared caches, and `latest` can become another version at any time:
-both are private, kept for seconds and revalidated by their ETag, which names the version and the revision. The content
-of a URL that names both never changes, so that it is cached for a year if anyone may read it. The TileJSON contains
-such tile URLs: an open map never mixes tiles of two versions.
+Shared caches must not store responses that only some callers may read, and `latest` can become another version at any
+time. Such responses are private, cached for some seconds, and revalidated by their ETag, which contains the version and
+the revision. The content of a URL that names version and revision never changes; if anyone may read it, it is cached
+for a year. The TileJSON contains such URLs of tiles, so an open map never mixes tiles of two versions.
 
-A request that is invalid has no content that a client could have: `NotModified` is raised when a file is opened, after
-the parameters were checked, and `If-None-Match: *` is decided by the finished response.
+An invalid request must not get a 304 response: `NotModified` is raised when a file is opened, after the parameters were
+checked, and `If-None-Match: *` is evaluated when the response is complete.
 """
 
 from collections.abc import Mapping
@@ -32,7 +32,8 @@ class NotModified(Exception):
 
 
 def cache_control(request: Request, *, is_pinned: bool, is_public: bool) -> str:
-    """For content that never changes (pinned) and that anyone may read (public). A URL with a token is never shared."""
+    """`is_pinned`: the content never changes. `is_public`: anyone may read it. Shared caches never store a response to
+    a URL with a token."""
     return FOR_EVER if is_pinned and is_public and PARAMETER not in request.query_params else SHORT
 
 

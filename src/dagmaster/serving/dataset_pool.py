@@ -48,9 +48,8 @@ class DatasetPool:
 
         Only GeoTIFF is opened: other drivers would follow references to other files.
         """
-        stamp = self._stamp(
-            path
-        )  # before opening: a file that is replaced in between then has an old stamp, not a new one
+        # Before opening: if the file is replaced in between, the dataset has the old stamp, and is opened again later.
+        stamp = self._stamp(path)
         dataset = self._take(path, stamp) or rasterio.open(path, driver="GTiff")
         try:
             yield dataset

@@ -47,7 +47,7 @@ _BOOLEAN = "true|false|1|0"
 _SIZE = r"[1-9]\d{0,3}"
 _MAX_PARAMETERS = 40
 _WORD = r"[A-Za-z0-9_.,/-]{0,60}"
-# All parameters. TiTiler's others (algorithms, colour formulas, CRSs, buffers) are code or have no limit.
+# All allowed parameters. TiTiler's others (algorithms, colour formulas, CRSs, buffers) are code or have no limit.
 PARAMETERS: Mapping[str, re.Pattern[str]] = {
     name: re.compile(pattern)
     for name, pattern in {
@@ -112,7 +112,7 @@ AssetId = Annotated[
 Version = Annotated[str, Query(description="`latest`, or the ordinal of a version")]
 Revision = Annotated[str | None, Query(description="The revision, as in the TileJSON")]
 Bands = Annotated[list[int] | None, Query(alias="bidx", max_length=4, description="Bands to use; the first is 1")]
-Nodata = Annotated[str | None, Query(description="Value that is transparent")]
+Nodata = Annotated[str | None, Query(description="Pixels with this value are transparent")]
 Rescale = Annotated[list[str] | None, Query(max_length=4, description="`low,high`, once or for each band")]
 ColormapName = Annotated[str | None, Query(description="A colour map of rio-tiler, for a single band")]
 Expression = Annotated[str | None, Query(description="Arithmetic on bands, such as (b4-b1)/(b4+b1)")]
@@ -228,9 +228,9 @@ class TileOptions:
 
 
 def tile_options_of(path: Callable[..., Any]) -> Callable[..., Any]:
-    """The options of a tile that is read from what the dependency `path` finds.
+    """A dependency with the options of a tile. `path` is the dependency that finds the source of the tile.
 
-    They are the dependencies above as one: FastAPI resolves the dependencies of each dependency again, which takes
+    It combines the dependencies above, because FastAPI resolves the dependencies of each dependency again, which takes
     time.
     """
 
@@ -292,7 +292,7 @@ async def require_box(
 
 
 async def require_areas(request: Request) -> None:
-    """Refuse GeoJSON with other shapes than polygons, or with too many: its cost grows with its vertices."""
+    """Refuse GeoJSON with other shapes than polygons, or with too many features or vertices, which take time."""
     try:
         document = orjson.loads(await request.body())
         features = document["features"] if document["type"] == "FeatureCollection" else [document]

@@ -49,10 +49,10 @@ class Encoder:
     ) -> tuple[bytes, str]:
         """Like TiTiler's `render_image`. Call it in a thread."""
         if rescale:
-            image.rescale(rescale)  # here, because bytes are passed on faster than the numbers they are made of
+            image.rescale(rescale)  # here, because rescaled pixels are bytes, which are sent faster to a child process
         if is_small(image, output_format):
             return render_image(image, colormap, output_format, add_mask, **options)
-        # Without metadata, which the picture does not show.
+        # Metadata is left out, because the image does not contain it.
         pixels = ImageData(image.array, alpha_mask=image.alpha_mask, dataset_statistics=image.dataset_statistics)
         return self._render_in_child(pixels, colormap, output_format, add_mask)
 

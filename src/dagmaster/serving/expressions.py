@@ -35,7 +35,7 @@ def require_expression(text: str) -> str:
         try:
             tree = ast.parse(part.strip(), mode="eval")
         except (SyntaxError, ValueError, RecursionError, MemoryError):
-            raise _refused("it cannot be read") from None
+            raise _refused("it cannot be parsed") from None
         if not _has_band(tree.body):
             raise _refused("every part must use a band, such as b1")
     return text

@@ -1,9 +1,9 @@
 """Limits on filters and search bodies, checked before anything parses them.
 
 The parser of CQL2 is native code: 2,000 opening brackets overflow its stack and end the process, and already 25 of them
-take minutes, because it tries every way to read them. JSON that is nested deeply fails in the middle of a search. So
-length and nesting are limited here, whatever the language of the filter. PostGIS compares a geometry with that of every
-item, which takes longer the more vertices it has, and fails for coordinates that overflow.
+take minutes, because it backtracks. JSON that is nested deeply fails in the middle of a search. So length and nesting
+are limited here, whatever the language of the filter. PostGIS compares a geometry with that of every item, which takes
+longer the more vertices it has, and fails for coordinates that overflow.
 """
 
 import re
@@ -24,7 +24,7 @@ MAX_VERTICES = 10_000
 _MAX_DEGREES = 360
 _MAX_HEIGHT = 1e9
 
-# What is quoted does not nest. Whether a backslash escapes a quote depends on the parser, so both readings are checked.
+# Quoted text does not count. Whether a backslash escapes a quote depends on the parser, so both readings are checked.
 _QUOTED = (
     re.compile(r"'(?:[^']|'')*'|\"[^\"]*\""),
     re.compile(r"'(?:[^'\\]|\\.|'')*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL),
@@ -52,7 +52,7 @@ def require_simple_json(document: Any) -> None:
 
 
 def require_simple_geometry(text: str | None) -> None:
-    """Refuse GeoJSON as text, as `intersects` has it, that is not simple enough."""
+    """Refuse the text of `intersects` if its GeoJSON is not simple enough."""
     if text:
         require_simple_json(_parsed(unquote_plus(text), "intersects"))  # stac-fastapi decodes it too
 

@@ -41,7 +41,7 @@ async def get_landing_page(
 ) -> Response:
     """Links to the description of the API, the datasets, the grids and the catalogue."""
     if f is not None and f not in _FORMATS:  # OGC API requires 400
-        raise InvalidRequest("the format does not exist", code="request.no-format", hint="use f=json or f=html")
+        raise InvalidRequest("this format is not supported", code="request.no-format", hint="use f=json or f=html")
     is_page = f == "html" if f else prefers_html(request)
     response = pages.page("index.html") if is_page else JSONResponse(landing_page(request))
     response.headers["Vary"] = "Accept"
@@ -55,7 +55,7 @@ async def get_description(request: Request) -> JSONResponse:
 
 def landing_page(request: Request) -> dict[str, Any]:
     base = str(request.base_url).rstrip("/")
-    # Below the address of the API the root and /openapi.json are those of the API.
+    # At the address of the API, / and /openapi.json belong to the API.
     is_root = request.scope["path"] != MAPS
     root, description = ("/", "/openapi.json") if is_root else (MAPS, f"{MAPS}/openapi.json")
 

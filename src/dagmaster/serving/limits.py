@@ -1,8 +1,8 @@
 """Limits how many requests for pixels are served at once, in all and for each client.
 
-Previews, crops and statistics read and encode millions of pixels; a tile needs few. Only as many of the large requests
-are served at once as there are cores, and one more for other clients. Others wait in a queue of limited length
-and for a limited time; beyond that they are refused, with a time after which to repeat them.
+Previews, crops and statistics read and encode millions of pixels; a tile needs few. For one client, at most as many
+large requests as there are cores are served at once, and one more for other clients. Further requests wait in a queue
+of limited length and for a limited time; beyond that they are refused, with a `Retry-After` header.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from dagmaster.web.authentication import CALLER
 _CORES = max(2, os.cpu_count() or 1)
 _SMALL_PATHS = re.compile(r"tiles(?:/.*)?|(?:.*/)?tilejson\.json|map|.*/map\.html|info(?:\.geojson)?|point/.*|.*\.xml")
 _PIXEL_PATHS = re.compile(rf"(?:{TILES}|{SEARCHES})/[^/]+/(?P<rest>.+)")
-# The patterns of routes with boxes and sizes try every way to split a path: minutes, if it has hundreds of separators.
+# The patterns of routes with boxes and sizes backtrack: a path with hundreds of separators would take minutes.
 _MAX_COMMAS, _MAX_PATH_CHARACTERS = 3, 500
 
 
@@ -68,7 +68,7 @@ class WorkLimit:
         self._admit()
 
     def _admit(self) -> None:
-        """Give free slots to those that have waited longest and whose client may have another."""
+        """Give free slots to the requests that have waited longest and whose client is below its limit."""
         for client, admitted in list(self._queue):
             if not admitted.done() and self._has_slot(client):
                 self._queue.remove((client, admitted))
@@ -90,8 +90,8 @@ class WorkLimit:
 
 
 def client_of(scope: Scope) -> str:
-    """Whom a request is counted for: the caller, or if it has no credentials its IP address. Callers that come through
-    one proxy have the same address."""
+    """The client that a request is counted for: the caller, or without credentials the IP address. Clients behind the
+    same proxy have the same address."""
     caller: Caller = scope.get("state", {}).get(CALLER, ANONYMOUS)
     address: str = (scope.get("client") or ("", 0))[0]
     return address if caller.name in RESERVED_NAMES else f"caller {caller.name}"

@@ -1,7 +1,7 @@
 """The middleware of the map server: sets the public URL of requests, and the cache headers of responses.
 
-Links begin with the URL of the request. If clients reach this server under another URL, PUBLIC_URL sets it; headers of
-proxies are ignored, except the address of the client and the scheme that TRUSTED_PROXIES name (web/server.py).
+Links begin with the URL of the request. If clients reach this server under another URL, PUBLIC_URL sets it. Headers of
+proxies are ignored, except the client address and the scheme from proxies in TRUSTED_PROXIES (web/server.py).
 """
 
 from urllib.parse import SplitResult, urlsplit
@@ -63,7 +63,7 @@ class MapMiddleware(RequestMiddleware):
         return super().refusal(scope, headers)
 
     def allows_foreign_images(self, _path: str) -> bool:
-        return True  # tiles in a notebook
+        return True  # notebooks show tiles
 
     def _is_public(self, host: str) -> bool:
         name = name_of(host)

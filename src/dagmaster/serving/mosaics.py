@@ -3,7 +3,7 @@
 A mosaic names its assets relative to the folder of the COGs of the same edition (`mosaics/x/v0/r1/…` →
 `cogs/x/v0/r1/…`), or by the URL under which this server serves them. Any other asset is refused.
 
-`with_asset_urls` is the document for other programs: with the URLs of the COGs.
+`with_asset_urls` returns the document for other programs, with the URLs of the COGs.
 
 Quadkeys are sorted: those of the tiles inside a tile begin with its quadkey, so that a binary search finds them.
 """
@@ -117,8 +117,8 @@ def is_mosaic(location: Location) -> bool:
 def with_asset_urls(document: bytes, location: Location, base: str, token: str | None = None) -> bytes:
     """The mosaic with an `asset_prefix` that makes its assets URLs of this server, for programs that read it by HTTP.
 
-    A token that read the mosaic is part of these URLs, because the assets need it too. A document that is not a mosaic,
-    or whose assets are not those of its edition, is returned as it is.
+    The token of the request is part of these URLs, because the assets need it too. A document that is not a mosaic, or
+    whose assets are not those of its edition, is returned unchanged.
     """
     query = f"?{PARAMETER}={quote(token)}" if token else ""
     try:
@@ -148,7 +148,7 @@ def _is_url(name: str) -> bool:
 
 
 def _own_url(name: str, base: str, query: str) -> str:
-    """A URL of this server with the token; those of others are never sent the token."""
+    """A URL of this server gets the token; URLs of other servers never do."""
     url = rebased(name, base, urlsplit(base).hostname)
     return url + query if url.startswith(base) else url
 

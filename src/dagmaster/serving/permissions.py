@@ -1,7 +1,7 @@
 """The permissions that the routes of the map server declare.
 
-Most are for anyone: who may read a version is decided in `access`, for each request. What operators alone may see needs
-a permission if authentication is enabled; without it, the middleware decides who reaches the server.
+Most are for anyone: who may read a version is decided in `access`, for each request. Routes for operators need a
+permission if authentication is enabled; if it is disabled, the middleware decides who can reach the server.
 """
 
 from collections.abc import Iterable
@@ -33,7 +33,7 @@ FOR_MONITORS: Final = Depends(_NeedsIfAuthenticated(Permission.METRICS_READ))
 
 
 def is_monitor(request: Request) -> bool:
-    """Whether the caller may see how the server runs."""
+    """Whether the caller may see metrics and the details of health checks."""
     return not _has_authentication(request) or may(caller_of(request), Permission.METRICS_READ)
 
 

@@ -70,12 +70,12 @@ async def _on_invalid(request: Request, error: Exception) -> Response:
 
 
 async def _on_outside(request: Request, _error: Exception) -> Response:
-    hint = "the TileJSON has the bounds and zooms"
+    hint = "the TileJSON contains the bounds and the zoom levels"
     return _problem(request, HTTPStatus.NOT_FOUND, "tiles.outside", "the dataset has no data here", hint)
 
 
 async def _on_unsupported_bands(request: Request, _error: Exception) -> Response:
-    hint = "a colour map needs one band, a JPEG one or three"
+    hint = "a colour map needs one band, a JPEG needs one or three bands"
     detail = "these bands cannot be rendered in this format"
     return _problem(request, HTTPStatus.BAD_REQUEST, "tiles.no-picture", detail, hint)
 
@@ -89,8 +89,8 @@ async def _on_bad_nodata(request: Request, error: Exception) -> Response:
 
 
 async def _on_unreadable(request: Request, error: Exception) -> Response:
-    _log.error("cannot read the data", path=request.url.path, request_id=request_id_of(request), exc_info=error)
-    hint = "the log has details under the request_id"
+    _log.error("the data cannot be read", path=request.url.path, request_id=request_id_of(request), exc_info=error)
+    hint = "the log of the server has the details; search for the request_id"
     detail = "the file of the dataset cannot be read"
     return _problem(request, HTTPStatus.INTERNAL_SERVER_ERROR, "tiles.unreadable", detail, hint)
 

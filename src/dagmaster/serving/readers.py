@@ -75,12 +75,13 @@ class ReaderInput:
 
 
 def open_for_display(src_path: ReaderInput, tms: TileMatrixSet = WEB_MERCATOR_TMS) -> "CogReader | MosaicReader":
-    """A reader for images: at most three bands unless the request selects some, in the proportions on the ground."""
+    """A reader for images: at most three bands unless the request selects some, with the aspect ratio on the ground."""
     return _open(src_path, tms, is_display=True)
 
 
 def open_for_values(src_path: ReaderInput, tms: TileMatrixSet = WEB_MERCATOR_TMS) -> "CogReader | MosaicReader":
-    """A reader for points and statistics: all bands unless the request selects some, in the proportions of the data."""
+    """A reader for points and statistics: all bands unless the request selects some, with the aspect ratio of the
+    data."""
     return _open(src_path, tms, is_display=False)
 
 
@@ -123,7 +124,7 @@ class CogReader(Reader):
     ) -> ImageData:
         self._require_bands_of(expression)
         bands = None if expression else self._indexes(indexes)
-        if (width is None) != (height is None):  # rio-tiler does not limit the other one
+        if (width is None) != (height is None):  # rio-tiler does not limit the side that is not given
             width, height = _size(_aspect(BBox(*bbox)), None, width, height)
         return super().part(bbox, indexes=bands, expression=expression, width=width, height=height, **options)
 
@@ -206,7 +207,8 @@ class MosaicReader(BaseReader):
         return self._zooms()[1]
 
     def _zooms(self) -> tuple[int, int]:
-        """The zooms of the mosaic, which are of Web Mercator; in other grids, those with about the same pixel sizes."""
+        """The zoom levels of the mosaic, which are those of Web Mercator; in other grids, the levels with about the
+        same pixel sizes."""
         if self.tms is WEB_MERCATOR_TMS or self.tms.id == WEB_MERCATOR_TMS.id:
             return self.mosaic.minzoom, self.mosaic.maxzoom
         sizes = (_pixel_metres(WEB_MERCATOR_TMS, zoom) for zoom in (self.mosaic.minzoom, self.mosaic.maxzoom))
@@ -217,9 +219,9 @@ class MosaicReader(BaseReader):
         require_tile(self.tms, tile_x, tile_y, tile_z)
         if tile_z < self.minzoom:  # such a tile could need every COG; a tile above maxzoom needs few
             raise NotFound(
-                f"the dataset has tiles from zoom {self.minzoom}",
+                f"the dataset has no tiles below zoom {self.minzoom}",
                 code="tiles.outside-zooms",
-                hint="the TileJSON has the bounds and zooms",
+                hint="the TileJSON contains the bounds and the zoom levels",
             )
         area = BBox(*self.tms.bounds(Tile(tile_x, tile_y, tile_z)))
         is_mercator = self.tms.id == WEB_MERCATOR_TMS.id
@@ -415,5 +417,6 @@ def _aspect(box: BBox) -> float:
 
 
 def _aspect_on_ground(box: BBox) -> float:
-    """A degree of longitude is shorter than one of latitude. Limited near the poles, where the image would vanish."""
+    """A degree of longitude is shorter than one of latitude. The ratio is limited near the poles, where it would become
+    zero."""
     return _aspect(box) * max(math.cos(math.radians((box.south + box.north) / 2)), 0.05)

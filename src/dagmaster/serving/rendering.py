@@ -76,7 +76,8 @@ def rendering_of(metadata: Mapping[str, Any], asset: Mapping[str, Any], name: st
 def legend_of(rendering: Rendering, palette: Any) -> list[dict[str, Any]]:
     """The classes of a dataset with the colours in which they are drawn. Transparent classes and nodata are not listed.
 
-    The palette is the file's. Without names in the catalogue, its entries are listed by value, up to the last colour.
+    `palette` is that of the file. Without names in the catalogue, its entries are listed by value, up to the last
+    colour.
     """
     colors = rendering.colormap or palette
     if not isinstance(colors, Mapping):
@@ -96,7 +97,7 @@ def _used(colors: Mapping[int, Sequence[int]]) -> list[int]:
 
 
 def _classes_of(classes: Any) -> tuple[tuple[int, str], ...]:
-    """The catalogue's classes, without nodata. What is not valid is left out: a legend is not essential."""
+    """The catalogue's classes, without nodata. Invalid entries are left out: a legend is not essential."""
     valid = [each for each in classes if isinstance(each, Mapping)] if isinstance(classes, list) else []
     return tuple(
         (each["value"], _class_name(each))

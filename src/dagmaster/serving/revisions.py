@@ -4,9 +4,9 @@
     /stac/collections/{dataset}/items?version=0[&rev=2]           its items, in the order of their ids
     /stac/collections/{dataset}/items/{item}?version=0[&rev=2]    one item
 
-The catalogue in pgSTAC has only what is published, and its collections describe all published versions. Reviewers read
-these before they decide. The URLs in a document name the revision, so that its files, maps and links are those of the
-same revision; they contain the token of a signed link that read it.
+The catalogue in pgSTAC contains only published revisions, and its collections describe all published versions.
+Reviewers read the documents of a revision before they decide. The URLs in a document name the revision, so that its
+files, maps and links are those of the same revision; if the request has the token of a signed link, they contain it.
 """
 
 import re
@@ -90,7 +90,7 @@ class RevisionReader:
         version, rev = request.query_params["version"], request.query_params.get("rev")
         if not VERSION.fullmatch(version) or not (rev is None or REVISION.fullmatch(rev)):
             hint = "for example version=0&rev=2"
-            raise InvalidRequest("version or rev is not a number", code="request.invalid", hint=hint)
+            raise InvalidRequest("`version` or `rev` is not valid", code="request.invalid", hint=hint)
         readable = await self.access.readable(request, dataset_id, version, revision_number(rev))
         if readable.dataset_id != dataset_id:
             raise _no_document()
@@ -140,14 +140,14 @@ class _Urls:
         return self.completed(document, links)
 
     def completed(self, document: Json, inferred: Iterable[tuple[str, str, str]]) -> Json:
-        """The document with its place in the catalogue, and with URLs instead of paths."""
+        """The document with links to the catalogue and its collection, and with URLs instead of paths."""
         stored = [link for link in document.get("links") or () if link.get("rel") not in _INFERRED]
         links = [*_links(inferred), *(self._with_url(link) for link in stored)]
         assets = {key: self._with_url(asset) for key, asset in (document.get("assets") or {}).items()}
         return {**document, "links": links, **({"assets": assets} if "assets" in document else {})}
 
     def pinned(self, url: str) -> str:
-        """A URL of this server that names the revision; any other as it is."""
+        """The URL with the revision if it is a URL of this server; other URLs are not changed."""
         if self._addresses.is_file(url):
             added = self._token
         elif self._addresses.is_of_dataset(url, self._readable.dataset_id):

@@ -45,7 +45,7 @@ from dagmaster.serving.sources import WORLD, SourceKind, TileSource, bounds_of, 
 from dagmaster.serving.stac import Collections
 from dagmaster.serving.tiles import Format, TileSize, answer_head, raster_layer, read_tile, requested_grid
 
-# In one tile: each is a file to open.
+# The limit of items in one tile: each is a file to open.
 MAX_ITEMS = 25
 # A URL must contain the id; browsers and proxies accept some 8,000 characters.
 MAX_ID_CHARACTERS = 4_000
@@ -71,8 +71,8 @@ def encode(search: Mapping[str, Any]) -> str:
     search_id = _FORMAT + base64.urlsafe_b64encode(zlib.compress(text, 9)).decode().rstrip("=")
     if len(text) > MAX_SEARCH_BYTES or len(search_id) > MAX_ID_CHARACTERS:
         raise InvalidRequest(
-            f"the search is too large: its id would have {len(search_id):,} characters, or it has {len(text):,} bytes; "
-            f"{MAX_ID_CHARACTERS:,} and {MAX_SEARCH_BYTES:,} are allowed",
+            f"the search is too large: it has {len(text):,} bytes (at most {MAX_SEARCH_BYTES:,}), and its id would "
+            f"have {len(search_id):,} characters (at most {MAX_ID_CHARACTERS:,})",
             code="search.too-large",
             hint="simplify its geometry, or name fewer ids",
         )
@@ -80,7 +80,7 @@ def encode(search: Mapping[str, Any]) -> str:
 
 
 def decode(search_id: str) -> dict[str, Any]:
-    """The search of an id. What it contains is still to be checked."""
+    """The search of an id. Its content is not checked yet."""
     if len(search_id) > MAX_ID_CHARACTERS or not search_id.startswith(_FORMAT):
         raise _no_search()
     encoded = search_id.removeprefix(_FORMAT)
@@ -104,7 +104,7 @@ def _no_search() -> NotFound:
 
 
 async def summarized(services: MapServices, search_id: str, listed: Collections) -> TileSource:
-    """What the tiles of a search have in common: the rendering of its first item, and the bounds of all items."""
+    """The source that all tiles of a search share: the rendering of its first item, and the bounds of all items."""
     search = decode(search_id)
     page = await services.item_search.page({**search, "limit": _ITEMS_OF_BOUNDS}, listed)
     sources = _sources(search, page["features"])
@@ -214,7 +214,7 @@ async def register(
     services: Services,
     body: Annotated[dict[str, Any], Body(description="A STAC search", openapi_examples={"dem": {"value": _EXAMPLE}})],
 ) -> dict[str, Any]:
-    """The id of a search, which is the mosaic of the items that it finds. Nothing is stored."""
+    """Returns the id of a search, for tiles of the items that it finds. Nothing is stored."""
     if body.get("filter-lang") in (_LANGUAGE, None):
         body.pop("filter-lang", None)
     unknown = sorted(body.keys() - set(FIELDS))

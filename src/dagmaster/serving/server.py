@@ -25,5 +25,5 @@ class MapServer(WebServer):
 
 def _fix_mmap_threshold() -> None:
     """Return the memory of pixel blocks when it is freed: with a dynamic threshold glibc keeps more and more of it."""
-    with suppress(OSError, AttributeError):  # another C library
+    with suppress(OSError, AttributeError):  # a C library other than glibc
         ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, _BLOCK_BYTES)

@@ -24,7 +24,7 @@ class SharedTasks(Generic[V]):
         task, expires_at = self._tasks.get(key, (None, 0.0))
         if task is None or self._clock() >= expires_at or _has_failed(task):
             task = asyncio.ensure_future(_awaited(load))
-            # Retrieve the error: asyncio logs it as lost if every request that waited was cancelled.
+            # Retrieve the error: otherwise asyncio logs "never retrieved" if every waiting request was cancelled.
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
             self._tasks[key] = task, self._clock() + seconds
         self._tasks.move_to_end(key)

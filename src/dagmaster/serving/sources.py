@@ -1,4 +1,4 @@
-"""What tiles are made of: the file of a revision, its bounds and how it is rendered, from its STAC documents.
+"""The sources of tiles: the file of a revision, its bounds and how it is rendered, from its STAC documents.
 
     a revision ──▶ its collection ──▶ the mosaic of that version, or the item `<dataset_id>-v<ordinal>`
                                           └──▶ href ──▶ a location in storage ──▶ a path for GDAL
@@ -115,7 +115,7 @@ class SourceResolver:
 
 
 def _described(collection: Json, item: Json | None, layer: LayerTexts) -> tuple[Json, Json | None]:
-    """The documents with what people have written. The collection's attribution and title replace those of the item."""
+    """The documents with the layer metadata. The collection's attribution and title replace those of the item."""
     described_collection = described(collection, {RASTER: layer.metadata})
     if item is None:
         return described_collection, None

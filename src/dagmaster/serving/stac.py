@@ -241,7 +241,7 @@ async def _require_listed(request: Request, collection_id: str) -> None:
 
 
 def _no_collection(collection_id: str) -> NotFoundError:
-    """The words of stac-fastapi for a collection that it does not find."""
+    """The error has the same message as that of stac-fastapi for an unknown collection."""
     return NotFoundError(f"Collection {collection_id} does not exist.")
 
 
@@ -533,7 +533,7 @@ def _unavailable(_error: Exception) -> DagmasterError:
 
 
 def _unreadable(_error: Exception | None = None) -> DagmasterError:
-    return InvalidRequest("a value cannot be read", code="request.invalid", hint=_HINT)
+    return InvalidRequest("a value in the request is not valid", code="request.invalid", hint=_HINT)
 
 
 # Errors of a search, and what the client receives instead.

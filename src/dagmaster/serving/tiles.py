@@ -142,7 +142,8 @@ class ValueFactory(TilerFactory):
 
 
 class _WmtsTemplates(Jinja2Templates):
-    """Describe only the zoom levels that the dataset has: GDAL ignores the limits of a layer and opens the finest."""
+    """Describe only the zoom levels that the dataset has: GDAL ignores the limits of a layer and opens the finest
+    level."""
 
     def TemplateResponse(  # type: ignore[override] # noqa: N802
         self, request: Request, name: str, context: dict[str, Any], **options: Any

@@ -61,8 +61,8 @@ def collection(
     """A collection as a plain JSON document.
 
     `items` are all items or a sample of them: what they share goes into the collection. `bbox` and `when` cover all
-    items; without `when` the interval is that of the given items. `source_sha256` is that of the source, or of the list
-    of the checksums of several.
+    items; without `when` the interval is that of the given items. `source_sha256` is the hash of the source;
+    for several sources, that of the list of their hashes.
     """
     if not items:
         raise InvalidRequest("a collection needs at least one item", code="stac.collection-empty")

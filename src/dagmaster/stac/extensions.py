@@ -22,7 +22,8 @@ _FIELDS = {
     "processing": ("processing:", {"expression", "lineage", "level", "facility", "version", "datetime", "software"}),
     "classification": ("classification:", {"classes", "bitfields"}),
 }
-# What earlier releases declared. Items that they wrote are still registered, by jobs that they began and from files.
+# Versions that earlier releases declared. Their items are still registered: by jobs that were started before an
+# upgrade, and from files.
 _EARLIER_VERSIONS = {"projection": ("https://stac-extensions.github.io/projection/v2.0.0/schema.json",)}
 _MAP_LINKS = {"xyz", "wms", "wmts", "tilejson", "pmtiles", "3d-tiles"}
 _LIMITS = {
@@ -42,7 +43,7 @@ _COLOUR = re.compile(r"[0-9A-Fa-f]{6}")
 
 
 def _owners(document: Json) -> Iterator[tuple[str, Json]]:
-    """Everything that can hold fields of an extension, with the way to it."""
+    """Every object that can have fields of an extension, with its path in the document."""
     yield ("properties", document["properties"]) if document.get("type") == "Feature" else ("", document)
     for group in ("assets", "item_assets"):
         for key, asset in document.get(group, {}).items():
@@ -95,11 +96,11 @@ def _declared_extensions(document: Json) -> Violations:
         if not is_used and declared & accepted:
             yield "stac_extensions", f"{name} is declared and not used"
     for _ in declared - known:
-        yield "stac_extensions", "an extension, or a version of one, is declared that is not supported"
+        yield "stac_extensions", "an extension is declared that is not supported, or not in this version"
 
 
 def _known_fields(document: Json) -> Violations:
-    """Refuse fields that only older versions of the extensions have, or none."""
+    """Refuse fields that the extensions do not have, such as those of older versions."""
     for where, owner in _owners(document):
         for name, (prefix, known) in _FIELDS.items():
             for field in owner:
@@ -139,7 +140,7 @@ def _grid_agrees(where: str, shape: list[int], transform: list[float], bbox: lis
     xs, ys = [corner[0] for corner in corners], [corner[1] for corner in corners]
     slack = 1e-6 * max(abs(edge) for edge in bbox) + 1e-9
     if any(abs(one - other) > slack for one, other in zip(bbox, (min(xs), min(ys), max(xs), max(ys)), strict=True)):
-        yield f"{where}.proj:bbox", "it is not that of `proj:shape` and `proj:transform`"
+        yield f"{where}.proj:bbox", "it does not agree with `proj:shape` and `proj:transform`"
     if len(transform) == 9 and list(transform[6:]) != [0, 0, 1]:
         yield f"{where}.proj:transform", "its last row must be 0, 0, 1"
 

@@ -1,6 +1,6 @@
 """What people have written about a layer, in STAC documents: texts, attribution, and how it is drawn by default.
 
-The functions change copies: without metadata a document stays as it is, so that withdrawing metadata restores it.
+The functions change copies: without metadata a document stays as it is, so that unpublishing metadata restores it.
 A raster asset has one layer, its collection.
 """
 

@@ -94,8 +94,8 @@ def refuse_invalid(document: Json) -> None:
 def refuse_unpublishable(
     document: Json, allows_file: Callable[[str], bool], is_served: Callable[[str], bool], collection_url: str
 ) -> None:
-    """Raise UnfitData if a document cannot be published: it breaks the schema of STAC, its files are elsewhere than
-    `allows_file` says, or a link leads to an internal address. A document that this software made also obeys the rules
+    """Raise UnfitData if a document cannot be published: it breaks the schema of STAC, `allows_file` refuses
+    one of its files, or a link leads to an internal address. A document that this software made also obeys the rules
     of its extensions. Schemas of other extensions are not available without a network, and are not checked.
 
     Links to the collection may be missing, because the server adds them.
@@ -315,7 +315,7 @@ def _id(document: Json) -> Violations:
     if not parts:
         yield "id", "it must be <collection>-v<ordinal>, for a part with a suffix such as -r<row>c<column>"
     elif int(parts[1]) != document["properties"].get("dagmaster:version_ordinal"):
-        yield "id", "its ordinal is not that of `dagmaster:version_ordinal`"
+        yield "id", "its ordinal differs from `dagmaster:version_ordinal`"
 
 
 def _item_links(document: Json) -> Violations:
@@ -329,7 +329,7 @@ def _item_links(document: Json) -> Violations:
         yield "links", "a deprecated item must link to its successor"
 
 
-def _datetime_of_the_data(document: Json) -> Violations:
+def _honest_datetime(document: Json) -> Violations:
     properties = document["properties"]
     moment, start, end = (_moment(properties.get(name)) for name in ("datetime", "start_datetime", "end_datetime"))
     if moment and is_sentinel(moment):
@@ -463,5 +463,5 @@ _RULES: tuple[Rule, ...] = (
     _media_types,
     _our_fields,
 )
-_ITEM_RULES: tuple[Rule, ...] = (_id, _item_links, _datetime_of_the_data, _order_of_times, _geometry, _bbox)
+_ITEM_RULES: tuple[Rule, ...] = (_id, _item_links, _honest_datetime, _order_of_times, _geometry, _bbox)
 _COLLECTION_RULES: tuple[Rule, ...] = (_collection_id, _extents, _item_assets)

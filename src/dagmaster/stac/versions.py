@@ -22,7 +22,7 @@ _ORDINAL = "dagmaster:version_ordinal"
 def joined(known: Mapping[str, Any], new: Mapping[str, Any]) -> Json:
     """The collection after another version, or another revision of a version, was added.
 
-    It describes the newest version. Of the others it keeps what is needed to show them.
+    It describes the newest version, and keeps what is needed to show the other versions.
     """
     newest = new if _ordinal(new) >= _ordinal(known) else known
     document: Json = copy.deepcopy(dict(newest))

@@ -1,7 +1,7 @@
 """The time of the data. It is never the time of processing.
 
-The submitter passes it, else a tag of the file has it, else the time at which the file was supplied is used as an
-interval. `basis` says which, also in the item (`dagmaster:datetime_basis`).
+It is passed by the submitter, or read from a tag of the file; otherwise the time at which the file was supplied is
+used, as an interval. `basis` says which, also in the item (`dagmaster:datetime_basis`).
 
     given        passed at submission
     acquisition  from a tag of the file with the time of acquisition
@@ -73,7 +73,7 @@ class When:
 def is_sentinel(moment: datetime, *, is_moment: bool = True) -> bool:
     """Whether a time is a placeholder.
 
-    The first second of a century may begin an interval, but is not a real moment.
+    The first second of 1900, 1970 or 1980 may begin an interval, but as a single moment it is a placeholder.
     """
     return not 1000 <= moment.year < 9999 or (is_moment and moment in _SENTINELS)
 

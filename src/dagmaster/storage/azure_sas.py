@@ -1,4 +1,4 @@
-"""Shared access signatures (SAS) of Azure: what they say, and how they are signed. Pure.
+"""Shared access signatures (SAS) of Azure: their parameters and their signature. Pure functions.
 
 A SAS permits what `permissions` says on one blob, for an hour. It is signed with a user delegation key, which a managed
 identity obtains, or with the account key of Azurite.
@@ -40,7 +40,7 @@ class DelegationKey:
 
     @classmethod
     def parse(cls, document: bytes) -> "DelegationKey":
-        """ValueError if it is not such a document."""
+        """Raises ValueError if it is not such a document."""
         try:
             root = ElementTree.fromstring(document)  # noqa: S314  (the parser of Python 3.11 limits entities)
         except ElementTree.ParseError as error:

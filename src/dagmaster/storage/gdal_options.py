@@ -1,8 +1,8 @@
 """Options of GDAL for one path: where the store of an object is, and how to sign requests to it.
 
-GDAL takes them by the longest path that a file's path begins with, for the whole process, when a file is opened. So
-files of several accounts can be open at once, in any thread, and no signature is in a path or an environment variable.
-rasterio has no function for it.
+When GDAL opens a file, it uses the options of the longest path with which the file's path begins. They apply to the
+whole process. So files of several accounts can be open at once, in any thread, and no signature is in a path or an
+environment variable. rasterio has no function for it.
 """
 
 import threading

@@ -101,7 +101,7 @@ class Edition:
         require_dataset_id(self.dataset)
         if not 0 <= self.ordinal <= MAX_EDITION or not 1 <= self.revision <= MAX_EDITION:
             raise InvalidRequest(
-                f"versions count from 0, revisions from 1, both to {MAX_EDITION:,}", code="storage.bad-edition"
+                f"versions are numbered from 0, revisions from 1, up to {MAX_EDITION:,}", code="storage.bad-edition"
             )
 
     def cog(self, name: str) -> str:
@@ -143,7 +143,7 @@ _OF_EDITION = re.compile(r"(\w+)/([^/]+)/v(0|[1-9]\d{0,8})/r([1-9]\d{0,8})/.+")
 
 
 def edition_named(blob: str) -> tuple[str, Edition] | tuple[None, None]:
-    """The kind and the edition in the name of an object; None if it is not one that an edition gives.
+    """The kind and the edition in the name of an object; None for both if the name is not that of an edition's object.
 
     >>> edition_named("cogs/dem-2024/v0/r1/r00c01.tif")
     ('cogs', Edition(dataset='dem-2024', ordinal=0, revision=1))

@@ -63,7 +63,7 @@ class ObjectBackend(Protocol):
     def write(
         self, location: Location, content: BinaryIO, size_bytes: int, *, create_only: bool, tier: StorageTier
     ) -> Written:
-        """Write an object. Conflict (storage.taken) if `create_only` and there is one."""
+        """Write an object. Raises Conflict (storage.taken) if `create_only` is set and the object exists."""
         ...
 
     def gdal_path(self, location: Location) -> str: ...

@@ -23,7 +23,7 @@ def part_size(size_bytes: int, most_parts: int) -> int:
 def send_parts(content: BinaryIO, part_bytes: int, send: Callable[[int, bytes], Sent]) -> tuple[list[Sent], str, int]:
     """Send every part with its number, from 1. Returns the results in order, and hash and size of what was sent.
 
-    After the first failure no other part is begun, and those that are under way have ended when it is raised.
+    After the first failure no other part is started; the error is raised when the parts that are being sent have ended.
     """
     digest, size_bytes = hashlib.sha256(), 0
     results: list[Sent] = []

@@ -52,7 +52,7 @@ class Store(Protocol):
     """Puts are atomic for readers, and durable once they have returned, even if the machine loses power."""
 
     def put(self, location: Location, data: bytes, *, create_only: bool = False) -> Stored:
-        """Store bytes. With `create_only` an existing object stays; Conflict if its content differs."""
+        """Store bytes. With `create_only` an existing object is kept; raises Conflict if its content differs."""
         ...
 
     def put_file(
@@ -70,7 +70,7 @@ class Store(Protocol):
     def get(self, location: Location) -> bytes: ...
 
     def get_range(self, location: Location, start: int, length: int) -> bytes:
-        """Returns fewer bytes if the object ends before."""
+        """Returns fewer bytes if the object is too short."""
         ...
 
     def get_file(self, location: Location, file: Path) -> None:

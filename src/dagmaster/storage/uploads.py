@@ -43,8 +43,8 @@ class PartWriter(Protocol):
         ...
 
     def publish(self, location: Location, sha256: str | None = None) -> Stored:
-        """Turn the bytes into an object, atomically. An existing object stays: Conflict if its content differs.
-        UnfitData if the bytes do not have this hash. The same call again has the same result."""
+        """Turn the bytes into an object, atomically. An existing object is kept. Raises Conflict if its content
+        differs, and UnfitData if the bytes do not have this hash. The call may be repeated, with the same result."""
         ...
 
     def remove(self) -> None:
@@ -56,7 +56,7 @@ class PartWriter(Protocol):
 
 class UploadParts(Protocol):
     def open(self, upload_id: UUID) -> PartWriter:
-        """Begin or continue an upload. Conflict if another process or thread has it open."""
+        """Begin or continue an upload. Raises Conflict if another process or thread has it open."""
         ...
 
     def position(self, upload_id: UUID) -> int:

@@ -167,8 +167,8 @@ class Storage:
     def clear_external(self, edition: Edition) -> int:
         """Delete the copies of an edition in the external zone. Returns their number.
 
-        Removed folders are deleted before it returns, and not later as elsewhere: others may read the folder of the
-        zone.
+        Unlike in other zones, the files are deleted before this returns, because other programs may read the folder of
+        the zone.
         """
         store, count = self._stores[Zone.EXTERNAL], 0
         for folder in self._external(edition):

@@ -116,7 +116,7 @@ class MemoryDatabase:
     results: dict[TaskKey, TaskResult] = field(default_factory=dict)
     events: dict[UUID, list[JobEvent]] = field(default_factory=lambda: defaultdict(list))
     orchestrators: dict[UUID, datetime] = field(default_factory=dict)
-    routers: dict[UUID, OrchestratorInfo] = field(default_factory=dict)  # what the orchestrators can route
+    routers: dict[UUID, OrchestratorInfo] = field(default_factory=dict)  # which work each orchestrator can route
     workers: dict[UUID, WorkerInfo] = field(default_factory=dict)
     worker_beats: dict[UUID, datetime] = field(default_factory=dict)
     checkpoints: dict[tuple[UUID, str], dict[str, Checkpoint]] = field(default_factory=lambda: defaultdict(dict))
@@ -1488,7 +1488,7 @@ def _or(value: Any, otherwise: Any) -> Any:
 
 
 def _json_copy(value: Any) -> Any:
-    """What a value is after it has been stored as JSON."""
+    """A value as it is read after it was stored as JSON."""
     return orjson.loads(orjson.dumps(value))
 
 

@@ -108,9 +108,9 @@ def run_handler(
     settings: Settings | None = None,
 ) -> Trial:
     """Call a handler, or the installed one of this name, and return the outcome.
-    It never raises what the handler raises.
+    Exceptions of the handler are part of the outcome and are not raised.
 
-    `checkpoints` are those of earlier attempts, oldest first; `after` is the trial of the attempt before, whose
+    `checkpoints` are those of earlier attempts, oldest first; `after` is the trial of the previous attempt, whose
     checkpoints are loaded with their artifacts. `results` is what `ctx.results()` streams: outputs, or ChildResults
     with more fields. `cancelled_after` and `shutting_down_after` say how many reads of that flag return false. Time is
     virtual. A plain handler runs in this process, without limits, or with `isolate` in a child process. `settings`

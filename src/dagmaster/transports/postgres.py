@@ -1,7 +1,7 @@
 """The default transport: the task row is the message, and a notification names the queue.
 
-A single task is announced first to the worker that ran the task before it: if every worker woke up for each step of a
-chain, all but one would claim in vain. The others are notified a moment later, in case the task was not claimed.
+A single task is announced first to the worker that ran the previous task: if every worker woke up for each step of a
+chain, all but one would claim nothing. The others are notified a moment later, in case the task was not claimed.
 
 The notifier must not be shared: waiting on it consumes its notifications.
 """
@@ -32,7 +32,7 @@ class PostgresTransport:
         return sorted({tasks_topic(ticket.queue, ticket.near) for ticket in tickets})
 
     def _stand_by(self, ticket: Ticket) -> None:
-        """Notify the other workers later. If `near` names the same worker again, it has finished the task before, so
+        """Notify the other workers later. If `near` names the same worker again, it has finished the previous task, so
         the others need no notification of that task."""
         if before := self._standing_by.pop(ticket, None):
             before.cancel()

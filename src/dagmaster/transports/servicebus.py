@@ -2,12 +2,12 @@
 
     outbox ──▶ relay (orchestrator/relay) ──▶ Service Bus ──▶ a worker with free slots ──▶ claim ──▶ settled
 
-A delivery makes a worker claim what it has room for, by priority and age as the database orders it: tasks of higher
-priority come first, whichever message arrived. A message is completed when its task is no longer queued, claimed by
-this worker or by another one. It is left alone while its task is queued and this worker cannot take it (no room for its
-handler, a paused queue) or while the database does not respond: when its lock expires, the broker delivers it again. A
-message that is not one of ours is dead-lettered. An outdated message also makes the worker claim: those that follow may
-be of queued tasks, and workers that were busy have left many outdated ones.
+After a delivery, a worker claims as many tasks as it has free slots, in the order of the database: tasks of higher
+priority come first, whichever message arrived. A message is completed when its task is no longer queued, because this
+worker or another one has claimed it. It is not settled while its task is queued and this worker cannot take it (no free
+slot for its handler, a paused queue) or while the database does not respond: when its lock expires, the broker delivers
+it again. A message without the id of a task is dead-lettered. After an outdated message the worker claims too: busy
+workers leave many outdated messages, and messages of queued tasks may follow them.
 
 Workers also poll the database, so a lost message delays a task and nothing else.
 """
@@ -29,7 +29,7 @@ from dagmaster.observe import log
 from dagmaster.transports.servicebus_client import BrokerMessage, QueueReceiver, ServiceBus, backoff_seconds
 from dagmaster.transports.transport import MAX_AT_ONCE, Delivery, Ticket
 
-WAIT_SECONDS: Final = 1.0  # of one call; messages are settled between two calls
+WAIT_SECONDS: Final = 1.0  # how long one call waits; messages are settled between two calls
 HOLD_SECONDS: Final = 2.0  # a message that the worker does not fetch within this time is released to other workers
 MANY_STALE: Final = 2  # outdated messages in a row; then several are received at once
 DRAIN_SECONDS: Final = 0.05  # how long such a call waits: a message that is not outdated may be among them
@@ -41,7 +41,7 @@ QueuedTasks = Callable[[Sequence[str]], Awaitable[frozenset[str]]]
 
 
 class Malformed(ValueError):
-    """A message that is not one of ours."""
+    """A message without a valid id of a task."""
 
 
 def task_id_of(body: bytes) -> str:
@@ -82,7 +82,7 @@ class ServiceBusTransport:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def publish(self, tickets: Sequence[Ticket]) -> None:
-        """Send the ids. An error concerns one of the queues; the ids for the others are sent."""
+        """Send the ids. An error in one queue does not keep the ids for other queues from being sent."""
         by_queue: dict[str, list[str]] = defaultdict(list)
         for ticket in tickets:
             if ticket.task_id is not None:
@@ -120,7 +120,7 @@ class ServiceBusTransport:
 
 @dataclass
 class _Inbox:
-    """What has arrived and was not fetched yet. Listeners ask for messages only while the worker waits for some."""
+    """Deliveries that were not fetched yet. Listeners request messages only while the worker waits for some."""
 
     limit: int = MAX_AT_ONCE
     deliveries: list[Delivery] = field(default_factory=list)
@@ -193,8 +193,8 @@ class _Listener:
         if not self._inbox.wanted.is_set():
             await self._wait_until_wanted()
             return
-        # One message is delivered at once; for more of them, the SDK waits a moment. Where many are outdated, more
-        # follow, until a call returns fewer than it could.
+        # A single message is received without a delay; if more are requested, the SDK waits a moment. After many
+        # outdated messages more are likely to follow, so several are received at once until a call returns fewer.
         is_draining = self._stale_in_a_row >= MANY_STALE
         count, seconds = (self._inbox.limit, DRAIN_SECONDS) if is_draining else (1, WAIT_SECONDS)
         messages = await self._receiver.receive(count, seconds)
@@ -226,7 +226,7 @@ class _Listener:
             self._deliveries += [(now, delivery) for delivery in deliveries]
             self._inbox.put(deliveries)
         elif stale:
-            # Messages of tasks that are queued may follow, behind many outdated ones: the worker claims without them.
+            # Messages of queued tasks may follow many outdated ones: the worker claims without waiting for them.
             self._inbox.put([Delivery(self._receiver.queue)])
         self._counters.stale += len(stale)
         await self._complete(stale)
@@ -243,7 +243,7 @@ class _Listener:
         try:
             return await self._queued_tasks(task_ids)
         except DagmasterError as error:  # the claim decides
-            _log.warning("the database cannot say which tasks are queued", error=str(error))
+            _log.warning("could not read from the database which tasks are queued", error=str(error))
             return frozenset(task_ids)
 
     async def _settle_all(self) -> None:
@@ -268,7 +268,7 @@ class _Listener:
         await self._complete(claimed)
 
     async def _give_back_unfetched(self) -> None:
-        """The worker is busy: release what it did not fetch to other workers."""
+        """The worker is busy: release the messages that it did not fetch to other workers."""
         before = time.monotonic() - HOLD_SECONDS
         if not any(moment < before for moment, _ in self._deliveries):
             return
@@ -290,7 +290,7 @@ class _Listener:
 
     def _note_success(self) -> None:
         if self._failures:
-            _log.info("the queue can be used again", queue=self._receiver.queue)
+            _log.info("the queue is available again", queue=self._receiver.queue)
         self._failures, self.error = 0, None
 
     async def _back_off(self, error: Exception) -> None:
@@ -299,14 +299,14 @@ class _Listener:
         if self._failures == 0:
             say = _log.error if isinstance(error, InvalidRequest) else _log.warning
             hint = getattr(error, "hint", None)
-            say("tasks are not announced by Service Bus; the worker continues to poll", error=str(error), hint=hint)
+            say("Service Bus cannot announce tasks; the worker continues to poll", error=str(error), hint=hint)
         self.error = str(error)
         seconds = backoff_seconds(error, self._failures)
         self._failures += 1
         await asyncio.sleep(seconds)
 
     async def wind_down(self) -> None:
-        """Settle what was claimed, and release what was not fetched to other workers."""
+        """Settle the messages of claimed tasks, and release those that were not fetched to other workers."""
         try:
             async with asyncio.timeout(HOLD_SECONDS):
                 await self._settle_all()

@@ -183,7 +183,7 @@ class QueueReceiver:
             return [BrokerMessage(message, receiver) for message in messages]
 
     async def complete(self, messages: Sequence[BrokerMessage]) -> None:
-        """A message whose lock is lost is delivered again, which is not an error."""
+        """Complete messages. One whose lock is lost is delivered again, which is not an error."""
         await self._settle([message.complete for message in messages])
 
     async def abandon(self, messages: Sequence[BrokerMessage]) -> None:
@@ -227,7 +227,7 @@ def _open(settings: Settings) -> "tuple[ServiceBusClient, IdentityCredential | N
         from azure.servicebus.aio import ServiceBusClient
     except ImportError as error:
         raise missing_extra(error, "azure") or error from error
-    options: dict[str, Any] = {"retry_total": 0}  # tried again by us, later
+    options: dict[str, Any] = {"retry_total": 0}  # dagmaster retries later by itself
     if settings.service_bus_connection_string:
         try:
             return ServiceBusClient.from_connection_string(settings.service_bus_connection_string, **options), None
@@ -302,7 +302,7 @@ async def _close(closable: Any) -> None:
 
 
 class translated:  # noqa: N801 - reads as a statement
-    """The SDK's errors as ours."""
+    """Translates errors of the SDK into ours."""
 
     def __init__(self, queue: str) -> None:
         self._queue = queue
@@ -315,10 +315,10 @@ class translated:  # noqa: N801 - reads as a statement
             raise translation(self._queue, error) from error
 
 
-# By the condition of the AMQP error: what it is, and what to do.
+# By the condition of the AMQP error: what happened, the code, and what to do.
 _NOT_FOUND = ("does not exist", "servicebus.queue-not-found", "create the queue in the namespace")
 _DENIED = (
-    "may not be used by this process",
+    "denies access to this process",
     "servicebus.access-denied",
     "give its identity the roles Azure Service Bus Data Sender (orchestrators) and Data Receiver (workers, and "
     "orchestrators for JOB_QUEUE_NAME), and check that the queue exists",
@@ -342,7 +342,7 @@ _PERMANENT_CLASSES = {
 
 
 def translation(queue: str, error: Exception) -> InvalidRequest | Unavailable:
-    """Permanent or transient. The names of classes are compared, so that the SDK need not be imported."""
+    """A permanent or a transient error. Class names are compared, so that the SDK need not be imported."""
     known = _PERMANENT_CLASSES.get(type(error).__name__) or _PERMANENT.get(_condition_of(error) or "")
     if known is not None:
         what, code, hint = known

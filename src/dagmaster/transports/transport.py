@@ -1,7 +1,7 @@
 """The interface of a transport: publish a batch, receive, settle.
 
-A delivery is a hint to claim: a duplicate, late or lost one does no harm, since a worker starts only what it has
-claimed in PostgreSQL. `task_id` is None where the transport only names a queue with tasks (postgres), and an id where a
+A delivery is a hint to claim: a duplicate, late or lost one does no harm, since a worker starts only tasks that it has
+claimed in PostgreSQL. `task_id` is None if the transport only names a queue with tasks (postgres), and an id if a
 broker carries one.
 """
 
@@ -37,8 +37,8 @@ class Transport(Protocol):
         ...
 
     async def receive(self, timeout_seconds: float, limit: int = MAX_AT_ONCE) -> Sequence[Delivery]:
-        """What arrived for the queues of this transport; empty after the timeout. A broker is asked for no more than
-        `limit` messages at once: as many as the worker has free slots."""
+        """The deliveries for the queues of this transport; empty after the timeout. At most `limit` messages are
+        requested from a broker at once: as many as the worker has free slots."""
         ...
 
     async def settle(self, deliveries: Sequence[Delivery]) -> None:

@@ -131,7 +131,9 @@ class CredentialAuthentication:
             stored = await self.key(text)
             return Identity(Caller(stored.name, known_scopes(stored.scopes), stored.platform_id, _queues_of(stored)))
         if self._tokens is None:
-            raise NotAuthenticated("this is not a key", code="auth.invalid-key", hint="keys begin with dgm_")
+            raise NotAuthenticated(
+                "the credentials are not an API key", code="auth.invalid-key", hint="keys begin with dgm_"
+            )
         return Identity(await self._tokens.caller(text))
 
     async def key(self, text: str) -> StoredKey:
@@ -169,7 +171,7 @@ class CredentialAuthentication:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Write the uses of keys in the background, and those that are left at the end."""
+        """Record the uses of keys in the background, and the last ones at the end."""
         task = asyncio.create_task(self._record_uses(), name="key-uses")
         try:
             yield
@@ -221,7 +223,7 @@ def _require_own_page(text: SessionText, headers: Headers) -> None:
         raise NotAllowed(
             f"a request with the cookie of a session needs its CSRF token in the header {CSRF_HEADER}",
             code="session.csrf",
-            hint="GET /api/v1/session has the token; programs send a key in the header X-API-Key",
+            hint="GET /api/v1/session returns the token; programs send a key in the header X-API-Key",
         )
 
 
@@ -308,7 +310,7 @@ def require(caller: Caller, permission: Permission) -> None:
     raise NotAllowed(
         f"this caller does not have the permission {permission}",
         code="auth.not-allowed",
-        hint=f"one of these scopes has it: {', '.join(scopes)}",
+        hint=f"scopes with this permission: {', '.join(scopes)}",
         permission=str(permission),
     )
 
@@ -337,7 +339,7 @@ def permission_of(route: Any) -> Permission | None:
     dependant: Dependant | None = getattr(route, "dependant", None)
     if dependant is not None:
         declared = [part.call.permission for part in _all(dependant) if isinstance(part.call, Needs)]
-        if declared:  # all are required: what anyone may do adds nothing
+        if declared:  # all are required; ANYONE adds no requirement
             return next((each for each in declared if each is not Permission.ANYONE), Permission.ANYONE)
     permission: Permission | None = getattr(getattr(route, "endpoint", None), "permission", None)
     return permission

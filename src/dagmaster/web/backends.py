@@ -2,9 +2,9 @@
 
     every few seconds: GET /livez of each address ──▶ healthy, or the reason why not
 
-Checks decide which address is tried first: the others are tried before a request fails, except those that hang. A
-server that hangs accepts connections and does not respond, so a request would wait there until its timeout. It is
-checked as before, and used again when it responds. With `checks_single=False` a single address is not checked.
+Checks decide which address is tried first. Unhealthy addresses are tried last, except those that hang, which are not
+tried. A server that hangs accepts connections and does not respond, so a request would wait there until its timeout. It
+is still checked, and used again when it responds. With `checks_single=False` a single address is not checked.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ HANGS_AFTER: Final = 2  # checks without a response; a busy server may miss one
 
 @dataclass(slots=True)
 class Backend:
-    """One address, and what the last check said."""
+    """One address, and the result of its last check."""
 
     url: str
     is_healthy: bool = True  # until a check says otherwise: the first request need not wait for one
@@ -82,8 +82,8 @@ class Backends:
         return any(backend.is_healthy for backend in self._backends)
 
     def candidates(self) -> Iterator[Backend]:
-        """The healthy addresses, beginning with another one for each request; then the others, because checks may be
-        late. Addresses that hang are left out."""
+        """The healthy addresses, starting with a different one for each request; then the others, because their last
+        check may be outdated. Addresses that hang are left out."""
         count = len(self._backends)
         self._next += 1
         order = [self._backends[(self._next + place) % count] for place in range(count)]

@@ -1,8 +1,8 @@
-"""Cookies of browsers: that of a session, and that of a sign-in at an OIDC issuer that has begun.
+"""Cookies of browsers: one for a session, and one for an unfinished sign-in at an OIDC issuer.
 
 With https their names begin with `__Host-`: browsers then accept them from this host only, and not from its subdomains
-or from plain http. Without https, which is for one's own machine, they have plain names; those are not read with https,
-because others could have set them. Cookies of a host are sent to all of its ports.
+or from plain http. Without https, which is for local use, they have plain names; cookies with plain names are not read
+with https, because others could have set them. Cookies of a host are sent to all of its ports.
 """
 
 from http.cookies import SimpleCookie
@@ -26,7 +26,7 @@ def session_in(scope: Scope, headers: Headers) -> str | None:
 
 
 def cookie_in(name: str, scope: Scope, headers: Headers) -> str | None:
-    """The value of a cookie. If two with the same name differ, neither counts: another site has set one of them."""
+    """The value of a cookie. If two with the same name differ, both are ignored: another site has set one of them."""
     values = _values(headers)
     candidates = values.get(f"{_ONLY_THIS_HOST}{name}", set())
     if not candidates and not is_https(scope):

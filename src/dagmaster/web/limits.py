@@ -18,8 +18,8 @@ class _Bucket:
 
 
 class RateLimit:
-    """`per_second` requests in the long run, `burst` at once. The least recent callers are forgotten. `code` and `hint`
-    are those of the error for a caller that has sent too many."""
+    """`per_second` requests in the long run, `burst` at once. If there are too many callers, the entry of the least
+    recent one is removed. `code` and `hint` are those of the error for a caller that has sent too many requests."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class RateLimit:
         self._buckets: OrderedDict[str, _Bucket] = OrderedDict()
 
     def take(self, caller: str) -> None:
-        """One request of this caller. Raises Unavailable (429) if it has sent too many."""
+        """Count one request of this caller. Raises Unavailable (429) if it has sent too many."""
         now = self._clock()
         bucket = self._buckets.pop(caller, None) or _Bucket(self._burst, now)
         bucket.tokens = min(self._burst, bucket.tokens + (now - bucket.filled_at) * self._per_second)

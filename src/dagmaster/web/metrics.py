@@ -70,7 +70,7 @@ class RequestMetrics:
         yield from self._durations.collect()
 
     def response(self) -> Response:
-        """What Prometheus reads."""
+        """The metrics in the format of Prometheus."""
         return Response(exposition(self._registry), media_type=EXPOSITION_TYPE, headers={"Cache-Control": "no-store"})
 
 
@@ -97,5 +97,5 @@ def _plain_routes(scope: Scope) -> dict[int, str]:
 
 
 def name_route(scope: Scope, template: str) -> None:
-    """Set the label of a request. `template` must be a text of the program, not of the request."""
+    """Set the label of a request. `template` must be a constant, not a text from the request."""
     scope.setdefault("state", {})[_ROUTE_LABEL] = template

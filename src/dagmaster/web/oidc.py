@@ -92,7 +92,7 @@ class OidcSignIn:
     def code_in(self, flow: Flow | None, parameters: Mapping[str, str]) -> tuple[Flow, str]:
         """The code of a callback that belongs to the flow of the browser."""
         if flow is None or not hmac.compare_digest(flow.state.encode(), parameters.get("state", "").encode()):
-            raise _bad_state("this is not the browser in which the sign-in began, or it took too long")
+            raise _bad_state("it was started in another browser, or took too long")
         if parameters.get("iss", self._issuer) != self._issuer:
             raise _bad_state("the response is from another issuer")
         code = parameters.get("code", "")

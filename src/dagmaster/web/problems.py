@@ -1,7 +1,7 @@
 """Errors as RFC 9457 problem details. The tables of this module are the only place that maps errors to HTTP statuses.
 
 The `code` of a problem is stable across releases, and its `type` contains the code. Secrets in texts are redacted. All
-servers send the same form; a discreet server leaves out details.
+servers send the same form; a server with `hides_details` leaves out details.
 """
 
 from collections.abc import Iterable, Mapping
@@ -93,7 +93,8 @@ CODES_BY_STATUS: Mapping[int, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Problems:
-    """How a server reports errors. A discreet one omits facts and messages of libraries, as both may contain paths."""
+    """How a server reports errors. With `hides_details`, facts and messages of libraries are left out, because both may
+    contain paths."""
 
     hides_details: bool = False
     longest_text: int = 4000
@@ -111,7 +112,7 @@ class Problems:
             "internal error; the log of the server has the details",
             path,
             request_id,
-            hint="report it with the request_id",
+            hint="report the error with the request_id",
         )
 
     def response(

@@ -74,8 +74,8 @@ class WebServer:
     """Serves until `finish` is called."""
 
     def __init__(self, app: FastAPI, bound: socket.socket, trusted_proxies: Sequence[str] = ()) -> None:
-        """Requests of `trusted_proxies` (addresses or networks) are taken to come from the client and with the scheme
-        that their headers name. From others these headers are ignored."""
+        """For requests of `trusted_proxies` (addresses or networks), the forwarded headers determine the address of the
+        client and the scheme. For other requests these headers are ignored."""
         self._app = app
         self._bound = bound
         config = uvicorn.Config(

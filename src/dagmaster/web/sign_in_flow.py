@@ -1,4 +1,4 @@
-"""A sign-in at an OIDC issuer that has begun, as the cookie of the browser has it.
+"""An unfinished sign-in at an OIDC issuer, as it is stored in a cookie of the browser.
 
 The cookie is not signed: an attacker who could set it could also begin a sign-in and set the cookie of that one. Its
 content is checked again when it is read.
@@ -24,7 +24,7 @@ _PATH = re.compile(r"/(?![/\\])[!-\[\]-~]*")
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """`verifier` proves to the issuer that the browser which brings the code is the one that began (PKCE)."""
+    """`verifier` proves to the issuer that the code is redeemed for the browser that started the sign-in (PKCE)."""
 
     state: str
     nonce: str

@@ -54,7 +54,7 @@ class Roles:
     table: Mapping[str, str]
 
     def scopes_in(self, claims: Mapping[str, Any]) -> tuple[frozenset[Scope], str | None]:
-        """The scopes, and the platform of b2b. A token for two platforms is for none: a caller has only one."""
+        """The scopes, and the platform of b2b. A token with two platforms gets none, because a caller has only one."""
         targets = {target for role in _texts(_claim(claims, self.claim)) if (target := self._target(role))}
         scopes = {Scope(target) for target in targets if target in set(Scope) - {Scope.B2B}}
         platforms = {target.removeprefix("b2b:") for target in targets if target.startswith("b2b:")} - {""}
@@ -190,7 +190,7 @@ class IssuerKeys:
             await cancel_and_wait(self._refresh)
 
     async def key_for(self, header: Mapping[str, Any]) -> jwt.PyJWK:
-        """The key that a token names. Nothing else in the header decides where a key comes from."""
+        """The key that a token names by its id. Other fields of the header are not used to find the key."""
         kid = header.get("kid")
         if self._needs_keys() or (kid not in self._jwks and self._may_fetch()):
             await self._fetch_once(kid)
@@ -247,7 +247,7 @@ class IssuerKeys:
         document = await discovered(http, self._issuer)
         url = document.get("jwks_uri")
         if not isinstance(url, str) or not is_safe_url(url):
-            raise ValueError("its discovery document has no https address of keys")
+            raise ValueError("its discovery document has no `jwks_uri` with https")
         return url
 
 
@@ -255,7 +255,7 @@ async def discovered(http: httpx2.AsyncClient, issuer: str) -> dict[str, Any]:
     """The discovery document of an issuer."""
     document = await _json_at(http, f"{issuer.rstrip('/')}/.well-known/openid-configuration")
     if document.get("issuer") != issuer:
-        raise ValueError("its discovery document is that of another issuer")
+        raise ValueError("its discovery document names another issuer")
     return document
 
 
@@ -300,7 +300,7 @@ def _usable(document: Mapping[str, Any]) -> dict[str | None, dict[str, Any]]:
     """The keys for signatures, by id. Symmetric keys and keys of unknown types are left out."""
     keys = document.get("keys")
     if not isinstance(keys, list):
-        raise ValueError("the document of its keys has no `keys`")
+        raise ValueError("its JWKS document has no `keys`")
     return {key.get("kid"): key for key in keys if isinstance(key, dict) and _algorithms_of(key)}
 
 

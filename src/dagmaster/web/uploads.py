@@ -20,7 +20,7 @@ STALL_SECONDS: Final = 20.0
 
 
 async def body_of(request: Request, stall_seconds: float = STALL_SECONDS) -> AsyncIterator[bytes]:
-    """The pieces of a body as they arrive. A request that brings no bytes for a while ends: until then no other
+    """The parts of a body as they arrive. A request is ended if no bytes arrive for a while: until then no other
     request can continue the upload."""
     stream = request.stream()
     while True:
@@ -31,7 +31,7 @@ async def body_of(request: Request, stall_seconds: float = STALL_SECONDS) -> Asy
             raise Unavailable(
                 f"no bytes have arrived for {stall_seconds:g} seconds",
                 code="upload.stalled",
-                hint="the bytes that arrived are kept: ask for the offset with HEAD, and continue there",
+                hint="the bytes that have arrived are kept: request the offset with HEAD, and continue there",
             ) from None
         if not chunk:  # the stream ends with an empty piece
             return
@@ -56,7 +56,7 @@ def length_of(request: Request) -> int | None:
 
 
 def mark_version(scope: Scope, headers: MutableHeaders, below: str) -> None:
-    """Every response about uploads names the version, those with problems too."""
+    """Every response about uploads, including problems, has the version of the protocol."""
     if scope["path"] == below or scope["path"].startswith(f"{below}/"):
         headers["Tus-Resumable"] = TUS_VERSION
         headers["Tus-Version"] = TUS_VERSION

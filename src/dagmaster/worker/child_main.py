@@ -200,7 +200,7 @@ def _call(context: ChildContext, task: Frame, loaded: "LoadedHandlers") -> Frame
         plan = loaded.of(task)
         context.params = params = plan.parse(task["params"])
         output, metrics = calling.check(plan.call(context, params))
-        _limit_memory(None)  # orjson crashes without memory; what it needs now is bounded by the size of an output
+        _limit_memory(None)  # orjson crashes without memory; its need is bounded by the size of an output
         encoded = calling.encode(output)
     except GiveBack:
         return {"kind": "returned"}
@@ -231,7 +231,7 @@ class LoadedHandlers:
         target = task["target"]
         if target not in self._loaded:
             self._loaded[target] = calling.resolve(Registration(task["handler"], target, is_async=False))
-            self._process_state.save()  # what its modules set up at import is kept for all of its tasks
+            self._process_state.save()  # state that its modules set at import is kept for all of its tasks
         return self._loaded[target]
 
 

@@ -1,4 +1,4 @@
-"""One task in one child process: the deadline, stop requests, and what the handler reports or asks for.
+"""One task in one child process: the deadline, stop requests, and the reports and requests of the handler.
 
 The child may be a process of this worker, or one on a machine of a cluster.
 """
@@ -65,7 +65,7 @@ def run_frame(registration: Registration, task: TaskMessage, memory_mb: int, tra
 
 
 class ChildRun:
-    """One task in one child, from the run frame to its end. `is_clean`: the child may run another task."""
+    """One task in one child, from the `run` frame to the task's end. `is_clean`: the child may run another task."""
 
     def __init__(
         self, child: RunningChild, context: TaskContext, timeout_seconds: float, grace_seconds: float, memory_mb: int
@@ -112,8 +112,9 @@ class ChildRun:
 
     def _timed_out(self) -> Outcome:
         if self._context.cancelled:
-            return RETURNED  # it was asked to stop, and did not within the grace period
-        return failed(TimedOut(f"killed after {self._timeout_seconds:g} s", timeout_seconds=self._timeout_seconds))
+            return RETURNED  # the handler was asked to stop, and did not stop within the grace period
+        seconds = self._timeout_seconds
+        return failed(TimedOut(f"the handler was killed after its timeout of {seconds:g} s", timeout_seconds=seconds))
 
     async def _handle_frames(self) -> Outcome:
         # Writes never wait for the child to read: it may be waiting for the worker to read.
@@ -164,7 +165,7 @@ class ChildRun:
         """The connection string of the database for the handler. It may contain a password."""
         if not self._child.is_private:
             raise Unavailable(
-                "the handler needs the database, and the connection to its process is not encrypted",
+                "the handler needs the database, but the connection to its process is not encrypted",
                 code=NO_DATABASE,
                 hint="use a Dask cluster with TLS (tls://…), or run this handler on a worker with child processes",
             )

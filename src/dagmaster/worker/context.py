@@ -1,4 +1,4 @@
-"""The state of one running attempt: the Context of an async handler, and the worker's side of a plain handler's."""
+"""The state of one running attempt: the Context of an async handler, or the worker's part of a plain handler's."""
 
 import asyncio
 import inspect
@@ -99,7 +99,7 @@ class TaskContext:
         self._is_waiting = False  # for a slot
         self._ran_from: float | None = None  # on the monotonic clock, if it has waited for a slot
 
-    # What a handler sees
+    # Called by handlers
 
     @property
     def cancelled(self) -> bool:
@@ -119,8 +119,8 @@ class TaskContext:
             raise Unavailable(
                 "this worker has no database access for its handlers",
                 code=NO_DATABASE,
-                hint="register the handler with needs_database=True: workers without database access do not claim its "
-                "tasks then",
+                hint="register the handler with needs_database=True, so that only workers with database access claim "
+                "its tasks",
             )
         return self._database
 
@@ -166,7 +166,7 @@ class TaskContext:
                 yield row
             offset += len(rows)
 
-    # What the worker calls
+    # Called by the worker
 
     def show_progress(self, facts: dict[str, Any]) -> None:
         """Keep progress that `reported.progress` has checked, until the next renewal sends it."""

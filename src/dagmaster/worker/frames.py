@@ -34,7 +34,7 @@ def body_of(frame: Frame) -> bytes:
     # Values in log lines may have any type: those that JSON does not support are sent as text.
     body = orjson.dumps(frame, default=str, option=orjson.OPT_NON_STR_KEYS)
     if len(body) > MAX_FRAME_BYTES:
-        raise ValueError(f"a frame of {len(body):,} bytes exceeds the {MAX_FRAME_BYTES:,} allowed")
+        raise ValueError(f"a frame of {len(body):,} bytes is too large; at most {MAX_FRAME_BYTES:,} are allowed")
     return body
 
 
@@ -49,7 +49,7 @@ def _length(header: bytes) -> int:
 
 def _checked(length: int) -> int:
     if length > MAX_FRAME_BYTES:
-        raise BrokenChannel(f"a frame announces {length:,} bytes")
+        raise BrokenChannel(f"a frame announces {length:,} bytes; at most {MAX_FRAME_BYTES:,} are allowed")
     return length
 
 
@@ -75,7 +75,7 @@ def unpack(packed: Packed) -> tuple[Frame, int]:
 
 
 def packed_of(body: bytes, attached: bytes | None) -> Packed:
-    """A frame that was passed on with its attached bytes."""
+    """A frame that was forwarded with its attached bytes."""
     return Packed(body, _unpack(body), None if attached is None else bytearray(attached))
 
 

@@ -30,7 +30,7 @@ class WorkerHealth:
     role = "worker"
 
     def __init__(self, worker: "Worker", settings: Settings, peer: str = "database") -> None:
-        """`peer` is what the worker claims from: the database, or the platform."""
+        """`peer` names where the worker claims tasks: the database, or the platform."""
         self._peer = peer
         self._worker = worker
         self._settings = settings
@@ -83,14 +83,14 @@ class WorkerHealth:
     def metrics(self) -> Iterable[Metric]:
         worker, numbers = self._worker, asdict(self._worker.counters)
         outcomes = {(outcome,): float(numbers[outcome]) for outcome in _OUTCOMES}
-        yield counters("dagmaster_worker_tasks_total", "Tasks by how their attempt ended", ("outcome",), outcomes)
+        yield counters("dagmaster_worker_tasks_total", "Attempts that ended, by outcome", ("outcome",), outcomes)
         for name, value in numbers.items():
             if name not in _OUTCOMES:
                 yield counter(f"dagmaster_worker_{name}_total", f"{name.replace('_', ' ')} since the start", value)
         uptime = (datetime.now(UTC) - self._started_at).total_seconds()
         yield gauge("dagmaster_uptime_seconds", "Seconds since the start of the worker", uptime)
         yield from self._slots()
-        yield gauge("dagmaster_worker_children", "Processes of plain handlers", len(worker.children))
+        yield gauge("dagmaster_worker_children", "Child processes, which run plain handlers", len(worker.children))
         for name, moment in (("exchange", worker.exchanged_at), ("renewal", worker.renewed_at)):
             age = age_of(moment)
             if age is not None:
@@ -102,13 +102,13 @@ class WorkerHealth:
         held = self._worker.held
         slots = {("async",): float(self._settings.worker_slots), ("plain",): float(self._worker.plain_slots)}
         yield gauges("dagmaster_worker_slots", "Tasks that may run at once, by kind of handler", ("kind",), slots)
-        yield gauge("dagmaster_worker_running", "Tasks that run now", len(held))
+        yield gauge("dagmaster_worker_running", "Running tasks", len(held))
         limits = {(queue,): float(limit) for queue, limit in self._settings.queue_concurrency.items()}
         if limits:
             yield gauges("dagmaster_worker_queue_slots", "Tasks that may run at once, by queue", ("queue",), limits)
         queues = dict.fromkeys(self._settings.worker_queue, 0) | Counter(task.context.task.queue for task in held)
         by_queue = {(queue,): float(count) for queue, count in queues.items()}
-        yield gauges("dagmaster_worker_queue_running", "Tasks that run now, by queue", ("queue",), by_queue)
+        yield gauges("dagmaster_worker_queue_running", "Running tasks, by queue", ("queue",), by_queue)
 
 
 def _running(held: "HeldTask") -> dict[str, Any]:

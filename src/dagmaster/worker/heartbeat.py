@@ -30,7 +30,7 @@ class HeldTasks:
 
 
 class LeaseKeeper:
-    """Renews every lease at the configured interval, and earlier those of tasks with new progress."""
+    """Renews every lease at the configured interval; leases of tasks with new progress are renewed earlier."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class LeaseKeeper:
         return max(0.0, min(interval, until_due))
 
     async def _attempt(self, is_due: bool) -> bool:
-        """Renew what is due. Returns False if that failed."""
+        """Renew the leases that are due. Returns False if that failed."""
         try:
             async with asyncio.timeout(self._lease_seconds):
                 await self._renew(is_due)

@@ -121,8 +121,8 @@ class Worker:
 
     A ledger serves one call at a time. To keep calls from waiting for each other there may be three: `ledger` for
     claims and reports, `lease_ledger` for leases and heartbeats, `handler_ledger` for checkpoints, payloads and results
-    of handlers; without that one, `ledger` must be a PayloadLedger too. `database` is the open connection pool that
-    handlers may use. `payloads_of` returns the ledger of one task's handler, where each task has its own.
+    of handlers; without `handler_ledger`, `ledger` must be a PayloadLedger too. `database` is the open connection pool
+    that handlers may use. `payloads_of` returns the ledger for the handler of one task, if each task has its own.
     """
 
     def __init__(
@@ -311,7 +311,7 @@ class Worker:
             reports = [item.report for item in batch]
             await ledger.report(self.worker_id, reports, no_demand, lease_seconds=self._settings.task_lease_sec)
 
-    # One turn
+    # One iteration
 
     async def _run_once(self) -> None:
         self._wake.clear()
@@ -423,8 +423,8 @@ class Worker:
 
     async def _exchange(self, demand: Demand) -> None:
         finished = self._take_finished()
-        # Without a reason to expect tasks, reports do not wait for a claim. A broker gives no such reason to a worker
-        # that is busy: its reports look for tasks themselves.
+        # Without a reason to expect tasks, reports are sent without a claim, which is faster. With a broker they always
+        # claim, because a broker announces no tasks to a busy worker.
         is_claiming = self._has_reason_to_claim(demand) or not finished or self._has_broker
         if demand.total:
             # Reset before the call: a notification that arrives during the call may announce a task that it does not
@@ -628,7 +628,7 @@ class Worker:
         """Stop claiming tasks of a handler that cannot be loaded here, or that needs a database which this worker does
         not have; another worker may be able to run it."""
         _log.error(
-            "a handler cannot run here; this worker no longer offers it",
+            "a handler cannot run here; this worker no longer claims its tasks",
             handler=handler,
             error=error.get("message"),
             hint=error.get("hint"),
@@ -656,8 +656,8 @@ class Worker:
     # Leases
 
     def _held_now(self) -> Collection[Running]:
-        """Running tasks, and finished ones that are not reported yet:
-        their leases must not expire in an outage either."""
+        """Running tasks, and finished tasks that are not reported yet:
+        their leases must not expire during an outage either."""
         waiting = [*self._in_flight, *self._finished]
         running = [held.context.running() for held in self._held.values() if not held.is_lost]
         running += [Running(task.job_id, task.node_id, task.attempt) for task in self._suspects.values()]

@@ -1,7 +1,7 @@
 """Kills the processes that a child has started, if its supervisor was stopped or killed and cannot kill them.
 
 They are recognised by a marker in their initial environment, which forked processes and programs inherit, or by their
-session. A process with neither, whose supervisor was killed, is not found.
+session. If the supervisor was killed, a process without the marker in another session is not found.
 """
 
 import contextlib

@@ -69,8 +69,8 @@ def failed(error: BaseException, *, metrics: dict[str, Any] | None = None) -> Ou
 
 
 def is_memory_failure(error: Mapping[str, Any]) -> bool:
-    """Whether a described error is that of a handler which reached its limit, or whose process was probably killed for
-    its memory."""
+    """Whether a described error means that the handler reached its memory limit, or that its process was probably
+    killed because of its memory."""
     code, hint = error.get("code"), error.get("hint")
     return code == OUT_OF_MEMORY or (code == CHILD_DIED and isinstance(hint, str) and hint.startswith(MEMORY_HINT))
 

@@ -30,9 +30,10 @@ def worker_process(settings: Settings, worker: Worker, open_ledger: Callable[[],
 
 @contextmanager
 def _copies_leaving(loop: Any) -> Iterator[None]:
-    """A process that a handler forked ends before it would continue with the loop, whose connections it shares.
+    """A process that a handler forked exits before it would continue the loop, because it shares the loop's
+    connections.
 
-    What it does before that is not affected: multiprocessing and subprocesses never return to the loop.
+    Multiprocessing and subprocesses are not affected: they never return to the loop.
     """
     is_over = False
 
@@ -55,8 +56,8 @@ def print_to_the_log() -> None:
 
 
 def _task(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> asyncio.Task[Any]:
-    """asyncio lets SystemExit and KeyboardInterrupt of any task end the loop;
-    a task that a handler started must not."""
+    """In asyncio, SystemExit and KeyboardInterrupt in any task end the loop;
+    a task that a handler started must not do that."""
     if HANDLING.get(None) is not None:
         coroutine = _contained(coroutine)
     return asyncio.Task(coroutine, loop=loop, **options)

@@ -49,7 +49,7 @@ class Child:
         self, process: asyncio.subprocess.Process, streams: "_Streams", lifeline: socket.socket, mark: str
     ) -> None:
         self.process = process  # the supervisor
-        self.pid = process.pid  # the runner's, once it is ready
+        self.pid = process.pid  # replaced by the pid of the runner when that is ready
         self.tasks_run = 0
         self.resident_mb = 0.0
         self.peak_mb: float | None = None
@@ -108,7 +108,7 @@ class Child:
         return await frames.read(self._streams.reader)
 
     async def receive_packed(self) -> frames.Packed:
-        """The next frame as it was sent, to be passed on."""
+        """The next frame as it was sent, to be forwarded."""
         return await frames.read_packed(self._streams.reader)
 
     def write_packed(self, body: bytes) -> None:
@@ -146,7 +146,7 @@ class Child:
             return False
 
     async def _kill_by_mark(self) -> None:
-        """Kill by marker, because the supervisor was stopped, or killed before it had killed the others."""
+        """Kill by marker, because the supervisor was stopped, or was killed before it had killed all processes."""
         _log.warning("a child process has lost its supervisor; killing all processes it started", pid=self.pid)
         with contextlib.suppress(ProcessLookupError):
             self.process.kill()

@@ -1,7 +1,8 @@
 """Process state that a handler may change, restored before the next task runs in the same process.
 
-Working directory, umask, environment, import path, standard streams, signal handlers and timers are restored. Resource
-limits, priority, removed modules and processes that still run cannot be: such a process runs no other task. Changes
+Working directory, umask, environment, import path, standard streams, signal handlers and timers are restored. Changed
+resource limits or priority, removed modules and processes that still run cannot be undone: such a process runs no other
+task. Changes
 that modules make while a handler is imported are kept, because they happen once and apply to all of its tasks.
 """
 

@@ -106,7 +106,8 @@ class Runner:
             if not deadline.expired():
                 raise  # a timeout of the handler's own
         if deadline.expired():  # also when the handler ignored its cancellation
-            raise TimedOut(f"stopped after {task.timeout_seconds:g} s", timeout_seconds=task.timeout_seconds)
+            seconds = task.timeout_seconds
+            raise TimedOut(f"the handler was stopped after its timeout of {seconds:g} s", timeout_seconds=seconds)
         return succeeded(calling.accept(value))
 
     def _plan(self, registration: Registration) -> calling.ResolvedHandler:

@@ -2,12 +2,12 @@
 
 A child consists of two processes, forked before anything large is imported. The worker starts the supervisor. It adopts
 every descendant whose parent dies, and kills all of them when the runner has ended or when the worker's end of the
-lifeline is closed, by the worker or by its death. So no process that a handler starts outlives the handler, not even
-one in another session. When all are dead, the supervisor confirms it on the lifeline; if it cannot, the worker searches
-for them itself. The runner imports the handlers and runs tasks.
+lifeline is closed, because the worker closed it or died. So no process that a handler starts outlives the handler, not
+even one in another session. When all are dead, the supervisor confirms it on the lifeline; if it cannot, the worker
+searches for them itself. The runner imports the handlers and runs tasks.
 
     worker ── supervisor ── runner ── programs of the handler
-                   ╰── … and those whose parent has ended
+                   ╰── programs whose parent has ended
 """
 
 import contextlib

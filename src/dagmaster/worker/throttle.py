@@ -1,8 +1,8 @@
 """Limits the rate at which a plain handler's progress and log lines are sent to the worker.
 
 Only the latest progress is sent, at most ten times a second. Log lines are sent at once until there are too many in a
-second; then only the last ones are kept, with a count of those dropped. What is held back is sent when the worker asks
-for it, about once a second, and before the task's result.
+second; then only the last ones are kept, with a count of those dropped. Lines and progress that were held back are sent
+when the worker asks for them, about once a second, and before the task's result.
 """
 
 import threading
@@ -43,7 +43,7 @@ class ReportThrottle:
             self._send_line(line)
 
     def flush(self) -> None:
-        """Send what was held back."""
+        """Send progress and log lines that were held back."""
         with self._lock:
             self._send_held()
             self._send_progress()

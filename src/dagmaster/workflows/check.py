@@ -368,11 +368,12 @@ def _fan_ins(case: Case) -> Iterator[WorkflowProblem]:
         fan_outs = graph.fan_outs_of(case.workflow, node_id, case.waits)
         if not fan_outs:
             yield case.problem(
-                "there is no fan_out before this fan_in, which gathers its children", "nodes", node_id, key=True
+                "there is no fan_out before this fan_in whose results it could gather", "nodes", node_id, key=True
             )
         if len(fan_outs) > 1:
             names = ", ".join(f"'{name}'" for name in sorted(fan_outs))
-            yield case.problem(f"{names} are equally near; name one with `fan_out:`", "nodes", node_id, key=True)
+            message = f"the fan_outs {names} are equally near; name one with `fan_out:`"
+            yield case.problem(message, "nodes", node_id, key=True)
 
 
 def _is_fan_out_before(case: Case, node_id: str, field: str, name: str) -> Iterator[WorkflowProblem]:
@@ -388,7 +389,7 @@ def _idle_fan_ins(case: Case) -> Iterator[WorkflowProblem]:
     work_fields = {"params", "queue", "timeout_seconds", "queue_timeout_seconds", "retry"}
     for node_id, node in case.sound(FanInNode):
         for name in sorted(work_fields & node.model_fields_set if node.handler is None else ()):
-            yield case.problem(f"`{name}` is for a fan_in with a `handler`", "nodes", node_id, name, key=True)
+            yield case.problem(f"`{name}` requires a `handler` in a fan_in", "nodes", node_id, name, key=True)
         if node.handler is not None and "aggregation" in node.model_fields_set:
             problem = (
                 "`aggregation` has no effect in a fan_in with a `handler`: the handler gets the results; remove one"

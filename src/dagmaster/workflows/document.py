@@ -159,7 +159,8 @@ class _Builder:
     def _document(self, event: Any) -> None:
         self.documents += 1
         if self.documents > 1:
-            raise Unreadable(*self.problems, _problem_at(event, "a second document begins; one file is one workflow"))
+            message = "a second YAML document begins here; a file can contain only one workflow"
+            raise Unreadable(*self.problems, _problem_at(event, message))
 
     def _alias(self, event: Any) -> None:
         self.fatal = True

@@ -54,7 +54,7 @@ MAX_PARTS = 500
 MAX_DEPTH = 40
 MAX_FILTERS = 30
 MAX_VALUE_DEPTH = 100
-_UNITS_OF_TEMPLATE = 400  # what the smallest one takes
+_UNITS_OF_TEMPLATE = 400  # the cost of the smallest template
 ROOTS = ("inputs", "nodes", "job", "item", "index", "items", "value")
 
 _ENVIRONMENT = Environment()
@@ -412,7 +412,7 @@ def _rooted(root: str, keys: tuple[str | int, ...]) -> Path:
 
 
 class _Rewriter(NodeTransformer):
-    """Checks a tree against what is allowed, and puts a name in the place of each path."""
+    """Checks that a tree contains only allowed nodes, and replaces each path by a name."""
 
     def __init__(self) -> None:
         self.slots: dict[Path, str] = {}
@@ -442,7 +442,7 @@ class _Rewriter(NodeTransformer):
 
     def visit_Getattr(self, node: nodes.Getattr) -> nodes.Node:  # noqa: N802
         if node.attr.startswith("_"):
-            raise TemplateInvalid(f"`.{node.attr}`: names that start with an underscore cannot be reached")
+            raise TemplateInvalid(f"`.{node.attr}`: names that start with an underscore are not allowed")
         return self.generic_visit(node)
 
     def visit_Const(self, node: nodes.Const) -> nodes.Node:  # noqa: N802

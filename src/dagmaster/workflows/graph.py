@@ -191,7 +191,7 @@ def upstream(order: Iterable[str], waits: Edges) -> dict[str, frozenset[str]]:
 
 
 def fan_outs_of(workflow: Workflow, fan_in: str, waits: Edges) -> tuple[str, ...]:
-    """The fan_out that a fan_in names, else the nearest before it. Several, where none is nearer than the others."""
+    """The fan_out that a fan_in names, else the nearest before it; several if they are equally near."""
     node = workflow.nodes[fan_in]
     if isinstance(node, FanInNode) and node.fan_out:
         return (node.fan_out,)

@@ -11,7 +11,7 @@ from dagmaster.workflows.model import Input, InputType, Workflow
 from dagmaster.workflows.nearest import did_you_mean
 
 MAX_FAULTS = 20  # reported for one submission; suggestions for misspelt names take time
-# A URL, perhaps inside of another one or of a path of GDAL, and the part that gives access to anyone who reads it.
+# A URL, possibly within another URL or a GDAL path, and the part of it that gives access to anyone who reads it.
 _URL = re.compile(r"://|%(?:25)*3a%(?:25)*2f|^/vsi", re.IGNORECASE)
 _CREDENTIALS = re.compile(
     r"(?:[?&;]|%(?:25)*(?:3f|26))(?:sig|x-amz-signature|x-amz-security-token|x-goog-signature)(?:=|%(?:25)*3d)"

@@ -1,7 +1,7 @@
 """Read workflow files: text to a `Workflow`, or every mistake in it at once, each with its line and column.
 
 Three steps: `document` reads the YAML strictly, Pydantic validates the shape, `check` applies the rules. A mistake in
-one step does not hide those of the next: a part with the wrong shape is reported and removed, and the rest is checked.
+one step does not hide those of the next: a part with the wrong shape is reported and removed, the others are checked.
 """
 
 import copy
@@ -155,7 +155,7 @@ def _resolve(alias: Alias, workflows: Mapping[str, Workflow], file: str) -> Work
     """A copy of the workflow that the alias names, under the alias's own id, name and description."""
     target = workflows.get(alias.alias_of)
     if target is None:
-        problem = f"`alias_of` names '{alias.alias_of}', which is not a workflow that could be read"
+        problem = f"`alias_of` names '{alias.alias_of}', which does not exist or is not valid"
         raise InvalidWorkflow(file, [WorkflowProblem(problem + did_you_mean(alias.alias_of, workflows))])
     return target.model_copy(update=alias.model_dump(exclude={"alias_of"}, exclude_unset=True))
 

@@ -1,4 +1,4 @@
-"""How much work a template may cause: filters, tests and comparisons charge what they are about to do.
+"""How much work a template may cause: filters, tests and comparisons charge for the work that they are about to do.
 
 A template has no loops, but `selectattr('k', 'in', list)` compares each item with each element, and one operation on
 large values takes long by itself. Charges are made before the work, in units of about the same time, so that the same

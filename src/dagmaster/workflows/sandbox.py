@@ -34,7 +34,7 @@ Filter = Callable[..., Any]
 
 
 class Refused(Exception):
-    """An operation that would produce too much, or something that is not JSON."""
+    """An operation whose result would be too large, or not JSON."""
 
 
 def lookup(holder: Any, key: Any) -> Any:

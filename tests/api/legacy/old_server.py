@@ -62,7 +62,7 @@ def old_server(fault: str | None = None) -> Iterator[OldServer]:
             match state.fault:
                 case "slow":
                     time.sleep(1.5)
-                case "drip":  # a byte now and then: each read succeeds in time, the whole never does
+                case "drip":  # a byte now and then: no read times out, but the response never ends
                     self._head(200, 1000)
                     for _ in range(15):
                         self.wfile.write(b" ")

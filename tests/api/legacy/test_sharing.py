@@ -40,7 +40,7 @@ def test_the_same_submission_always_goes_the_same_way(job_type, body, one, other
 
     assert place_of(first) == place_of(again)
     assert 0 <= place_of(first) < 100
-    # A lower share only moves submissions here.
+    # With a lower share, submissions only move from the old system to this platform.
     assert Shares({"*": low}).is_forwarded(first) <= Shares({"*": high}).is_forwarded(first)
     assert not Shares({"*": 0.0}).is_forwarded(first)
     assert Shares({"*": 100.0}).is_forwarded(first)

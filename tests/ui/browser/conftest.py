@@ -160,7 +160,7 @@ def browser() -> Iterator[Browser]:
 
 
 class Looking:
-    """A page, with what its console complained about."""
+    """A page, with the messages of its console."""
 
     def __init__(self, context: BrowserContext, platform: Platform) -> None:
         self.page: Page = context.new_page()
@@ -195,7 +195,7 @@ class Looking:
 
 @pytest.fixture
 def visitor(browser: Browser, platform: Platform) -> Iterator[Looking]:
-    """Somebody who has not signed in."""
+    """A visitor who has not signed in."""
     context = browser.new_context(viewport={"width": 1440, "height": 900}, color_scheme="light")
     try:
         yield Looking(context, platform)

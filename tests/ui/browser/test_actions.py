@@ -262,7 +262,7 @@ def _type_a_rejection(page: Page) -> None:
 
 
 def _change_meanwhile(page: Page, platform: Platform, asset: str) -> None:
-    """Somebody else changes the asset, and the queue behind the open dialog shows that."""
+    """Another user changes the asset, and the queue behind the open dialog shows that."""
     with page.expect_response(re.compile("/api/v1/reviews.*limit=50")):
         changed = platform.post(f"/api/v1/assets/{asset}/clear", {"clearance_level": "ouo"})
         assert changed.status_code == 200, changed.text

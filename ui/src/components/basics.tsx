@@ -358,7 +358,7 @@ export interface Part {
 /** A bar of parts, with the counts as its text alternative. */
 export function Meter({ parts, total }: { parts: Part[]; total: number }) {
   const shown = parts.filter((part) => part.count > 0);
-  const label = shown.map((part) => `${part.count} ${part.name}`).join(", ") || "nothing yet";
+  const label = shown.map((part) => `${part.count} ${part.name}`).join(", ") || "no progress yet";
   return (
     <div class="meter" role="img" aria-label={label} title={label}>
       {shown.map((part) => (
@@ -372,7 +372,7 @@ export function Meter({ parts, total }: { parts: Part[]; total: number }) {
   );
 }
 
-export function Json({ value, empty = "nothing" }: { value: unknown; empty?: string }) {
+export function Json({ value, empty = "none" }: { value: unknown; empty?: string }) {
   if (value === null || value === undefined) return <span class="muted">{empty}</span>;
   const text = JSON.stringify(value, null, 2);
   return (

@@ -109,7 +109,7 @@ function Preview({ result, action }: { result: Result; action: BulkAction }) {
                   {each.outcome === "accepted"
                     ? each.nodes.length > 0
                       ? `runs again: ${each.nodes.join(", ")}`
-                      : "yes"
+                      : `will be ${WORDS[action].done}`
                     : (each.detail ?? each.outcome)}
                 </td>
               </tr>

@@ -61,7 +61,7 @@ export function ApproveDialog(props: { decided: Decided; onClose: () => void; on
       }}
     >
       <p>
-        Version {version}, revision {revision} is served from the next request on, to those who may see it.
+        Version {version}, revision {revision} will be served to those who may see it, from the next request on.
       </p>
       <div class="field">
         <label for={id}>Who may see it</label>
@@ -74,7 +74,7 @@ export function ApproveDialog(props: { decided: Decided; onClose: () => void; on
         >
           <option value="">{BEFORE[before] ?? "Choose…"}</option>
           <option value="ouo">Official use only: internal users</option>
-          <option value="public">Public: everyone; it is also exported</option>
+          <option value="public">Public: everyone; the version is also exported</option>
         </select>
       </div>
     </Confirm>
@@ -102,8 +102,8 @@ export function RejectDialog(props: { decided: Decided; onClose: () => void; onD
       }}
     >
       <p>
-        Version {version}, revision {revision} is not published. A revision that is already approved is still served.
-        The submitter can read the reason.
+        Version {version}, revision {revision} will not be published. A revision that is already approved is still
+        served. The submitter can read the reason.
       </p>
     </Confirm>
   );
@@ -147,8 +147,8 @@ export function WithdrawDialog(props: {
     >
       <p>
         {action === "unpublish"
-          ? "It is no longer served, and external copies are removed. The data stays: approving it publishes it again."
-          : "It is no longer served. Its data is removed after the retention time."}
+          ? "It will no longer be served; external copies are removed. The data is kept: approving publishes it again."
+          : "It will no longer be served. Its data is removed after the retention time."}
       </p>
     </Confirm>
   );

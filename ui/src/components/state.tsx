@@ -43,7 +43,7 @@ const APPEARANCES: Record<string, Appearance> = {
   public: { tone: "green", icon: "globe" },
   // system
   alive: { tone: "green", icon: "check" },
-  silent: { tone: "red", icon: "warning" },
+  silent: { tone: "red", icon: "warning", word: "no heartbeat" },
   paused: { tone: "amber", icon: "pause" },
   delivered: { tone: "green", icon: "check" },
   due: { tone: "amber", icon: "clock" },

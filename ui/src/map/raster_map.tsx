@@ -198,7 +198,7 @@ function Loaded(props: { edition: Edition; tilejson: TileJson; tall: boolean; co
             </button>
           </div>
           {point.problem && <p class="error-text">{point.problem}</p>}
-          {!point.values && !point.problem && <p class="muted">Reading…</p>}
+          {!point.values && !point.problem && <p class="muted">Loading…</p>}
           {point.values && (
             <dl class="facts">
               {point.values.map((value, place) => [
@@ -311,9 +311,7 @@ function MapControls(props: {
                 value={style.colormap ?? ""}
                 onChange={(event) => change({ colormap: event.currentTarget.value || null })}
               >
-                <option value="">
-                  {facts.colormap_name ? `${facts.colormap_name} (standard)` : "grey (standard)"}
-                </option>
+                <option value="">{facts.colormap_name ? `${facts.colormap_name} (default)` : "grey (default)"}</option>
                 {COLORMAPS.filter((name) => name !== facts.colormap_name).map((name) => (
                   <option key={name} value={name}>
                     {name}

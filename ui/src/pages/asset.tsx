@@ -279,7 +279,7 @@ function VersionPanel(props: { asset: Asset; versions: Version[]; version: Versi
                         { version: version.version_ordinal, rev: revision.revision },
                       )}
                     >
-                      Public viewer
+                      Map page
                     </a>
                     <a href={`/stac/collections/${encodeURIComponent(asset.dataset_id)}`}>STAC</a>
                   </span>,

@@ -92,7 +92,7 @@ export default function AssetsPage() {
               ) : (
                 <Empty title="There are no assets yet">
                   <p>
-                    <a href={href("/submit")}>Submit a file</a>, or type
+                    <a href={href("/submit")}>Submit a file</a>, or run
                   </p>
                   <code>dagmaster process scene.tif</code>
                 </Empty>

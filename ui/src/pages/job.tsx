@@ -111,7 +111,7 @@ function Head({ detail, onChanged }: { detail: Detail; onChanged: () => void }) 
   const isCancelling = Boolean(job.cancel_requested_at) && !detail.is_over;
   const act = async (path: "cancel" | "resume", reason: string) => {
     await api.post(`/api/v1/jobs/{job_id}/${path}`, { path: { job_id: job.job_id }, body: { reason: reason || null } });
-    toast("green", path === "cancel" ? "The job was asked to stop" : "The job was resumed");
+    toast("green", path === "cancel" ? "Cancellation was requested" : "The job was resumed");
     onChanged();
   };
   return (

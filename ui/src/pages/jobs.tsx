@@ -93,7 +93,7 @@ export default function JobsPage() {
             </button>
           ))}
           <button type="button" class="button quiet small" onClick={() => setSelected(new Set())}>
-            Clear
+            Clear selection
           </button>
         </div>
       )}
@@ -256,7 +256,7 @@ function Head(props: {
       <span role="columnheader">State</span>
       <span role="columnheader">Workflow</span>
       <span role="columnheader">Job</span>
-      <span role="columnheader">Progress, or why it failed</span>
+      <span role="columnheader">Progress or error</span>
       <span role="columnheader">Submitted by</span>
       <span role="columnheader">Created</span>
       <span role="columnheader" class="numeric">
@@ -358,7 +358,7 @@ function NoJobs({ isFiltered }: { isFiltered: boolean }) {
   return (
     <Empty title="There are no jobs yet">
       <p>
-        <a href={href("/submit")}>Submit a file</a>, <a href={href("/workflows")}>run a workflow</a>, or type
+        <a href={href("/submit")}>Submit a file</a>, <a href={href("/workflows")}>run a workflow</a>, or run
       </p>
       <code>dagmaster submit echo_test -p message=hi</code>
     </Empty>

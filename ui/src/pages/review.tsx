@@ -23,7 +23,7 @@ const KEYS: [string, string][] = [
   ["A", "approve"],
   ["R", "reject"],
   ["O", "open the asset"],
-  ["?", "show these keys"],
+  ["?", "show these shortcuts"],
 ];
 
 export default function ReviewPage() {
@@ -92,7 +92,7 @@ export default function ReviewPage() {
         {items.length > 0 && (
           <span class="muted">
             {plural(items.length, "revision")}
-            {paged.hasMore ? " or more" : ""} to decide on
+            {paged.hasMore ? " or more" : ""} to review
           </span>
         )}
         <div class="actions">
@@ -102,7 +102,7 @@ export default function ReviewPage() {
             </button>
           )}
           <button type="button" class="button" onClick={() => setDialog("keys")}>
-            Keys <kbd>?</kbd>
+            Shortcuts <kbd>?</kbd>
           </button>
         </div>
       </div>
@@ -289,7 +289,7 @@ function BulkApprove({ items, onClose, onDone }: { items: Item[]; onClose: () =>
     >
       {items.length > sent.length && (
         <p>
-          Only the first {sent.length} of {items.length} are approved: this is the limit of one request.
+          Only the first {sent.length} of {items.length} versions are approved: this is the limit of one request.
         </p>
       )}
       <ul class="plain scroll">

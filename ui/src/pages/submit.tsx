@@ -213,11 +213,11 @@ function Bronze({ chosen, onChoose }: { chosen: string | null; onChoose: (source
   );
   return (
     <Card
-      title="Files in bronze"
+      title="Files in the bronze zone"
       flush
       actions={<SearchBox label="Names that begin with" value={prefix} onChange={setPrefix} />}
     >
-      <PagedList paged={paged} empty={<Empty title={prefix ? "No matching file names" : "Bronze is empty"} />}>
+      <PagedList paged={paged} empty={<Empty title={prefix ? "No matching file names" : "No files yet"} />}>
         {(items) => (
           <ul class="pick-list">
             {items.map((item) => (
@@ -354,7 +354,7 @@ function SubmitForm({ source }: { source: Source }) {
               onInput={(event) => setLabel(event.currentTarget.value)}
             />
             <span class="hint">
-              A new label makes a new version; without one, the newest version is processed again.
+              A new label creates a new version; without a label, the newest version is processed again.
             </span>
           </div>
           <div class="field">
@@ -408,6 +408,13 @@ function visible(schema: ObjectSchema, reserved: readonly string[]): NonNullable
   return Object.fromEntries(Object.entries(schema.properties ?? {}).filter(([name]) => !hidden.has(name)));
 }
 
+/** Whether the raster becomes tiles is not known before it is read. */
+function tilesText(result: Result): string {
+  if (result.is_tiled === null || result.is_tiled === undefined) return "unknown";
+  if (!result.is_tiled) return "one COG";
+  return result.estimate?.tile_count ? number(result.estimate.tile_count) : "yes";
+}
+
 function DryRun({ result }: { result: Result }) {
   const refusal = result.refusal as { detail?: string; code?: string; hint?: string } | null;
   if (refusal)
@@ -431,10 +438,7 @@ function DryRun({ result }: { result: Result }) {
             `${result.version_ordinal ?? "–"}${result.version_label ? ` (${result.version_label})` : ""}, revision ${result.revision ?? "–"}`,
           ],
           ["Workflow", result.workflow_id],
-          [
-            "Tiles",
-            result.is_tiled ? (result.estimate?.tile_count ? number(result.estimate.tile_count) : "yes") : "one COG",
-          ],
+          ["Tiles", tilesText(result)],
           ["Size", result.estimate?.size_bytes ? bytes(result.estimate.size_bytes) : "unknown"],
           [
             "Time",

@@ -51,8 +51,8 @@ export function Callbacks() {
         empty={
           <Empty title="There are no callbacks">
             <p>
-              A submission with <code>callback_url</code> is notified when its job has ended. Its deliveries are listed
-              here.
+              A submission with <code>callback_url</code> receives callbacks when its processing ends and when it is
+              reviewed. They are listed here.
             </p>
           </Empty>
         }
@@ -64,7 +64,7 @@ export function Callbacks() {
             columns={[
               { name: "Created", cell: (callback) => <Time at={callback.created_at} /> },
               { name: "State", cell: (callback) => <StateBadge state={callback.state} /> },
-              { name: "Event", cell: (callback) => words(callback.status) },
+              { name: "Status sent", cell: (callback) => words(callback.status) },
               { name: "Platform", cell: (callback) => callback.platform_id },
               { name: "Request", wide: true, cell: (callback) => <code>{callback.request_id}</code> },
               { name: "Attempts", numeric: true, cell: (callback) => number(callback.attempts) },
@@ -139,7 +139,7 @@ function CallbackDrawer({ id, onClose, onChanged }: { id: string; onClose: () =>
                 { name: "No.", numeric: true, cell: (each) => each.number },
                 { name: "Time", cell: (each) => <Time at={each.started_at} /> },
                 {
-                  name: "Answer",
+                  name: "Response",
                   wide: true,
                   cell: (each) => each.error ?? (each.status_code ? `HTTP ${each.status_code}` : "under way"),
                 },

@@ -17,7 +17,7 @@ export function Commands() {
       <Loaded resource={commands}>
         {(data) =>
           data.items.length === 0 ? (
-            <Empty title="There are no commands" />
+            <Empty title="There are no commands that you may run" />
           ) : (
             <Table
               keyOf={(command) => command.name}

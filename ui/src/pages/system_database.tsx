@@ -23,7 +23,7 @@ export function Database() {
           </div>
           {data.oldest_transaction && data.oldest_transaction.seconds > 600 && (
             <Banner tone="amber" title={`A transaction has been open for ${duration(data.oldest_transaction.seconds)}`}>
-              <p>It keeps dead rows from being removed. Who: {String(data.oldest_transaction.who)}</p>
+              <p>It prevents VACUUM from removing dead rows. Opened by: {String(data.oldest_transaction.who)}</p>
             </Banner>
           )}
           <Card title="Tables" flush>

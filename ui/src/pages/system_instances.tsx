@@ -106,7 +106,7 @@ const WORKERS: Column<Worker>[] = [
     wide: true,
     cell: (each) =>
       each.running.length === 0
-        ? "nothing"
+        ? "no tasks"
         : each.running.slice(0, 3).map((task) => (
             <div key={task.task_id}>
               <a href={href(`/jobs/${task.task_id.split("_")[0]}`)}>{task.handler}</a>

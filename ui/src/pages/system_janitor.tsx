@@ -21,8 +21,8 @@ export function JanitorLog() {
       <PagedList
         paged={paged}
         empty={
-          <Empty title="The janitor has not acted yet">
-            <p>It looks for jobs, tasks and database sessions that are stuck, and its actions are listed here.</p>
+          <Empty title="There are no actions yet">
+            <p>The janitor looks for jobs, tasks and database sessions that are stuck. Its actions are listed here.</p>
           </Empty>
         }
       >
@@ -63,12 +63,14 @@ export function DeadLetters() {
     (change) => change.kind === "queue",
   );
   return (
-    <Card title="Messages that were refused" flush>
+    <Card title="Dead letters" flush>
       <PagedList
         paged={paged}
         empty={
           <Empty title="There are no dead letters">
-            <p>Submissions that were refused and tasks that were given up are listed here, and can be replayed.</p>
+            <p>
+              Messages that could not be processed and tasks that were given up are listed here, and can be replayed.
+            </p>
           </Empty>
         }
       >
@@ -108,7 +110,7 @@ export function DeadLetters() {
       )}
       {replayed && (
         <Confirm
-          title="Send this message again?"
+          title="Replay this dead letter?"
           action="Replay"
           onClose={() => setReplayed(null)}
           onConfirm={async () => {
@@ -117,14 +119,15 @@ export function DeadLetters() {
             });
             toast(
               "green",
-              "The message is sent again",
+              "The dead letter was replayed",
               result.job_id ? { to: `/jobs/${result.job_id}`, label: "Show the job" } : null,
             );
             paged.reload();
           }}
         >
           <p>
-            It is sent to the queue {replayed.queue} again. First correct what made it fail: {replayed.description}
+            A message is put back into its queue ({replayed.queue}); for a task that was given up, its job is resumed.
+            First correct the cause: {replayed.description}
           </p>
         </Confirm>
       )}

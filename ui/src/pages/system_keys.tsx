@@ -170,7 +170,7 @@ function CreateKey({ onClose, onCreated }: { onClose: () => void; onCreated: (ke
           id="key-name"
           class="input"
           required
-          maxLength={200}
+          maxLength={64}
           value={name}
           onInput={(event) => setName(event.currentTarget.value)}
         />

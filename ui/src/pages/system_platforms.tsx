@@ -53,7 +53,7 @@ export function Platforms() {
                 cell: (platform) =>
                   [...platform.required_refs, ...platform.optional_refs.map((name) => `${name} (optional)`)].join(", "),
               },
-              { name: "Version", cell: (platform) => platform.version_ref ?? "–" },
+              { name: "Version reference", cell: (platform) => platform.version_ref ?? "–" },
               { name: "Changed", cell: (platform) => <Time at={platform.updated_at} /> },
               {
                 name: "",
@@ -86,7 +86,7 @@ export function Platforms() {
         >
           <p>
             {switched.is_active
-              ? "New submissions of this platform are refused. Published data stays."
+              ? "New submissions of this platform will be refused. Published data is not affected."
               : "The platform can submit again."}
           </p>
         </Confirm>

@@ -53,14 +53,14 @@ export function Queues() {
                 cell: (queue) =>
                   `${number(queue.running_count)}${queue.max_running === null ? "" : ` of ${queue.max_running}`}`,
               },
-              { name: "In", numeric: true, cell: (queue) => rate(queue.enqueued_per_minute) },
+              { name: "Enqueued", numeric: true, cell: (queue) => rate(queue.enqueued_per_minute) },
               { name: "Started", numeric: true, cell: (queue) => rate(queue.started_per_minute) },
               { name: "Finished", numeric: true, cell: (queue) => rate(queue.finished_per_minute) },
               { name: "Workers", numeric: true, cell: (queue) => number(queue.live_workers) },
               {
                 name: "",
                 cell: (queue) =>
-                  may("queues:operate") && queue.kind !== "jobs" ? (
+                  may("queues:operate") && queue.kind === "tasks" ? (
                     <span class="row">
                       <button
                         type="button"
@@ -103,8 +103,8 @@ function LimitDialog(props: { queue: Queue; onClose: () => void; onChange: (limi
       onClose={props.onClose}
       onConfirm={async () => {
         const limit = text.trim() === "" ? null : Number(text);
-        if (limit !== null && (!Number.isInteger(limit) || limit < 0))
-          throw new Error("Enter a whole number, or leave it empty for no limit.");
+        if (limit !== null && (!Number.isInteger(limit) || limit < 1))
+          throw new Error("Enter a whole number from 1, or leave it empty for no limit.");
         await props.onChange(limit);
       }}
     >
@@ -130,7 +130,7 @@ export function Leases() {
     (change) => change.kind === "queue" || change.kind === "instance",
   );
   return (
-    <Card title="Leases of running tasks, the first to expire on top" flush>
+    <Card title="Leases of running tasks, ordered by expiry" flush>
       <PagedList
         paged={paged}
         empty={

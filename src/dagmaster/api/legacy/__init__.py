@@ -5,6 +5,6 @@ submission  pure: the body of an old submission as a current submission
 shapes      pure: a current job in the form of the old responses
 sharing     pure: which submissions run here, and which in the old system
 forward     requests to the old system
-problems    the fields that old clients read of an error
+problems    the fields of an error that old clients read
 routes      /api/jobs and /api/dbadmin
 """

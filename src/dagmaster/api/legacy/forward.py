@@ -67,7 +67,7 @@ class OldSystem:
         """A request that changes something. It is logged with its caller."""
         if self._is_read_only:
             raise Conflict(
-                "only the old system could do this, and it is read-only",
+                "this request needs the old system, which is read-only",
                 code="legacy.read-only",
                 hint="submit the job again: it then runs here",
             )
@@ -91,7 +91,7 @@ class OldSystem:
             raise Unavailable(
                 "the old system cannot be reached; the request was not sent",
                 code="legacy.unreachable",
-                hint="try again later; LEGACY_URL is its address",
+                hint="try again later; operators: check LEGACY_URL",
             ) from None
         except (httpx2.TimeoutException, TimeoutError):
             raise _no_response(method, f"did not respond within {self._timeout_seconds:g} s") from None
@@ -106,12 +106,13 @@ def _no_response(method: str, what: str) -> DagmasterError:
     return Unavailable(
         f"the old system {what}{may_be_done}",
         code="legacy.no-response",
-        hint="try again later" if method == "GET" else "ask for the status before you repeat the request",
+        hint="try again later" if method == "GET" else "check the status of the job before you repeat the request",
     )
 
 
 def _refuse(response: httpx2.Response) -> None:
-    """Refuse a response that cannot be passed on: a redirect, an error of the old system, or a refusal of our key."""
+    """Raise an error for a response that cannot be passed on: a redirect, an error of the old system, a refusal of our
+    key, or compressed content."""
     status = response.status_code
     if status in _OUR_KEY_REFUSED:
         raise unusable_response("the old system refused the key of this platform", hint="correct LEGACY_KEY")
@@ -138,7 +139,7 @@ async def _body(response: httpx2.Response) -> bytes:
 
 
 def _content(status: int, body: bytes) -> dict[str, Any]:
-    """The JSON object of a response. Numbers that JSON does not have, which the old system may send, are null."""
+    """The JSON object of a response. NaN and infinite numbers, which the old system may send, become null."""
     try:
         content = json.loads(body, parse_constant=lambda _name: None, parse_float=_finite)
     except (ValueError, RecursionError):

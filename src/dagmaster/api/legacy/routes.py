@@ -101,8 +101,8 @@ async def submit_job(
     old_system: OldSystemIfAny,
 ) -> Response:
     """The body contains the parameters of the job; `resume` and `force_reprocess` may be among them. A raster becomes a
-    submission of the platform `legacy`, which needs the permission assets:submit and is reviewed as any other. A
-    request that is forwarded to the old system needs this permission too."""
+    submission of the platform `legacy`, which needs the permission assets:submit and is reviewed like any other
+    submission. A request that is forwarded to the old system needs this permission too."""
     submission = read_submission(job_type, await _body_of(request), resume=resume, force=force_reprocess)
     if old_system is not None and not services.settings.legacy_read_only and services.shares.is_forwarded(submission):
         require(caller, Permission.ASSETS_SUBMIT)
@@ -130,7 +130,7 @@ def _workflow_of(library: WorkflowLibrary, submission: OldSubmission) -> Workflo
 
 
 async def _body_of(request: Request) -> dict[str, Any]:
-    """The parameters. The old system read them whatever the content type was, so old clients do not send one."""
+    """The parameters. The old system ignored the content type, so old clients may not send one."""
     text = await request.body()
     try:
         body = json.loads(text) if text.strip() else {}
@@ -185,7 +185,7 @@ async def _submitted(services: ApiServices, result: SubmissionResult, job_type: 
         job, view, _ = await _job_and_view(services, result.job_id)
         created_at, stages = job.created_at, shapes.old_stages(view)
     except NotFound:
-        pass  # it was deleted
+        pass  # the job was deleted
     shape = shapes.submission_shape(
         result, stages, job_type=job_type, queue=services.settings.job_queue_name, created_at=created_at
     )

@@ -1,8 +1,8 @@
 """Current jobs in the form of the old responses. Pure.
 
 The old system ran a job in numbered stages. Here they are the stages of the workflow that contain work, numbered from
-1: start and end are not counted. The old documents spell some fields in two ways, so each field whose name has several
-words is sent twice: `total_stages` and `totalStages`.
+1: start and end are not counted. The documentation of the old API spells some fields in two ways, so each field whose
+name has several words is sent twice: `total_stages` and `totalStages`.
 """
 
 import math
@@ -88,7 +88,7 @@ class OldStage:
 
 @dataclass(frozen=True, slots=True)
 class StageFacts:
-    """What the rows of nodes and of their children add: times, and parts of their outputs, by node."""
+    """Times and parts of outputs from the rows of nodes and their children, by node."""
 
     started_at: Mapping[str, datetime] = field(default_factory=dict)
     completed_at: Mapping[str, datetime] = field(default_factory=dict)
@@ -122,7 +122,7 @@ def _is_reached(node: NodeView) -> bool:
 
 
 def _counts(view: JobView, nodes: Iterable[str]) -> tuple[int, int, int]:
-    """Tasks in all, those that succeeded, and those that failed."""
+    """The number of tasks, of those that succeeded, and of those that failed."""
     total = succeeded = failed = 0
     for name in nodes:
         state = view.nodes[name]
@@ -217,7 +217,7 @@ def _stage_summary(stage: OldStage, facts: StageFacts) -> dict[str, Any]:
 
 
 def _cogs(stage: OldStage, facts: StageFacts) -> dict[str, Any]:
-    """COGs that the tasks of a stage wrote; nothing for a stage that writes none."""
+    """The number and size of the COGs that the tasks of a stage wrote; empty for a stage that writes none."""
     counts = [facts.children[name] for name in stage.nodes if name in facts.children]
     sizes = [_megabytes(facts.outputs[name]) for name in stage.nodes if "cog_blob" in facts.outputs.get(name, {})]
     created = sum(each.cogs_created for each in counts) + len(sizes)
@@ -288,12 +288,12 @@ def submission_shape(
 
 
 def _first_unfinished(result: SubmissionResult, stages: Sequence[OldStage]) -> int:
-    """By the stages that were complete at the time of the result: the job may have advanced since."""
+    """The first stage that was not complete at the time of the result; the job may have advanced since."""
     return next((stage.number for stage in stages if stage.name not in result.completed_stages), len(stages))
 
 
 def retried_stage(job_id: UUID, status: JobStatus, stages: Sequence[OldStage], number: int) -> OldStage:
-    """The stage that may be retried, or the reason why it may not."""
+    """The stage with this number; raises an error if it cannot be retried."""
     stage = next((stage for stage in stages if stage.number == number), None)
     if stage is None:
         raise NotFound(

@@ -1,8 +1,8 @@
 """Which submissions to the old API run here, and which are forwarded to the old system. Pure.
 
-Each submission has a place between 0 and 100, which follows from its workflow and its parameters alone. It is forwarded
-if its place is below the percentage of its job type. So the same submission always goes to the same system, and a
-percentage that is lowered only moves submissions from the old system to this one.
+`place_of` computes a number between 0 and 100 for each submission, from its workflow and its parameters alone. The
+submission is forwarded if this number is below the percentage of its job type. So the same submission always goes to
+the same system, and lowering a percentage only moves submissions from the old system to this one.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ _PLACES: Final = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """Percentages of submissions that are forwarded, by workflow: an old name and its workflow share one."""
+    """Percentages of submissions that are forwarded, by workflow: an old name has the percentage of its workflow."""
 
     percentages: Mapping[str, float] = field(default_factory=dict)
 

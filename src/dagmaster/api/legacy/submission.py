@@ -1,8 +1,8 @@
 """An old submission as a submission of this platform. Pure.
 
-The body of the old API contains the parameters of the job, `resume` and `force_reprocess`. A job that
-writes a raster dataset becomes a submission of the platform `legacy`: the rules of assets apply, and its result is
-reviewed. Other jobs are submitted as they are.
+The body of the old API contains the parameters of the job, `resume` and `force_reprocess`. A job that writes a raster
+dataset becomes a submission of the platform `legacy`: the rules of assets apply, and its result is reviewed. Other jobs
+are submitted unchanged.
 """
 
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ M = TypeVar("M", AssetSubmissionRequest, Submission)
 
 @dataclass(frozen=True, slots=True)
 class OldSubmission:
-    """What an old client asks for. `parameters` are those that it sent, without the two options."""
+    """The request of an old client. `parameters` are those that it sent, without the two options."""
 
     job_type: str
     workflow_id: str
@@ -48,7 +48,7 @@ class OldSubmission:
 
 
 def read_submission(job_type: str, body: Mapping[str, Any], *, resume: bool, force: bool) -> OldSubmission:
-    """`resume` and `force` are those of the query; the body may name them too."""
+    """`resume` and `force` are those of the query; the body may contain them too."""
     parameters = dict(body)
     resume |= _flag(parameters, "resume")
     force |= _flag(parameters, "force_reprocess") | _flag(parameters, "force")
@@ -172,7 +172,7 @@ def _text(parameters: dict[str, Any], name: str) -> str | None:
     value = parameters.pop(name, None)
     if value is None or isinstance(value, str):
         return value or None
-    raise _invalid(f"`{name}` must be a text", name)
+    raise _invalid(f"`{name}` must be a string", name)
 
 
 def _invalid(message: str, field: str) -> InvalidRequest:

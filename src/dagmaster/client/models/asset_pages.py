@@ -25,12 +25,12 @@ class ListedAsset(AssetSummary):
         "states of the newest version",
     )
     bbox: list[float] | None = Field(
-        None, description="West, south, east, north of the newest version that the caller sees"
+        None, description="Bounds (west, south, east, north) of the newest version that the caller can see"
     )
 
 
 class PendingReview(ApiModel):
-    """A version that waits for a review. `etag` is that of its asset, for `If-Match`."""
+    """A version that waits for a review. `etag` is the ETag of its asset, to be sent as `If-Match`."""
 
     asset_id: str
     dataset_id: str
@@ -84,7 +84,7 @@ class Difference(ApiModel):
 
 
 class VersionComparison(ApiModel):
-    """Two revisions and where they differ."""
+    """Two revisions and their differences."""
 
     asset_id: str
     before: RevisionFacts

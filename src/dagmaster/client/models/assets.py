@@ -42,8 +42,9 @@ class SourceReference(RequestModel):
 
 
 class AssetSubmissionRequest(RequestModel):
-    """`parameters` are inputs of the workflow; inputs that the platform sets (dataset, version, revision, references,
-    source) are refused. Without `workflow_id`, the data type and the number of files select the workflow."""
+    """`parameters` are inputs of the workflow; inputs that are set automatically (dataset, version, revision,
+    references, source) are refused. Without `workflow_id`, the data type and the number of files select the
+    workflow."""
 
     platform_id: PlatformName
     platform_refs: ReferenceTexts
@@ -54,14 +55,14 @@ class AssetSubmissionRequest(RequestModel):
     parameters: dict[str, Any] = {}
     request_id: RequestId | None = None
     callback_url: Annotated[str, Field(max_length=512)] | None = None
-    subscriber: Subscriber | None = Field(None, description="Instead of `callback_url`: one for each kind of callback")
+    subscriber: Subscriber | None = Field(None, description="Replaces `callback_url`: one URL per kind of callback")
     priority: Annotated[int, Field(ge=0, le=10)] = 0
     force: bool = False
     dry_run: bool = False
 
 
 class SubmissionEstimate(ApiModel):
-    """Estimated from past runs of the workflow; a value is None if no past run is comparable."""
+    """Estimates from past runs of the workflow; a value is null if no past run is comparable."""
 
     tile_count: int | None = None
     size_bytes: int | None = None
@@ -70,8 +71,8 @@ class SubmissionEstimate(ApiModel):
 
 
 class AssetSubmissionResult(ApiModel):
-    """`outcome` is one of a fixed set. With `dry_run` nothing was created: the ids of new rows are None, and `refusal`
-    has the reason if the submission would be refused."""
+    """`outcome` says what was created, or that the same data was submitted before. With `dry_run` nothing was created:
+    the ids of new rows are null, and `refusal` has the reason if the submission would be refused."""
 
     request_id: str | None
     outcome: Extensible[SubmissionAnswer] | None
@@ -91,10 +92,11 @@ class AssetSubmissionResult(ApiModel):
 
 
 class FindingInfo(ApiModel):
-    """A finding of a check of the source or of the result. The platform applies the correction that `fix` names.
+    """A finding about the source or the result. `fix` names a correction that is applied automatically.
 
-    `hint` says what to do. `count` is how many files or tiles have it, and `places` are the first of them. `stage` is
-    `validation` if it was found before anything was written, and `processing` if every pixel had to be read for it.
+    `hint` says what to do. `count` is the number of files or tiles with this finding, and `places` are the first of
+    them. `stage` is `validation` if it was found before anything was written, and `processing` if every pixel had to
+    be read for it.
     """
 
     code: str
@@ -111,9 +113,10 @@ class ExternalCopiesInfo(ApiModel):
     """The copies of a revision in the external zone.
 
     `state`: `none` (never needed), `due` (an export will start), `running`, `exported`, `failed` (see `error`; an
-    operator can repeat the export), `withdrawing` (the copies are being removed; after an error again at `retry_at`),
-    `withdrawn`. `job_id` is the last job that made or removed them, `run_id` the pipeline run of Azure Data Factory, if
-    one copied them. Paths are `container/blob` in the external zone; the URLs are those of the same objects.
+    operator can repeat the export), `withdrawing` (the copies are being removed; after an error, this is retried at
+    `retry_at`), `withdrawn`. `job_id` is the last job that created or removed the copies, `run_id` the pipeline run of
+    Azure Data Factory, if one created them. Paths are `container/blob` in the external zone; each URL is that of the
+    object at the path with the same name.
     """
 
     state: Extensible[Literal["none", "due", "running", "exported", "failed", "withdrawing", "withdrawn"]] = "none"
@@ -133,7 +136,7 @@ class ExternalCopiesInfo(ApiModel):
 
 
 class RevisionInfo(ApiModel):
-    """`findings` are those of the validation and the processing, the most severe first. They stay when the job is
+    """`findings` are those of the validation and the processing, the most severe first. They are kept when the job is
     deleted."""
 
     revision: int
@@ -223,7 +226,8 @@ class AssetHistoryEntry(ApiModel):
 
 
 class AuditEntry(AssetHistoryEntry):
-    """A change of an asset, of a platform or of a key. `platform_id` is also that of the asset or of the key."""
+    """A change of an asset, a platform or a key, a direct command, or a change of many jobs. `platform_id` is the
+    platform that was changed, or the platform of the asset or key."""
 
     asset_id: str | None = None
     dataset_id: str | None = None
@@ -296,7 +300,7 @@ class PlatformChange(RequestModel):
 
 
 class SubmissionStatus(ApiModel):
-    """The status of a request, in words for partners; jobs and nodes are not mentioned."""
+    """The status of a request as partners see it, without jobs and nodes."""
 
     request_id: str
     status: Extensible[
@@ -342,8 +346,8 @@ class KeyInfo(ApiModel):
 
 
 class KeyRequest(RequestModel):
-    """`name` is recorded as the actor of what the key changes, and is unique. `queues` is for the
-    scope worker only: a worker with the key claims tasks of these queues only."""
+    """`name` is unique, and is recorded as the actor of changes that are made with the key. `queues` is allowed only
+    for the scope `worker`: a worker with the key claims tasks of these queues only."""
 
     name: Annotated[str, Field(min_length=1, max_length=64)]
     scopes: Annotated[list[str], Field(min_length=1, max_length=8)]
@@ -359,7 +363,7 @@ class KeyUses(RequestModel):
 
 
 class KeyRotation(RequestModel):
-    """The previous secret is accepted for `overlap_hours` more; 0 refuses it at once."""
+    """The previous secret is accepted for another `overlap_hours`; with 0 it is refused at once."""
 
     overlap_hours: Annotated[float, Field(ge=0, le=24 * 90)] = 24.0
     expires_in_days: Annotated[float, Field(gt=0, le=3650)] | None = None

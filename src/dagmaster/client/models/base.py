@@ -42,7 +42,7 @@ class RequestModel(BaseModel):
 
 
 def few_fields(value: Any) -> Any:
-    """The value, unless it is an object with too many fields: an error for each would take the server seconds."""
+    """The value. An object with too many fields is refused, because reporting an error for each would take seconds."""
     if isinstance(value, dict) and len(value) > MAX_FIELDS:
         raise ValueError(f"must have at most {MAX_FIELDS} fields")
     return value

@@ -18,7 +18,7 @@ _When = Annotated[str, Field(max_length=64, description="A time with a zone, or 
 
 
 class BulkFilter(RequestModel):
-    """The filters of a list of jobs. Without `status`, all jobs in a state that the action can change."""
+    """The filters of a list of jobs. Without `status`, jobs in all states that the action can change are selected."""
 
     status: Annotated[list[JobStatus], Field(min_length=1, max_length=10)] | None = None
     workflow_id: _Names | None = None
@@ -56,18 +56,19 @@ class BulkRequest(RequestModel):
     @model_validator(mode="after")
     def _is_complete(self) -> "BulkRequest":
         if (self.job_ids is None) == (self.filter is None):
-            raise ValueError("name the jobs by `job_ids` or by `filter`, not both")
+            raise ValueError("set either `job_ids` or `filter`")
         if (self.action == "retry") != (self.part is not None):
             raise ValueError("`part` is required for `retry`, and not allowed for other actions")
         return self
 
 
 class BulkResult(ApiModel):
-    """What happens to one job, or would happen. `unchanged`: nothing to change. `code` says why a job was refused."""
+    """The result for one job; in a preview, the expected result. `unchanged`: there was nothing to change. `code` and
+    `detail` say why a job was refused."""
 
     job_id: UUID
     workflow_id: str | None = None
-    status: Extensible[JobStatus] | None = Field(None, description="Its status before the request")
+    status: Extensible[JobStatus] | None = Field(None, description="The status of the job before the request")
     outcome: Extensible[Literal["accepted", "unchanged", "refused"]]
     code: str | None = None
     detail: str | None = None

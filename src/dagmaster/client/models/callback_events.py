@@ -21,7 +21,7 @@ class CallbackInfo(ApiModel):
     sequence: Annotated[int, Field(description="Callbacks of a request are delivered in this order")]
     request_id: str
     platform_id: str
-    status: Annotated[str, Field(description="The status of the request that is sent")]
+    status: Annotated[str, Field(description="The status that is sent")]
     url: str
     job_id: UUID | None = Field(None, description="Set for a job that belongs to no asset")
     state: Extensible[CallbackState]
@@ -63,7 +63,7 @@ class RotateSecretRequest(RequestModel):
 
 
 class RotatedSecret(ApiModel):
-    """Only this response shows the secret. `previous_until` is null if there was no other."""
+    """Only this response shows the secret. `previous_until` is null if there was no previous secret."""
 
     platform_id: str
     secret: str = Field(repr=False)

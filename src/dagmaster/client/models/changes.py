@@ -15,7 +15,7 @@ ResyncReason = Literal["too_old", "too_many", "slow"]
 
 
 class JobChange(ApiModel):
-    """A job after a change. `version` grows with each change: a change with a smaller one is out of date."""
+    """A job after a change. `version` grows with each change: a change with a smaller version is outdated."""
 
     job_id: UUID
     workflow_id: str
@@ -49,9 +49,10 @@ class AssetChange(ApiModel):
 
 
 class ChangeBatch(ApiModel):
-    """The changes since the previous batch. `resync`: changes were left out; read the data that you show again.
+    """The changes since the previous batch. `resync`: changes were left out; reload the data that you display.
 
-    `queues` and `instances` are hints that they may have changed. `cursor` continues the stream after this batch.
+    `queues` and `instances` are true if queues or instances may have changed. `cursor` continues the stream after this
+    batch.
     """
 
     cursor: str

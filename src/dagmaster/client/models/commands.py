@@ -51,7 +51,7 @@ class ReindexCommand(RequestModel):
 
 
 class ReindexResult(ApiModel):
-    """How many versions and items of the asset the catalogue has."""
+    """The number of versions and items of the asset in the catalogue."""
 
     asset_id: str
     dataset_id: str
@@ -103,8 +103,8 @@ class ReviewEntry(RequestModel):
 
 
 class ReviewManyCommand(RequestModel):
-    """The same decision on many versions. `approve`, `reject` and `unpublish` need the `version_ordinal` of each entry;
-    `clear` changes the clearance of assets. With `revision`, an entry is refused if a newer one exists."""
+    """The same decision on many versions. `approve`, `reject` and `unpublish` require the `version_ordinal` of each
+    entry; `clear` changes the clearance of assets. With `revision`, an entry is refused if a newer revision exists."""
 
     action: Literal["approve", "reject", "unpublish", "clear"]
     entries: Annotated[list[ReviewEntry], Field(min_length=1, max_length=MAX_REVIEWS)]
@@ -114,15 +114,15 @@ class ReviewManyCommand(RequestModel):
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if self.action == "clear" and self.clearance_level is None:
-            raise ValueError("clear needs a clearance_level")
+            raise ValueError("clear requires a clearance_level")
         if self.action == "approve" and self.clearance_level == "uncleared":
-            raise ValueError("approve needs the clearance_level ouo or public, or none")
+            raise ValueError("approve does not allow the clearance_level uncleared: use ouo or public, or leave it out")
         if self.action in ("reject", "unpublish") and self.clearance_level is not None:
-            raise ValueError(f"{self.action} takes no clearance_level")
+            raise ValueError(f"{self.action} does not allow a clearance_level")
         if self.action == "reject" and self.reason is None:
-            raise ValueError("reject needs a reason")
+            raise ValueError("reject requires a reason")
         if self.action != "clear" and any(entry.version_ordinal is None for entry in self.entries):
-            raise ValueError(f"{self.action} needs the version_ordinal of each entry")
+            raise ValueError(f"{self.action} requires the version_ordinal of each entry")
         keys = [(entry.asset, entry.version_ordinal) for entry in self.entries]
         if len(set(keys)) < len(keys):
             raise ValueError("an entry is given twice")

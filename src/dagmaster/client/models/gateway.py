@@ -20,8 +20,8 @@ from dagmaster.jobs.states import JobStatus, NodeStatus
 
 
 class PartnerSubmission(AssetSubmissionRequest):
-    """Data of a platform: an object of the bronze zone that the platform has put there. Without a `request_id` the
-    gateway makes one."""
+    """A submission of data that the platform has put into the bronze zone. Without a `request_id` the gateway generates
+    one."""
 
 
 class PartnerReceipt(ApiModel):
@@ -53,7 +53,8 @@ class PartnerStatus(SubmissionStatus):
 
 
 class PartnerDecision(RequestModel):
-    """Decide on the version of a request. The API has the rules for `clearance_level` and `reason`."""
+    """A decision on the version of a request. `clearance_level` is required for the first approval of an asset,
+    `reason` for a rejection."""
 
     request_id: RequestId
     clearance_level: Literal["ouo", "public"] | None = None
@@ -179,7 +180,7 @@ class OrchestratorState(ApiModel):
 
 
 class GatewayHealth(ApiModel):
-    """`is_ready` if the database can be read: polling works without orchestrators, submissions do not."""
+    """`is_ready` is true if the database can be read: without orchestrators, clients can poll but not submit."""
 
     is_ready: bool
     can_read: bool

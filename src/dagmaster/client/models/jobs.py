@@ -14,7 +14,7 @@ from dagmaster.jobs.states import JobStatus, Stop, TaskStatus
 from dagmaster.observe.redaction import redact
 from dagmaster.workflows.model import Importance
 
-# A status that this version does not know counts as an end.
+# A job with a status that this version does not know counts as ended.
 _LIVE = (JobStatus.PENDING, JobStatus.RUNNING)
 _StoredId = Annotated[str, Field(json_schema_extra={"minLength": 1, "maxLength": 64})]
 
@@ -88,7 +88,7 @@ class JobSummary(ApiModel):
 
 
 class JobCount(ApiModel):
-    """A number of jobs. If it is not exact there are more."""
+    """A number of jobs. If `is_exact` is false, there are more."""
 
     count: int
     is_exact: bool
@@ -173,7 +173,7 @@ class Outcomes(ApiModel):
 
 
 class Deliverable(ApiModel):
-    """An entry of a job's result. `usable` is false if what the result refers to was not produced."""
+    """An entry of a job's result. `usable` is false if its value was not produced."""
 
     count: int
     location: str | None = None
@@ -195,7 +195,7 @@ class FirstFailure(ApiModel):
 
 
 class JobDetail(ApiModel):
-    """A job, the nodes of its definition, and a summary of its stages. The result is the job's `result`."""
+    """A job, the nodes of its definition, and a summary of its stages. The result of the job is `job.result`."""
 
     job: PublicJob
     is_over: bool
@@ -272,9 +272,9 @@ ReasonText = Annotated[str, Field(max_length=1000)]
 
 
 class Intervention(RequestModel):
-    """The reason of a request, recorded with the name of the caller. `by` is accepted and ignored."""
+    """The reason for a request, recorded with the name of the caller. `by` is accepted and ignored."""
 
-    by: Annotated[ShortId | None, Field(deprecated="the caller is recorded")] = None
+    by: Annotated[ShortId | None, Field(deprecated="ignored: the caller is recorded")] = None
     reason: ReasonText | None = None
 
 
@@ -285,7 +285,10 @@ class JobPart(RequestModel):
         None
     )
     stage: Annotated[str, Field(min_length=1, max_length=64, description="A stage, by name or number")] | None = None
-    failed_children: Annotated[str, Field(min_length=1, max_length=64, description="A fan_out")] | None = None
+    failed_children: (
+        Annotated[str, Field(min_length=1, max_length=64, description="A fan_out whose failed children run again")]
+        | None
+    ) = None
 
     @model_validator(mode="after")
     def _is_one(self) -> "JobPart":
@@ -297,7 +300,7 @@ class JobPart(RequestModel):
 class RetryRequest(JobPart):
     """The part of the job to run again, and the reason. `by` is accepted and ignored."""
 
-    by: Annotated[ShortId | None, Field(deprecated="the caller is recorded")] = None
+    by: Annotated[ShortId | None, Field(deprecated="ignored: the caller is recorded")] = None
     reason: ReasonText | None = None
 
 

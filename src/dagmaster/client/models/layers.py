@@ -53,10 +53,11 @@ Keywords = Annotated[
 
 
 class LayerStyle(RequestModel):
-    """How a raster is drawn unless a request sets other parameters. Unset fields keep the values of the data.
+    """How a raster is drawn unless a request sets other parameters. Fields that are not set have the defaults of the
+    data.
 
-    `rescale` has a range of values for each band of `bidx`, or one. `colormap` has colours by value, for classes;
-    `colormap_name` names one for a range of values."""
+    `rescale` has one range of values for all bands, or one for each band of `bidx`. `colormap` has the colours of
+    single values, for classes; `colormap_name` is the name of a colour map for a range of values."""
 
     title: Annotated[Line, Field(max_length=100)] | None = None
     colormap_name: Annotated[str, Field(max_length=64, pattern=r"^[a-z0-9_]+$", examples=["terrain"])] | None = None
@@ -77,19 +78,19 @@ class LayerStyle(RequestModel):
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if self.colormap is not None and self.colormap_name is not None:
-            raise ValueError("give either colormap or colormap_name")
+            raise ValueError("colormap and colormap_name cannot be combined")
         if self.colormap is not None and self.rescale is not None:
-            raise ValueError("colormap has colours by value, so rescale is not allowed")
+            raise ValueError("colormap and rescale cannot be combined")
         colored = self.colormap is not None or self.colormap_name is not None
         if colored and self.bidx is not None and len(self.bidx) != 1:
-            raise ValueError("a colour map needs a single band in bidx")
+            raise ValueError("a colour map requires a single band in bidx")
         if self.rescale is not None and self.bidx is not None and len(self.rescale) not in (1, len(self.bidx)):
-            raise ValueError("rescale needs one range, or one for each band of bidx")
+            raise ValueError("rescale must have one range, or one for each band of bidx")
         return self
 
 
 class LayerMetadataRequest(RequestModel):
-    """The whole metadata of a layer. Fields that are left out are removed; then texts of the dataset are used."""
+    """The whole metadata of a layer. Fields that are left out are removed; the texts of the dataset are then used."""
 
     title: Annotated[Line, Field(max_length=200)] | None = None
     description: Annotated[Lines, Field(max_length=10_000)] | None = None
@@ -105,8 +106,8 @@ class LayerMetadataChange(LayerMetadataRequest):
 class LayerMetadataInfo(ApiModel):
     """Send `etag` as `If-Match` with a change: it is refused if the metadata has changed since.
 
-    `is_published`: the catalogue has the layer. `is_changed`: the metadata was edited after it was published.
-    `external` is `published`, `due` (the external database does not hold it yet, or still holds it) or null."""
+    `is_published`: the layer is in the layer catalogue. `is_changed`: the metadata was edited after it was published.
+    `external` is the state in the external database: `published`, `due` (not up to date yet), or null."""
 
     asset_id: str
     dataset_id: str

@@ -16,8 +16,8 @@ class OldApiModel(ApiModel):
 
 
 class OldSubmissionAnswer(OldApiModel):
-    """`queued`, `already_completed`, `already_processing`, `previously_failed` or `resumed`; the other fields depend on
-    it."""
+    """`status` is `queued`, `already_completed`, `already_processing`, `previously_failed` or `resumed`; it determines
+    which other fields are set."""
 
     status: str = "queued"
     job_id: str | None = None

@@ -13,7 +13,8 @@ from dagmaster.workflows.model import Importance
 
 
 class NodeSummary(ApiModel):
-    """A node, or a child of a fan_out. The children that ended include those that failed or were cancelled."""
+    """A node, or a child of a fan_out. `remaining` is the number of children of a fan_out that have not ended; failed
+    and cancelled children have ended."""
 
     node_id: str
     status: Extensible[NodeStatus]
@@ -172,7 +173,7 @@ class SavedCheckpoint(ApiModel):
 class NodeRecord(NodeState):
     """The stored state of a node."""
 
-    @computed_field(description="Its params, as for its attempts; `input_params` is their old name")  # type: ignore[prop-decorator]
+    @computed_field(description="Its params; `input_params` is their old name")  # type: ignore[prop-decorator]
     @property
     def params(self) -> dict[str, Any] | None:
         return self.input_params

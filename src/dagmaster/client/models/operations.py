@@ -41,7 +41,7 @@ class RunningTask(ApiModel):
 
 
 class WorkerSummary(WorkerRecord):
-    """A worker, with the tasks that it has run for the longest time."""
+    """A worker, with those of its running tasks that started first."""
 
     heartbeat_age_seconds: float
     is_alive: bool
@@ -68,7 +68,8 @@ class QueueSummary(ApiModel):
 
 
 class TaskLease(ApiModel):
-    """A running task and the time until its lease expires, unless its worker renews it. Negative: it has expired."""
+    """A running task and its lease, which its worker renews. `remaining_seconds` is negative if the lease has
+    expired."""
 
     task_id: str
     job_id: UUID
@@ -145,7 +146,8 @@ class DeadLetterSummary(DeadLetter):
 
 
 class Replayed(ApiModel):
-    """A submission is in its queue again; it becomes a job, or a dead letter with a new id. A task's job is resumed."""
+    """The result of a replay. A submission was put back into its queue; it becomes a job, or a dead letter with a new
+    id. For a task, its job was resumed."""
 
     dead_letter_id: UUID
     queue: str
@@ -154,7 +156,7 @@ class Replayed(ApiModel):
 
 
 class JanitorRun(ApiModel):
-    """One run of the janitor. For a dry run, the actions that it would take; their ids are not stored."""
+    """One run of the janitor. `actions` of a dry run are those that it would take; they are not stored."""
 
     run_id: UUID
     is_dry_run: bool

@@ -18,8 +18,8 @@ IfExists = Literal["refuse", "rename"]
 
 
 class UploadRequest(RequestModel):
-    """A file that is to be sent. Its object is `{platform_id}/{name}`. If an object or another upload has this name,
-    the request is refused, or the name gets a suffix (`rename`)."""
+    """A file to upload. Its object will be `{platform_id}/{name}`. If an object or another upload has this name, the
+    request is refused, or the name gets a suffix (`rename`)."""
 
     name: Annotated[str, Field(min_length=1, max_length=MAX_NAME_LENGTH)]
     size_bytes: Annotated[int, Field(ge=0, le=2**62)]
@@ -29,7 +29,7 @@ class UploadRequest(RequestModel):
 
 
 class UploadedSource(ApiModel):
-    """What a submission names as its source."""
+    """The value for the `source` of a submission."""
 
     container: str
     blob: str

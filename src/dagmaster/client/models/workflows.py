@@ -40,7 +40,7 @@ class RefusedFile(ApiModel):
 
 class WorkflowPage(Page[WorkflowSummary]):
     refused: list[RefusedFile] = Field(
-        [], description="Files that cannot be used, with every error in them; on each page"
+        [], description="Files that cannot be used, with every error in them; the same on each page"
     )
 
 

@@ -71,15 +71,15 @@ class RevisionDocuments:
         return len(items)
 
     async def missing(self, item_ids: Sequence[str]) -> list[str]:
-        """The ids that the revision has no item of."""
+        """Those of the ids for which the revision has no item."""
         with translate_errors():
             async with self._database.connection() as connection:
                 return await self._missing(connection, item_ids)
 
     async def finish(self, item_ids: Sequence[str]) -> tuple[int, Json | None]:
-        """Remove all items but these, and set the extent of the collection to theirs.
+        """Remove all items but these, and set the extent of the collection to that of these items.
 
-        Returns the number of removed items, and the extent; None without items.
+        Returns the number of removed items, and the extent, which is None if there are no items.
         """
         async with self._writing() as connection:
             removed = await dicts(connection, "documents_remove_others", self._key.values(ids=list(item_ids)))
@@ -140,7 +140,7 @@ def _refuse_other_writer(key: RevisionKey, job_id: UUID, row: Mapping[str, Any])
 
 @dataclass(frozen=True, slots=True)
 class EarlierRevision:
-    """What the documents of an earlier revision say: `properties` are those of one of its items.
+    """The description in the documents of an earlier revision: `properties` are those of one of its items.
 
     It belongs to the same version, or if that has none to the newest other version. `newest` is the newest completed
     revision of the same version, `created` is when that version was made first, and `times` are the times of its items
@@ -167,7 +167,7 @@ def read_earlier(connection: psycopg.Connection[Any], key: RevisionKey) -> Earli
 
 
 def require_storable(items: Sequence[Json]) -> None:
-    """Refuse now what pgSTAC would refuse, or silently leave out, when the items are published."""
+    """Refuse items that pgSTAC would refuse, or silently leave out, when they are published."""
     seen: set[str] = set()
     for item in items:
         item_id = item.get("id")

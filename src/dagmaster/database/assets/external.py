@@ -64,7 +64,7 @@ MakeExternalJob = Callable[[DueJob], NewJob]
 
 
 class PostgresExternalCopies(Session):
-    """What the background task of an orchestrator reads and writes. Any number of orchestrators share the work."""
+    """The reads and writes of an orchestrator's background task. Any number of orchestrators share the work."""
 
     def __init__(self, dsn: str, role: str = "external", notifier: Notifier | None = None) -> None:
         super().__init__(
@@ -76,7 +76,7 @@ class PostgresExternalCopies(Session):
             return [ExternalKey(**row) for row in await dicts(connection, "copies_due", {"limit": limit})]
 
     async def carry_out(self, key: ExternalKey, make_job: MakeExternalJob) -> ExternalStep:
-        """Do what is next for a revision. The job and the record that it was started are one transaction."""
+        """Carry out the next step for a revision. A job and the record that it was started are one transaction."""
         async with self._transaction("external_copies") as connection:
             rows = await dicts(connection, "copies_lock", key.values())
             if not rows:
@@ -197,7 +197,7 @@ class ExternalTarget:
 
 
 class ExternalSession:
-    """What the handlers of one job read and write about external copies, on a connection of their own."""
+    """The reads and writes of a job's handlers about external copies, on a connection of their own."""
 
     def __init__(self, connection: psycopg.Connection[Any], job_id: UUID, job: ExternalJob) -> None:
         connection.autocommit = True
@@ -224,7 +224,7 @@ class ExternalSession:
             )
         if not self._is_export and reason is None:
             raise UnfitData(
-                f"{target} is published: its external copies stay",
+                f"{target} is published, so its external copies are not removed",
                 code="external.published",
                 hint="unpublish it first: `dagmaster assets unpublish`; the copies are then removed automatically",
             )
@@ -255,7 +255,7 @@ class ExternalSession:
                 )
 
     def is_current(self, target: ExternalTarget) -> bool:
-        """Whether this job still makes or removes the copies, and what it does is still wanted."""
+        """Whether this job still makes or removes the copies, and the state of the asset still requires that."""
         values = target.key.values(job_id=self._job_id, is_export=self._is_export)
         return bool(self._dicts("copies_is_current", values)[0]["is_current"])
 

@@ -80,7 +80,7 @@ class KeyStore:
     async def page(
         self, *, limit: int, after: tuple[datetime, str] | None = None, with_revoked: bool = False
     ) -> list[KeyInfo]:
-        """Newest first. `after` is (created_at, key_id) of the last key of the page before."""
+        """Newest first. `after` is (created_at, key_id) of the last key of the previous page."""
         after_at, after_id = after or (None, None)
         values = {"limit": limit, "after_at": after_at, "after_id": after_id, "with_revoked": with_revoked}
         return models(KeyInfo, await self._dicts("keys_page", values))
@@ -188,7 +188,7 @@ async def _create(connection: Connection, key: NewKey, change: KeyChange) -> Key
         raise Conflict(
             f"another key has or had the name '{key.name}'",
             code="key.name-taken",
-            hint="the name of a key is recorded with what it changes: choose another one, or rotate the existing key",
+            hint="names are never reused, because the history records them: choose another name, or rotate that key",
             name=key.name,
         )
     return models(KeyInfo, rows)[0]

@@ -51,7 +51,7 @@ class LayerStore(AssetStore):
         platform_id: str | None = None,
         keyword: str | None = None,
     ) -> list[LayerInfo]:
-        """Published layers, by dataset id and name. `after` is that of the last layer of the page before."""
+        """Published layers, by dataset id and name. `after` is that of the last layer of the previous page."""
         values = {
             "clearances": sorted(clearances),
             "limit": limit,

@@ -1,4 +1,4 @@
-"""The layers of assets: rows of metadata, of the catalogue, and of what the external database must have.
+"""The layers of assets: rows of metadata, of the catalogue, and of the layers that the external database must have.
 
 The functions run in the transaction of the caller, who has locked the asset.
 """

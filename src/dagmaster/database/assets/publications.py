@@ -1,4 +1,4 @@
-"""What decides who may read a version of an asset, the documents of its revisions, and the keys of signed links."""
+"""The facts that decide who may read a version of an asset; documents of revisions; keys of signed links."""
 
 import re
 import secrets

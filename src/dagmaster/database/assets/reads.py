@@ -1,5 +1,5 @@
 """Assets as the API shows them: lists by page, one asset with its versions and revisions, its history, platforms, and
-how far a submission is."""
+the status of a submission."""
 
 from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -46,7 +46,7 @@ class Documents:
 
 @dataclass(frozen=True, slots=True)
 class VisibleAssets:
-    """The assets that a caller sees in lists: those of its own platform, and what is published with one of these
+    """The assets that a caller sees in lists: those of its own platform, and published ones with one of these
     clearances."""
 
     own_platform: str | None
@@ -65,7 +65,7 @@ class AssetReads:
         role: str = "assets",
         size: int = POOL_SIZE,
     ) -> None:
-        """The notifier announces what was committed. Without one, other processes see it when they poll."""
+        """The notifier announces commits. Without one, other processes see the changes when they poll."""
         self._notifier = notifier
         self._owns_pool = isinstance(database, str)
         self._pool = pool(database, role, 0, size, settings=PLANNING) if isinstance(database, str) else database
@@ -94,8 +94,8 @@ class AssetReads:
         states: Sequence[str] | None = None,
         visible: VisibleAssets | None = None,
     ) -> list[ListedAsset]:
-        """Newest first; without `visible`, all of them. `after` is (created_at, asset_id) of the last one of the page
-        before. `text` is searched in ids, titles and references; `refs` must all be among the references that
+        """Newest first; without `visible`, all of them. `after` is (created_at, asset_id) of the last one of the
+        previous page. `text` is searched in ids, titles and references; `refs` must all be among the references that
         identify the asset."""
         after_at, after_id = after or (None, None)
         values = {
@@ -118,7 +118,7 @@ class AssetReads:
         self, *, limit: int, after: tuple[datetime, str, int] | None = None, platform_id: str | None = None
     ) -> list[PendingReview]:
         """The version that has waited longest first. `after` is (waiting_since, asset_id, version_ordinal) of the last
-        one of the page before."""
+        one of the previous page."""
         after_at, after_asset, after_ordinal = after or (None, None, None)
         values = {
             "limit": limit,
@@ -140,7 +140,7 @@ class AssetReads:
         return Documents(**objects, item_count=row["item_count"], size_bytes=row["size_bytes"])
 
     async def origin(self, asset_id: str, ordinal: int, revision: int) -> Provenance:
-        """The provenance of a revision, without what its documents say about the processing."""
+        """The provenance of a revision, without the `processing:` fields, which are in its documents."""
         values = {"asset_id": asset_id, "ordinal": ordinal, "revision": revision}
         for row in await self._dicts("revision_origin", values):
             return models(Provenance, [{**row, "asset_id": asset_id}])[0]
@@ -154,7 +154,7 @@ class AssetReads:
         after: tuple[datetime, str] | None = None,
         version_ordinal: int | None = None,
     ) -> list[AssetRequestInfo]:
-        """Newest first. `after` is (created_at, request_id) of the last one of the page before."""
+        """Newest first. `after` is (created_at, request_id) of the last one of the previous page."""
         after_at, after_id = after or (None, None)
         values = {
             "asset_id": asset_id,
@@ -173,7 +173,7 @@ class AssetReads:
     async def history(
         self, asset_id: str, *, limit: int, after: int | None = None, version_ordinal: int | None = None
     ) -> list[AssetHistoryEntry]:
-        """Newest first. `after` is the event id of the last one of the page before."""
+        """Newest first. `after` is the event id of the last one of the previous page."""
         values = {"asset_id": asset_id, "after": after, "limit": limit, "version_ordinal": version_ordinal}
         return models(AssetHistoryEntry, await self._dicts("asset_history", values))
 
@@ -186,7 +186,7 @@ class AssetReads:
         actor: str | None = None,
         action: str | None = None,
     ) -> list[AuditEntry]:
-        """Events of assets, platforms and keys, newest first. `after` is the id of the last one of the page before."""
+        """Events of assets, platforms and keys, newest first. `after` is the last id of the previous page."""
         filters = {"platform_id": platform_id, "actor": actor, "action": action}
         return models(AuditEntry, await self._dicts("asset_audit", {"after": after, "limit": limit, **filters}))
 

@@ -98,7 +98,7 @@ class AssetStore(AssetSubmissions):
     async def publication(
         self, key: str, ordinal: int | None = None, revision: int | None = None
     ) -> AssetPublication | None:
-        """What decides who may read a version; without an ordinal, the latest one."""
+        """The facts that decide who may read a version; without an ordinal, the latest one."""
         async with self._connected() as connection:
             return await publications.read_publication(partial(dicts, connection), key, ordinal, revision)
 
@@ -108,7 +108,7 @@ class AssetStore(AssetSubmissions):
             return await publications.ensure_signing_key(connection)
 
     async def prepare(self, writer: CollectionWriter, editions: Sequence[Edition]) -> None:
-        """Create what the catalogue needs for these editions before they are published."""
+        """Create the collection and partitions for these editions in the catalogue before they are published."""
         await self._transaction("prepare_catalogue", partial(writer.prepare, editions=editions))
 
     async def cancel_unneeded(self, asset_id: str, *, by: str, reason: str) -> list[UUID]:
@@ -123,7 +123,7 @@ class AssetStore(AssetSubmissions):
         return jobs
 
     async def record(self, decision: Decision) -> None:
-        """Write to the audit log what a caller does, apart from changes of assets, platforms and keys."""
+        """Write an action of a caller to the audit log that is not a change of an asset, platform or key."""
 
         async def act(connection: Connection) -> None:
             await rows.add_event(connection, decision)

@@ -53,7 +53,7 @@ class NewSubmission:
 
 @dataclass(frozen=True, slots=True)
 class SubmittedAsset:
-    """What a submission led to. `superseded_job_id` is of a job that is not needed any more."""
+    """The result of a submission. `superseded_job_id` names a job that is no longer needed."""
 
     outcome: str
     asset_id: str

@@ -42,7 +42,7 @@ class AssetTransactions(AssetReads):
             except RetryableConflict as error:
                 if loop.time() > deadline:
                     raise _busy(error) from error.__cause__
-            # With jitter, so that those who wait for the same lock do not all return at once.
+            # With jitter, so that transactions that wait for the same lock are not all repeated at once.
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - not a secret
             pause = min(2 * pause, longest)
 
@@ -52,6 +52,6 @@ def _busy(error: RetryableConflict) -> Unavailable:
     return Unavailable(
         f"the asset could not be changed in time: {error}",
         code="asset.busy",
-        hint="repeat the request; long transactions are in pg_stat_activity",
+        hint="repeat the request; pg_stat_activity shows long transactions",
         sqlstate=sqlstate,
     )

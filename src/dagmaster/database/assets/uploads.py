@@ -32,7 +32,7 @@ class UploadStore(AssetTransactions):
     """`async with UploadStore(dsn) as store`, or on a pool that is passed."""
 
     async def begin(self, upload: NewUpload, *, most: int) -> Upload | None:
-        """None if another upload that is not finished has the name. A caller may have up to `most`."""
+        """None if another unfinished upload has the name. A caller may have up to `most` unfinished uploads."""
 
         async def act(connection: Connection) -> Upload | None:
             values = {name: getattr(upload, name) for name in NewUpload.__slots__}
@@ -59,7 +59,7 @@ class UploadStore(AssetTransactions):
         platform_id: str | None = None,
         is_finished: bool | None = None,
     ) -> list[Upload]:
-        """Newest first. `after` is (created_at, upload_id) of the last one of the page before."""
+        """Newest first. `after` is (created_at, upload_id) of the last one of the previous page."""
         after_at, after_id = after or (None, None)
         values = {
             "limit": limit,
@@ -92,7 +92,7 @@ class UploadStore(AssetTransactions):
 
 def _too_many(most: int) -> Unavailable:
     return Unavailable(
-        f"this caller has {most} uploads that are not finished, and may have no more",
+        f"this caller has {most} unfinished uploads, and no more are allowed",
         code="upload.too-many",
         hint="finish or cancel some of them, or wait until they expire",
     )

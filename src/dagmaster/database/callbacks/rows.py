@@ -7,7 +7,7 @@ from uuid import UUID
 
 @dataclass(frozen=True, slots=True)
 class ClaimedCallback:
-    """A callback that this process delivers now. `number` counts all its attempts, `tries` those of the present
+    """A callback that this process delivers now. `number` counts all its attempts, `tries` those of the current
     series. `now` is the time of the claim by the database's clock."""
 
     callback_id: UUID
@@ -36,4 +36,4 @@ class CallbackLimits:
 @dataclass(frozen=True, slots=True)
 class ClaimedCallbacks:
     callbacks: tuple[ClaimedCallback, ...]
-    are_pending: bool  # whether any callbacks are, these or others
+    are_pending: bool  # whether any callbacks are pending, these or others

@@ -126,10 +126,10 @@ async def link_versions(connection: Connection, collection_id: str, items_url: s
 
 
 async def lock_collection(connection: Connection, collection_id: str, *, creates_partitions: bool = False) -> None:
-    """Wait for the locks without a statement timeout: the lock timeout ends the wait, and it is retried.
+    """Wait for the locks without a statement timeout: the lock timeout ends the wait, and the caller retries.
 
     Collections are written at the same time. A transaction that creates partitions is alone: it needs a lock on the
-    table of all items, for which it would otherwise wait in vain while other collections are written one after another.
+    table of all items, which it would otherwise never get while other collections are written one after another.
     """
     await set_limits(connection, statement_seconds=0)
     await connection.execute(query("catalog_lock"), {"collection": collection_id})

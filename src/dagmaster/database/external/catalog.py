@@ -29,7 +29,7 @@ _BATCH_ITEMS = 500
 
 @dataclass(frozen=True, slots=True)
 class ExternalContent:
-    """What the external database must contain of a layer. The documents are complete: their URLs are absolute."""
+    """The content of a layer in the external database. The documents are complete: their URLs are absolute."""
 
     layer: LayerInfo
     collection: Json

@@ -1,4 +1,4 @@
-"""What the external database must contain, and whether it does. This is recorded in our own database, in the
+"""Which layers the external database must contain, and whether it does. This is recorded in our own database, in the
 transaction of the change that causes it."""
 
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class DueLayer:
 
 @dataclass(frozen=True, slots=True)
 class WantedContent:
-    """A layer with the documents of what is published: the collection, and all items."""
+    """A layer with its published documents: the collection, and all items."""
 
     layer: LayerInfo
     collection: Json
@@ -42,7 +42,7 @@ class PostgresExternalLayers(Session):
             )
 
     async def content(self, due: DueLayer) -> WantedContent | None:
-        """What the external database must contain, read in one snapshot; None if it must not have the layer."""
+        """The content for the external database, read in one snapshot; None if it must not have the layer."""
         place = {"asset_id": due.asset_id, "layer": due.layer, "generation": due.generation}
         async with self._connected() as connection:
             await connection.set_isolation_level(IsolationLevel.REPEATABLE_READ)

@@ -1,7 +1,7 @@
 """Claim jobs and advance them step by step: the OrchestratorLedger on PostgreSQL.
 
-open_jobs     BEGIN, lock the jobs whose claims are valid, take what happened     one round trip
-              (overdue, waiting, started, withdrawn, idle: one statement each, where asked for)
+open_jobs     BEGIN, lock the jobs whose claims are valid, take their updates     one round trip
+              (overdue, waiting, started, withdrawn, idle: one statement each, if requested)
 step.commit   write the changes, COMMIT, NOTIFY                                   one round trip
 """
 
@@ -270,7 +270,7 @@ async def _reserved(
     return outcome if reserved.job_id == outcome.job_id else None
 
 
-# Reading what happened
+# Reading updates
 
 
 def _opened(rows: Sequence[Any]) -> dict[UUID, OpenJob]:
@@ -363,7 +363,7 @@ def _node_of(row: Any) -> tuple[str, int, str | None, int | None, NodeStatus, in
     )
 
 
-# Writing what was decided
+# Writing changes
 
 
 async def _store_payloads(connection: Connection, changes: Sequence[Changes]) -> None:
@@ -397,7 +397,7 @@ def _writing(changes: Sequence[Changes], writes_outbox: bool) -> list[pipeline.S
 
 
 def _refused_sum(error: psycopg.Error) -> fan.SumOutOfRange | None:
-    """What the function `dagapp.checked_sum` raised, if it did."""
+    """The error that the function `dagapp.checked_sum` raised, if it did."""
     if error.sqlstate != SUM_OUT_OF_RANGE:
         return None
     job_id, _, fan_out = (error.diag.message_detail or "").partition(" ")

@@ -1,7 +1,7 @@
 """The outbox: ids of tasks that are not yet sent to a message broker.
 
 The statements that write tasks also write them here (`apply_steps_with_outbox`), in the same transaction. Relays claim
-messages, send them, and delete what the broker has acknowledged.
+messages, send them, and delete those that the broker has acknowledged.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -71,7 +71,7 @@ class PostgresOutbox(LedgerConnection):
         return len(rows)
 
     async def facts(self) -> list[dict[str, Any]]:
-        """What waits in the outbox, by queue."""
+        """The messages that wait in the outbox: numbers and ages, by queue."""
         return [row._asdict() for row in await self._fetch("outbox_facts", {})]
 
 

@@ -7,7 +7,7 @@
 
 There are two implementations: `postgres.PostgresLedger`, and `testing.memory_ledger.MemoryLedger` on a virtual clock.
 Both pass one conformance suite. Every call is one transaction, and is safe to repeat when its answer was lost. A call
-that commits a change also notifies those who wait for it, right after the commit and outside the transaction.
+that commits a change also notifies listeners that wait for it, right after the commit and outside the transaction.
 
 Orchestrators write through a `Step` only. It holds the fence: the rows of the jobs whose claim token still matches.
 Workers write task and result rows, nothing else.
@@ -34,7 +34,7 @@ from dagmaster.workflows.graph import Graph, build
 from dagmaster.workflows.model import StartNode, Workflow, work_of
 
 SMALL_BYTES = 16_384  # outputs up to this size are read together with their nodes
-PAGE_BYTES = 16 * 1024 * 1024  # of children's results that are read at once; one is read in any case
+PAGE_BYTES = 16 * 1024 * 1024  # of children's results that are read at once; at least one is read
 OVERRUN_GRACE_SECONDS = 10.0  # a worker ends its overdue tasks itself; after this time the orchestrator does
 UPDATES_LIMIT = 2000  # how many updates of a kind one step takes
 
@@ -138,7 +138,7 @@ class PendingWork:
 
 @dataclass(frozen=True, slots=True)
 class StepScope:
-    """What a step reads in addition to reported results, by job."""
+    """The updates that a step reads in addition to reported results, by job."""
 
     overdue: frozenset[UUID] = frozenset()
     started: frozenset[UUID] = frozenset()
@@ -150,7 +150,7 @@ class StepScope:
 
 @dataclass(frozen=True, slots=True)
 class OpenJob:
-    """A job that is locked by a step and still ours, with what happened to it since the step before."""
+    """A job that a step has locked and that is still ours, with its updates since the previous step."""
 
     epoch: int
     sequence: int
@@ -309,7 +309,7 @@ def no_such_job(job_id: UUID) -> NotFound:
 
 def too_large_for_a_template(node_id: str, size_bytes: int) -> InvalidRequest:
     return InvalidRequest(
-        f"the output of '{node_id}' has {size_bytes} bytes; a template may load {LOADABLE_BYTES}",
+        f"the output of '{node_id}' has {size_bytes} bytes; a template can load {LOADABLE_BYTES}",
         code="output.too-large",
         hint="read the children's results with `results_of`",
         size_bytes=size_bytes,
@@ -416,7 +416,7 @@ class OrchestratorLedger(Protocol):
         ...
 
     def open_jobs(self, owner_id: UUID, claims: Sequence[Claim], scope: StepScope) -> AbstractAsyncContextManager[Step]:
-        """Begin a step: lock the jobs whose claims are still valid, and read what happened to them."""
+        """Begin a step: lock the jobs whose claims are still valid, and read their updates."""
         ...
 
     def open_reported_jobs(
@@ -459,13 +459,13 @@ class WorkerLedger(Protocol):
     async def exchange(
         self, worker_id: UUID, reports: Sequence[Report], demand: Demand, *, lease_seconds: float
     ) -> Exchange:
-        """Report what is finished and claim new tasks, in one statement."""
+        """Report finished tasks and claim new ones, in one statement."""
         ...
 
     async def report(
         self, worker_id: UUID, reports: Sequence[Report], demand: Demand, *, lease_seconds: float
     ) -> Exchange:
-        """Report what is finished. Claims only from queues with a limit:
+        """Report finished tasks. Claims only from queues with a limit:
         a report frees a place there, and no notification is sent for it."""
         ...
 

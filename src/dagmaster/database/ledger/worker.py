@@ -23,7 +23,7 @@ class PostgresWork(LedgerConnection):
 
     def __init__(self, dsn: str, role: str = "ledger", notifier: Notifier | None = None) -> None:
         super().__init__(dsn, role, notifier)
-        self._limits: set[str] = set()  # queues that have a limit, as far as the last claims showed
+        self._limits: set[str] = set()  # queues that had a limit at the last claims
 
     async def beat_worker(self, worker: WorkerInfo) -> None:
         values = {name: getattr(worker, name) for name in _INFO_COLUMNS}
@@ -89,7 +89,7 @@ class PostgresWork(LedgerConnection):
         return Exchange(tuple(map(_message, claimed)), len(reports) - len(late), late)
 
     async def _claim_limited(self, queues: list[str], values: dict[str, Any], demand: Demand) -> list[Any]:
-        """These queues turned out to have a limit and were closed to us: claim again, now with their budgets."""
+        """The claim skipped these queues, because this worker did not know their limits: claim with their budgets."""
         values = {**values, "queues": queues, "rooms": _rooms(demand, queues), "budgets": queues}
         return (await self._exchange_at_once(("claim_tasks",), queues, values, ())).claimed
 
@@ -158,7 +158,7 @@ def keys_of(task_ids: Sequence[str]) -> dict[str, list[Any]]:
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """What the statements of an exchange returned: the number of accepted reports, the rows of claimed tasks, and the
+    """The result of the statements of an exchange: the number of accepted reports, the rows of claimed tasks, and the
     queues that have a limit which this worker did not know of."""
 
     accepted: int

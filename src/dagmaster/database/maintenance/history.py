@@ -222,7 +222,7 @@ class _Verification:
             audits[result.job_id].check_result(result)
 
     async def _own_nodes(self, jobs: Iterable[JobRow]) -> dict[UUID, dict[str, NodeRow]]:
-        """The rows of the definition's own nodes, with what a conditional chose and what a fan_in counted."""
+        """The rows of the definition's own nodes, with the branch of a conditional and the count of a fan_in."""
         own: dict[UUID, dict[str, NodeRow]] = {job.job_id: {} for job in jobs}
         keys = [
             (job.job_id, node_id, isinstance(node, ConditionalNode), isinstance(node, FanInNode))

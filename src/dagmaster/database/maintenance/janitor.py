@@ -23,19 +23,19 @@ STATEMENT_SECONDS: Final = 10.0
 LOCK_SECONDS: Final = 0.5
 ROWS_PER_RUN: Final = 200  # further rows are left to the next run
 DELETED_PER_RUN_BYTES: Final = 256 * 1024 * 1024
-REPEAT_SECONDS: Final = 3600.0  # what is only reported is reported again after this time
+REPEAT_SECONDS: Final = 3600.0  # a finding that is only reported is reported again after this time
 MAX_REASON_CHARACTERS: Final = 2000
 
 _OVERDUE_REASONS = {
-    "cancel_unheeded": "was asked to cancel",
+    "cancel_unheeded": "has a cancel request",
     "deadline_passed": "is past its deadline",
-    "lease_lapsed": "has tasks whose leases have lapsed",
-    "task_overran": "has tasks that run past their time",
-    "task_expired": "has tasks that waited past their time in the queue",
+    "lease_lapsed": "has tasks whose leases have expired",
+    "task_overran": "has tasks that exceed their timeout",
+    "task_expired": "has tasks that exceeded their timeout in the queue",
     "results_unread": "has results that were not processed",
     "wait_over": "has nodes whose wait is over",
-    "job_stalled": "has nodes left, but none of them runs or waits",
-    "job_unfinished": "has only nodes that have ended, and is not finished",
+    "job_stalled": "has nodes that have not ended, but none of them runs or waits",
+    "job_unfinished": "has not ended, although all of its nodes have",
 }
 
 
@@ -209,8 +209,8 @@ async def _report_unserved(
             "task_unserved",
             "task",
             row["task_id"],
-            f"{row['tasks']} tasks of its job wait in queue {row['queue']} for up to {row['seconds']:.0f} s, and "
-            f"no live worker serves that queue with handler {row['handler']}",
+            f"{row['tasks']} tasks of the job have waited in queue {row['queue']} for up to {row['seconds']:.0f} s, "
+            f"and no live worker serves that queue with handler {row['handler']}",
             {name: row[name] for name in ("job_id", "queue", "handler", "tasks")},
         )
         for row in rows
@@ -227,7 +227,7 @@ async def _report_unread(
             "messages_unread",
             "queue",
             row["queue"],
-            f"{row['messages']} submissions wait in queue {row['queue']} for up to {row['seconds']:.0f} s, and "
+            f"{row['messages']} submissions have waited in queue {row['queue']} for up to {row['seconds']:.0f} s, and "
             "no orchestrator takes them",
             {"messages": row["messages"], "oldest": row["oldest"]},
         )
@@ -239,7 +239,7 @@ async def _report_unread(
 async def _end_idle(
     connection: Connection, run_id: UUID, thresholds: JanitorThresholds, is_dry: bool
 ) -> list[JanitorAction]:
-    """Our own sessions are ended; those of others are only reported to the administrator."""
+    """End our own sessions; sessions of other programs are only reported."""
     findings = []
     for row in await dicts(connection, "janitor_idle", {"patience": thresholds.neglected, "limit": ROWS_PER_RUN}):
         if row["is_ours"] and not is_dry:
@@ -253,7 +253,7 @@ async def _end_idle(
                 "session",
                 str(row["pid"]),
                 f"session {row['pid']} ({row['application_name']}) has kept a transaction open for "
-                f"{row['seconds']:.0f} s without doing anything: {what}",
+                f"{row['seconds']:.0f} s without executing a statement: {what}",
                 {name: row[name] for name in ("application_name", "role", "xact_start")},
             )
         )
@@ -263,7 +263,7 @@ async def _end_idle(
 async def _delete_unused(
     connection: Connection, run_id: UUID, thresholds: JanitorThresholds, _is_dry: bool
 ) -> list[JanitorAction]:
-    """One action for all of them: each would say the same."""
+    """Delete unused payloads. One action records all of them, because a row for each would contain the same text."""
     values = {"grace": thresholds.unused, "limit": ROWS_PER_RUN, "most_bytes": DELETED_PER_RUN_BYTES}
     (deleted,) = await dicts(connection, "janitor_unused", values)
     if not deleted["payloads"]:

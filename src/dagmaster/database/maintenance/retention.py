@@ -37,7 +37,7 @@ _PARTS = (
 
 @dataclass(frozen=True, slots=True)
 class PrunedRows:
-    """What was deleted apart from jobs."""
+    """How many rows that belong to no job were deleted, by kind, and the names of dropped partitions."""
 
     letters: int = 0
     actions: int = 0

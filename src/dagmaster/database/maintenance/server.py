@@ -1,4 +1,4 @@
-"""What the doctor asks a database server. `doctor/database.py` judges the answers.
+"""Facts about a database server for the doctor. `doctor/database.py` judges them.
 
 Synchronous. Each function opens a connection of its own, so that one that hangs or fails does not affect the others.
 Nothing is changed. A row has the columns of its query in `doctor.sql` as attributes.
@@ -25,7 +25,7 @@ CLOCK_SAMPLES = 5
 
 
 class Clock(NamedTuple):
-    """How far the server's clock is ahead of ours, and by how much that may be wrong."""
+    """How far the server's clock is ahead of ours, and the uncertainty of that."""
 
     offset_seconds: float
     uncertainty_seconds: float

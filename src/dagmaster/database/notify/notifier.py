@@ -1,7 +1,7 @@
 """Notifications: hints to other processes that something may have changed. Never data, never needed for correctness.
 
 The first notification is sent at once; those that follow within `COALESCE_SECONDS` are sent as one. (A longer interval
-would slow chains of short tasks down: each step notifies soon after the one before.) A listener must read the state
+would slow chains of short tasks down: each step notifies soon after the previous one.) A listener must read the state
 after it has connected, and poll from time to time.
 """
 

@@ -70,7 +70,7 @@ class PostgresNotifier:
         return topics
 
     async def close(self) -> None:
-        """Send what is still to be sent, then stop."""
+        """Send the remaining notifications, then stop."""
         self._is_closing = True
         self._send.set()
         sender = [task for task in self._tasks if task.get_name() == "notifier-send"]
@@ -91,7 +91,7 @@ class PostgresNotifier:
                 failures = 0
             except DagmasterError as error:
                 failures += 1
-                _log.warning("notifications are interrupted; changes are seen when polling", error=str(error))
+                _log.warning("notifications are interrupted; changes are found by polling", error=str(error))
                 await asyncio.sleep(min(5.0, 0.2 * 2**failures) * random.uniform(0.5, 1))  # noqa: S311
 
     async def _listen(self) -> None:

@@ -18,7 +18,7 @@ class CallbackReads(ReadSession):
         platform_id: str | None = None,
         state: str | None = None,
     ) -> list[CallbackInfo]:
-        """Newest first. `after` is the sequence of the last one of the page before."""
+        """Newest first. `after` is the sequence of the last one of the previous page."""
         filters = {"request_id": request_id, "platform_id": platform_id, "state": state, "callback_id": None}
         return await self._many("api_callbacks", {**filters, "limit": limit, "after": after}, CallbackInfo)
 

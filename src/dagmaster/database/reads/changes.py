@@ -34,7 +34,7 @@ class ChangedJob:
 
 @dataclass(frozen=True, slots=True)
 class ChangedAsset:
-    """A change of an asset, and what decides who may see it."""
+    """A change of an asset, with the facts that decide who may see it."""
 
     change: AssetChange
     clearance: str

@@ -89,7 +89,7 @@ class InstallationReads(ReadSession):
     async def leases(
         self, *, limit: int, alive_within_seconds: float, within_seconds: float | None = None
     ) -> list[TaskLease]:
-        """Running tasks, the lease that expires first at the beginning."""
+        """Running tasks, in the order in which their leases expire."""
         values = {"limit": limit, "alive_within": alive_within_seconds, "within_seconds": within_seconds}
         return await self._many("system_leases", values, TaskLease)
 

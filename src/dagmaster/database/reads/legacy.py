@@ -1,4 +1,4 @@
-"""What the old API reads in addition: the tasks of a stage, and totals over the children of a fan_out."""
+"""Reads that only the old API needs: the tasks of a stage, and totals over the children of a fan_out."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

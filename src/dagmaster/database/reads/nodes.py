@@ -89,7 +89,7 @@ class NodeReads(JobReads):
         return await self._many("api_checkpoints", values, SavedCheckpoint)
 
     async def export_rows(self, name: str, job_id: UUID, after: Mapping[str, Any], limit: int) -> list[dict[str, Any]]:
-        """A page of a list of the export of a job. `after` is the key of the last row of the page before."""
+        """A page of a list of the export of a job. `after` is the key of the last row of the previous page."""
         return await self._dicts(name, {**after, "job_id": job_id, "limit": limit})
 
     async def log_lines(

@@ -42,7 +42,7 @@ class DatabaseFacts:
 
 @dataclass(frozen=True, slots=True)
 class OutboxFacts:
-    """Ids of tasks of one queue that are not sent to the message broker yet; it refused `postponed` of them."""
+    """Ids of tasks of one queue that are not sent to the message broker yet; the broker refused `postponed` of them."""
 
     queue: str
     messages: int

@@ -11,7 +11,7 @@ from dagmaster.jobs.payload import Reference
 
 @dataclass(frozen=True, slots=True)
 class TaskReferences:
-    """What a task that a worker holds refers to."""
+    """The payload and results that a task of a worker refers to."""
 
     queue: str
     params_ref: Reference | None

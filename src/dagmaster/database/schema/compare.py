@@ -1,6 +1,6 @@
 """Compare a live database with the models, and write the statements that add what it lacks.
 
-Alembic compares tables, columns and indexes. It is silent on CHECKs, predicates, defaults and storage options: for
+Alembic compares tables, columns and indexes. It ignores CHECKs, predicates, defaults and storage options: for
 these the wanted tables are created in a scratch schema that is rolled back, and PostgreSQL's descriptions of both are
 compared.
 
@@ -27,7 +27,7 @@ from dagmaster.database.schema.tables import metadata_of, sequences
 from dagmaster.records import SCHEMA, Record
 
 _SCRATCH = f"{SCHEMA}_wanted"
-# Named parameters, because the others would double each % in the text.
+# Named parameters, because the default style would double each % in the text.
 _DIALECT = postgresql.dialect(paramstyle="named")  # type: ignore[no-untyped-call]
 
 
@@ -91,7 +91,7 @@ SELECT 'storage', t.relname, split_part(option, '=', 1), split_part(option, '=',
   FROM tables t, unnest(t.reloptions) AS option
 """
 
-# What an interrupted CREATE INDEX CONCURRENTLY left behind.
+# Invalid indexes that an interrupted CREATE INDEX CONCURRENTLY has left.
 _INVALID_INDEXES = """
 SELECT i.relname
   FROM pg_index x
@@ -169,13 +169,13 @@ def _alembic_changes(
             case ("add_column", _, table_name, sa.Column() as column):
                 yield _add_column(connection, table_name, column)
             case ("remove_column", _, table_name, column):
-                yield SchemaChange(f"column {table_name}.{column.name} is in no model")
+                yield SchemaChange(f"column {table_name}.{column.name} is not part of the schema of this software")
             case ("add_index", sa.Index(name=str(name))) if _table(indexes[name]) in existing and name not in invalid:
                 yield SchemaChange(f"create index {name}", online=tuple(_index_online(connection, indexes[name])))
             case ("remove_index", sa.Index(name=name)) if name in retired:
                 yield SchemaChange(f"drop index {name}", online=(f"DROP INDEX CONCURRENTLY IF EXISTS {SCHEMA}.{name}",))
             case ("remove_index", sa.Index(name=name)) if name not in indexes:
-                yield SchemaChange(f"index {name} is in no model")
+                yield SchemaChange(f"index {name} is not part of the schema of this software")
 
 
 def _differences(connection: sa.Connection, metadata: sa.MetaData) -> list[Any]:
@@ -256,7 +256,7 @@ def _is_partitioned(index: sa.Index) -> bool:
 
 
 def _fact_changes(live: Facts, wanted: Facts) -> Iterator[SchemaChange]:
-    """Differences in what both sides have; Alembic finds what one side lacks, except constraints."""
+    """Differences between objects that both sides have; Alembic finds missing objects, except constraints."""
     columns = {subject for subject in live if subject.kind == "column"}
     tables = {subject.table for subject in columns}
     for subject, text in sorted(wanted.items()):
@@ -271,7 +271,8 @@ def _fact_changes(live: Facts, wanted: Facts) -> Iterator[SchemaChange]:
         if subject.kind == "constraint" or (
             subject.kind == "default" and SchemaObject("column", *subject[1:]) in wanted
         ):
-            yield SchemaChange(f"{subject.kind} {subject.name} of {subject.table} is in no model")
+            where = f"{subject.kind} {subject.name} of {subject.table}"
+            yield SchemaChange(f"{where} is not part of the schema of this software")
 
 
 def _fact_change(subject: SchemaObject, actual: str | None, wanted: str) -> SchemaChange:
@@ -286,7 +287,7 @@ def _fact_change(subject: SchemaObject, actual: str | None, wanted: str) -> Sche
             )
         case "constraint":
             return _constraint_change(subject, actual, wanted)
-    return SchemaChange(f"{kind} {name} of {table} is `{actual}`, the model says `{wanted}`")
+    return SchemaChange(f"{kind} {name} of {table} is `{actual}`, but should be `{wanted}`")
 
 
 def _constraint_change(subject: SchemaObject, actual: str | None, wanted: str) -> SchemaChange:
@@ -300,7 +301,7 @@ def _constraint_change(subject: SchemaObject, actual: str | None, wanted: str) -
         return SchemaChange(f"validate constraint {name}", online=(validate,))
     if actual is not None and _is_wider(wanted, actual):
         return SchemaChange(f"allow more values in {name}", (f"{alter} DROP CONSTRAINT {name}", add), (validate,))
-    return SchemaChange(f"constraint {name} of {table} is `{actual}`, the model says `{wanted}`")
+    return SchemaChange(f"constraint {name} of {table} is `{actual}`, but should be `{wanted}`")
 
 
 def _is_wider(wanted: str, actual: str) -> bool:

@@ -69,7 +69,7 @@ class SchemaState(StrEnum):
 
 
 def deploy(dsn: str, records: Records = RECORDS, wait_seconds: float = 60) -> SchemaState:
-    """Create what is missing, and return the state before. Existing tables are not changed: see `migrate`."""
+    """Create what is missing, and return the previous state. Existing tables are not changed: see `migrate`."""
     with _exclusive(dsn, wait_seconds) as connection:
         return _with_retries(connection, wait_seconds, lambda: _create(connection, records))
 
@@ -244,7 +244,7 @@ def _until_unlocked(wait_seconds: float, act: Callable[[], T]) -> T:
                 raise
             if time.monotonic() > deadline:
                 raise _still_locked(refusal) from None
-        # Let the sessions continue that waited behind our lock request.
+        # Let the sessions that waited behind our lock request continue.
         time.sleep(pause)
         pause = min(2 * pause, longest)
 
@@ -266,7 +266,7 @@ def _run_online(connection: sa.Connection, change: SchemaChange, wait_seconds: f
     driver.autocommit = True
     try:
         for statement in change.online:
-            # These two do not block others while they wait, and a cancelled index would have to be built again.
+            # These two block no other session while they wait, and a cancelled index build would have to start again.
             may_wait = "CONCURRENTLY" in statement or "VALIDATE" in statement
             driver.execute("SET lock_timeout = 0" if may_wait else "RESET lock_timeout")
             _until_unlocked(wait_seconds, partial(driver.execute, statement.encode()))
@@ -316,7 +316,7 @@ def _ensure_trigger(connection: sa.Connection, trigger: Trigger) -> None:
 
 @contextmanager
 def _exclusive(dsn: str, wait_seconds: float) -> Iterator[sa.Connection]:
-    """A connection that alone may change the schema."""
+    """A connection that holds the lock for changes of the schema."""
     with _connected(dsn) as connection:
         _await_lock(connection, wait_seconds)
         yield connection
@@ -355,7 +355,7 @@ def _open(dsn: str) -> psycopg.Connection[Any]:
 
 @contextmanager
 def _translated() -> Iterator[None]:
-    """SQLAlchemy wraps the driver's errors; what matters is what the server said."""
+    """Raise the server's error, which SQLAlchemy wraps in its own."""
     try:
         with translate_errors():
             try:

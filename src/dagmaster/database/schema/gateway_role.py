@@ -48,8 +48,8 @@ def role_of(database: str) -> str:
 
 
 def ensure_gateway_role(dsn: str, *, with_password: bool = False) -> str:
-    """Create the role if it is missing, and give it exactly its rights. Returns the DSN of the gateway; it has a new
-    password `with_password`."""
+    """Create the role if it is missing, and give it exactly its rights. Returns the DSN of the gateway, with a new
+    password if `with_password` is set."""
     with translate_errors(), TokenBlockingConnection.connect(dsn, autocommit=True) as connection:
         database = connection.info.dbname
         role = role_of(database)

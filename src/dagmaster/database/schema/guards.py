@@ -60,7 +60,7 @@ def triggers() -> list[Trigger]:
 
 
 def _search_triggers() -> list[Trigger]:
-    """They call the function of sql/schema/92_job_search.sql: a job can be found from its beginning on, and by its
+    """They call the function of sql/schema/92_job_search.sql: a job can be found as soon as it exists, and by its
     error."""
     failed = "NEW.error_message IS NOT NULL AND OLD.status <> NEW.status"
     return [

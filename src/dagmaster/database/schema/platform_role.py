@@ -22,7 +22,7 @@ _RIGHTS = (
     "GRANT USAGE, SELECT ON ALL SEQUENCES IN SCHEMA {schema} TO {role}",
     "GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA {schema} TO {role}",
 )
-# Triggers use what a later migration creates at once, also in processes that are already running.
+# Triggers use objects of a later migration at once, also in processes that are already running.
 _FUTURE_RIGHTS = (
     "ALTER DEFAULT PRIVILEGES IN SCHEMA {schema} GRANT SELECT, INSERT, UPDATE, DELETE ON TABLES TO {role}",
     "ALTER DEFAULT PRIVILEGES IN SCHEMA {schema} GRANT USAGE, SELECT ON SEQUENCES TO {role}",
@@ -79,8 +79,8 @@ def _composed(statements: Sequence[str], role: str) -> list[sql.Composed]:
 
 
 def _allow_temporary_tables(connection: psycopg.Connection[object], role: str) -> None:
-    """`dagmaster verify-storage` compares in temporary tables, and PUBLIC loses this right with the gateway's role.
-    Nothing else needs it, so `dagmaster doctor` does not miss it."""
+    """`dagmaster verify-storage` uses temporary tables, and creating the gateway's role revokes this right from PUBLIC.
+    Nothing else needs it, so `dagmaster doctor` does not report it as missing."""
     names = {"database": sql.Identifier(connection.info.dbname), "role": sql.Identifier(role)}
     with suppress(psycopg.errors.InsufficientPrivilege):  # then the owner of the database has to grant it
         connection.execute(sql.SQL("GRANT TEMPORARY ON DATABASE {database} TO {role}").format(**names))

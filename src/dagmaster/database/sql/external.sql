@@ -61,7 +61,7 @@ DELETE FROM pgstac.items
    AND id <> ALL (%(ids)s::text[]);
 
 -- name: external_remove_collection
--- Remove a STAC collection with its items, if it is there.
+-- Remove a STAC collection with its items, if it exists.
 SELECT pgstac.delete_collection(id)
   FROM pgstac.collections
  WHERE id = %(dataset_id)s;

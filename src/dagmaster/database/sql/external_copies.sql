@@ -43,7 +43,7 @@ UPDATE dagapp.asset_revisions
  WHERE asset_id = %(asset_id)s AND version_ordinal = %(ordinal)s AND revision = %(revision)s;
 
 -- name: copies_settle
--- Nothing is due any more: the copies are already as wanted.
+-- Record that nothing is due any more: the copies are already as they should be.
 UPDATE dagapp.asset_revisions
    SET export_due_at = NULL,
        withdrawal_due_at = NULL,

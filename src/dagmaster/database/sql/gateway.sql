@@ -58,7 +58,7 @@ SELECT version_ordinal, version_label, platform_refs, revision, approved_revisio
  ORDER BY version_ordinal;
 
 -- name: gateway_layer_metadata
--- What was written about the layers of an asset.
+-- The metadata of the layers of an asset.
 SELECT asset_id, dataset_id, layer, title, description, keywords, attribution, style, etag, updated_at, is_published, is_changed,
        published_at
   FROM dagapp_gateway.layer_metadata

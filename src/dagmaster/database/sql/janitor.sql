@@ -3,8 +3,8 @@
 SELECT pg_try_advisory_xact_lock(hashtext('dagapp.janitor'), hashtext(%(kind)s)) AS is_ours;
 
 -- name: janitor_neglected
--- Jobs whose owner is alive, but has neither claimed nor written them for long, although something was due as long ago. The
--- reason is `action_type`; waiting for a worker, for a task or for a time is not neglect.
+-- Jobs whose owner is alive, but has neither claimed nor written them for a long time, although work on them was due for as
+-- long. The reason is `action_type`; waiting for a worker, for a task or for a time is not neglect.
 WITH late AS MATERIALIZED (
     SELECT dagapp.clock() - make_interval(secs => %(patience)s) AS than
 ), held AS MATERIALIZED (
@@ -74,7 +74,7 @@ SELECT %(run_id)s::uuid, action_type, 'job', job_id::text, reason, detail
 RETURNING action_id, run_id, action_type, target_type, target_id, reason, detail, created_at;
 
 -- name: janitor_unserved
--- The task that has waited longest, per job, queue and handler, where that is too long and no live worker takes such tasks.
+-- The task that has waited longest, per job, queue and handler, if it has waited too long and no live worker takes such tasks.
 -- Tasks of a paused queue wait on purpose.
 WITH waiting AS MATERIALIZED (
     SELECT t.job_id, t.queue, t.handler, count(*)::int AS tasks,
@@ -95,7 +95,7 @@ SELECT w.job_id, w.queue, w.handler, w.tasks, w.task_id, w.seconds
  LIMIT %(limit)s;
 
 -- name: janitor_unread
--- Queues with submissions that were not taken for long: no orchestrator reads the queue, or all of them fail to.
+-- Queues with submissions that have waited for a long time: no orchestrator reads the queue, or all of them fail to.
 SELECT m.queue, count(*)::int AS messages, (array_agg(m.message_id ORDER BY m.enqueued_at))[1] AS oldest,
        extract(epoch FROM dagapp.clock() - min(m.enqueued_at))::float8 AS seconds
   FROM dagapp.dag_job_messages m

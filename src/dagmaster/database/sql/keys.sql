@@ -76,7 +76,7 @@ SELECT
   FROM rotated;
 
 -- name: revoke_key
--- From now on the key is refused, and so is its previous secret.
+-- Revoke a key: it is refused from now on, and so is its previous secret.
 WITH locked AS (
     SELECT key_id FROM dagapp.api_keys WHERE key_id = %(key_id)s AND revoked_at IS NULL FOR NO KEY UPDATE
 ), revoked AS (
@@ -103,7 +103,7 @@ SELECT
  WHERE key_id = %(key_id)s;
 
 -- name: record_key_uses
--- When keys were last used, to the minute. Rows that another process writes are left to it.
+-- Record when keys were last used, to the minute. Rows that another process is writing are skipped.
 WITH used AS (
     SELECT key_id
       FROM dagapp.api_keys

@@ -103,7 +103,7 @@ DELETE FROM dagapp.layer_catalog AS l
    AND (a.deleted_at IS NOT NULL OR a.clearance_state = 'uncleared' OR a.latest_approved_version_ordinal IS NULL);
 
 -- name: layer_catalog_clear
--- The clearance of published layers is that of their asset.
+-- Set the clearance of published layers to that of their asset.
 UPDATE dagapp.layer_catalog AS l
    SET clearance_state = a.clearance_state,
        updated_at = dagapp.clock()
@@ -136,7 +136,7 @@ UPDATE dagapp.external_layers AS x
  WHERE x.asset_id = held.asset_id AND x.layer = held.layer;
 
 -- name: layer_external_want
--- Publish a layer to the external database, or withdraw it there. Until it is done, it is due.
+-- Request that a layer is published to the external database. It is due until that is done.
 INSERT INTO dagapp.external_layers AS x (asset_id, layer, dataset_id, is_wanted, due_at, requested_by)
 SELECT a.asset_id, %(layer)s, a.dataset_id, true, dagapp.clock(), %(actor)s
   FROM dagapp.geospatial_assets AS a

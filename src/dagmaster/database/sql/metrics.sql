@@ -2,7 +2,7 @@
 
 -- name: metrics_database
 -- One row: size, connections, the oldest transaction, dead and live rows of the tables that change most, and pending
--- callbacks. Everything but the callbacks is read from the statistics of the server; those have a partial index.
+-- callbacks. Everything but the callbacks is read from the statistics of the server; callbacks have a partial index.
 SELECT pg_database_size(current_database()) AS size_bytes,
        (SELECT count(*)::int FROM pg_stat_activity WHERE backend_type = 'client backend') AS connections,
        current_setting('max_connections')::int AS max_connections,

@@ -1,5 +1,5 @@
 -- part: outbox_queues
--- The names of the queues that have messages in the outbox, read from the index in jumps.
+-- The names of the queues that have messages in the outbox, by a loose index scan: one access per queue.
 name AS (
     (SELECT o.queue
        FROM dagapp.dag_outbox o

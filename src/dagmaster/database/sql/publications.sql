@@ -1,5 +1,5 @@
--- What decides who may read a version of an asset, and the documents of its revisions. Map servers read these for each
--- request, by key.
+-- The facts that decide who may read a version of an asset, and the documents of its revisions. Map servers read these for
+-- each request, by key.
 
 -- part: publication
 -- Without an ordinal, the latest version. `version_ordinal` is null if the asset does not have the version.

@@ -54,7 +54,7 @@ DELETE FROM dagapp.dag_task_results
  WHERE job_id = ANY (%(job_ids)s::uuid[]);
 
 -- name: retention_payloads
--- Payloads of the deleted jobs. What a worker stores at this moment becomes unused, and the janitor deletes it.
+-- Payloads of the deleted jobs. A payload that a worker stores at this moment becomes unused, and the janitor deletes it.
 WITH parts AS (
     DELETE FROM dagapp.dag_payload_parts
      WHERE job_id = ANY (%(job_ids)s::uuid[])

@@ -36,7 +36,7 @@ SELECT session_id
   FROM started;
 
 -- name: end_session
--- The session of a request is refused from now on. None if it had ended before.
+-- End a session: it is refused from now on. No row if it had ended before.
 WITH ended AS (
     UPDATE dagapp.web_sessions
        SET ended_at = dagapp.clock()
@@ -52,7 +52,7 @@ SELECT session_id
   FROM ended;
 
 -- name: forget_sessions
--- Sessions that ended more than a day ago are deleted, some at a time. Their events stay.
+-- Delete some of the sessions that ended more than a day ago. Their events stay.
 DELETE FROM dagapp.web_sessions
  WHERE session_id IN (SELECT session_id
                         FROM dagapp.web_sessions

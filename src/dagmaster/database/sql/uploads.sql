@@ -14,7 +14,7 @@ SELECT count(*) AS uploads
  WHERE created_by = %(created_by)s AND finished_at IS NULL;
 
 -- name: upload_begin
--- A new upload; none if another one that is not finished has the name.
+-- Insert an upload; no row if another unfinished one has the name.
 INSERT INTO dagapp.uploads (upload_id, platform_id, container, blob, size_bytes, sha256, created_by, expires_at)
 VALUES (%(upload_id)s, %(platform_id)s, %(container)s, %(blob)s, %(size_bytes)s, %(sha256)s, %(created_by)s,
         dagapp.clock() + make_interval(secs => %(expires_in_seconds)s::float8))

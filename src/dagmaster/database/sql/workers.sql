@@ -45,8 +45,8 @@ report AS MATERIALIZED (
 )
 
 -- part: waiting
--- The queued tasks of the queues in `looked_into`, by handler and priority, each with the oldest one. The index is read in jumps:
--- a handler and priority costs one access, however many tasks it has. `rank` is the handler's place in `asked`, NULL for a
+-- The queued tasks of the queues in `looked_into`, by handler and priority, each with the oldest one. By a loose index scan:
+-- each handler and priority costs one access, however many tasks it has. `rank` is the handler's place in `asked`, NULL for a
 -- handler that is not in it; of those only one priority is read. If `asked` names no handlers, all count.
 waiting AS (
     SELECT q.queue, f.handler, f.rank, f.priority, f.position, f.available_at
@@ -82,7 +82,7 @@ waiting AS (
 -- New tasks, as many of each kind as there is room for.
 open AS MATERIALIZED (
     -- A queue with a limit is open only to a transaction that holds its budget (lock_budgets).
-    -- `room` is the smaller one of what the queue and what the worker allows, which is never NULL.
+    -- `room` is the smaller one of the limits of the queue and of the worker; the latter is never NULL.
     SELECT q.name, q.place,
            least(q.room,
                  CASE WHEN s.max_running IS NOT NULL
@@ -188,7 +188,7 @@ SELECT NULL, limited_queue, task_id, job_id, node_id, attempt, handler, params, 
   FROM taken;
 
 -- name: report_tasks
--- Report what is finished, and claim nothing.
+-- Report finished tasks without claiming new ones.
 WITH
 -- use: hand_in
 SELECT count(*)::int AS accepted

@@ -161,7 +161,7 @@ class DamagedCopy(Exception):
 
 
 def copy(ctx: SyncContext, params: CopyParams) -> Copied:
-    """Copy the files that a batch of documents names, and write the documents of its items."""
+    """Copy the files of a batch of STAC documents, and write the documents of its items."""
     target = params.target
     with exporting(ctx) as session:
         session.claim(target)
@@ -341,7 +341,7 @@ def finish(ctx: SyncContext, params: FinishParams) -> Exported:
 
 
 def _results(ctx: SyncContext) -> tuple[dict[str, CopiedObject], list[str]]:
-    """What the batches have copied."""
+    """The objects that all batches have copied, and the ids of their items."""
     objects: dict[str, CopiedObject] = {}
     items: list[str] = []
     for result in ctx.results():

@@ -31,7 +31,7 @@ API_VERSION: Final = "2018-06-01"
 ACTIVE: Final = frozenset({"Queued", "InProgress", "Canceling"})
 TRIES: Final = 6
 MAX_PAUSE_SECONDS: Final = 120.0
-LOOKBACK: Final = timedelta(days=3)  # no run of ours is older: the job has a timeout of a day
+LOOKBACK: Final = timedelta(days=3)  # no run that we need is older: the job has a timeout of a day
 _MAX_PAGES: Final = 100
 _MAX_MESSAGE_LENGTH: Final = 500
 _TIMEOUT = httpx2.Timeout(60.0, connect=10.0)
@@ -80,7 +80,7 @@ class DataFactory:
         values = [getattr(settings, name) for name in names]
         if missing := [name.upper() for name, value in zip(names, values, strict=True) if not value]:
             raise InvalidRequest(
-                f"EXPORTER=data_factory needs {', '.join(missing)}",
+                f"EXPORTER=data_factory requires {', '.join(missing)}",
                 code="settings.data-factory",
                 hint="set these variables",
             )
@@ -211,7 +211,7 @@ def _run_of(answer: Mapping[str, Any]) -> PipelineRun:
 def _refused(response: httpx2.Response) -> InvalidRequest | Unavailable:
     error = _json_of(response).get("error")
     detail = _short(str(error.get("message") or "")) if isinstance(error, dict) else ""
-    message = f"Azure Data Factory answered {response.status_code}{f': {detail}' if detail else ''}"
+    message = f"Azure Data Factory responded with status {response.status_code}{f': {detail}' if detail else ''}"
     if response.status_code in (httpx2.codes.UNAUTHORIZED, httpx2.codes.FORBIDDEN):
         hint = "give the managed identity of the worker the role Data Factory Contributor on the factory"
         return Unavailable(message, code="adf.forbidden", hint=hint)

@@ -101,7 +101,7 @@ def single_grid(
     grid = output_grid(facts, params.target_crs, params.resolution, origin, has_neighbours=is_part)
     if len(grid.sections) > 1:
         raise UnfitData(
-            "the source crosses the antimeridian, which a single COG cannot do",
+            "the source crosses the antimeridian, so it cannot be written as a single COG",
             code="raster.antimeridian",
             hint="process it in tiles",
         )

@@ -99,10 +99,10 @@ def _require_one_resolution(
 def _findings(
     files: Sequence[RasterFacts], groups: list[GridGroup], kept: GridGroup | None, target_crs: str
 ) -> list[Finding]:
-    """Findings that the user may not expect of files that are submitted together."""
+    """Findings about differences and overlaps that a user may not expect in files that are submitted together."""
     findings = []
     if len(groups) > 1:
-        how = "each group of files is resampled on its own"
+        how = "each group of files is resampled separately"
         if kept is not None:
             how = f"{len(kept.members)} of {len(files)} files keep their pixels, the others are resampled to their grid"
         reason = f"the files are on {len(groups)} different pixel grids: {how}, and values may differ at the seams"

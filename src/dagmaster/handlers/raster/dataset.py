@@ -97,8 +97,8 @@ class About(BaseModel):
 class Predecessor:
     """The description in the documents of an earlier revision; `entry` is None for a new dataset.
 
-    A new revision keeps all of it, a new version keeps what belongs to the dataset, unless the submission says
-    otherwise.
+    A new revision keeps all of it, a new version keeps only the fields of the dataset, unless the submission sets
+    other values.
     """
 
     entry: EarlierRevision | None

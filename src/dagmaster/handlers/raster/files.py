@@ -55,7 +55,7 @@ class DocumentsParams(BaseModel):
 
 
 def stac_read_items(ctx: SyncContext, params: DocumentsParams) -> ItemDocuments:
-    """Read items from their documents."""
+    """Read STAC items from the documents that an earlier job stored."""
     documents = (ctx.storage.get(in_silver(ctx.storage, blob)) for blob in params.items)
     return ItemDocuments(stac_item=[orjson.loads(document) for document in documents])
 

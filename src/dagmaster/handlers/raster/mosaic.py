@@ -1,4 +1,4 @@
-"""What belongs to a dataset as a whole: its mosaic, its statistics, and the collection that describes it."""
+"""The outputs of a dataset as a whole: its mosaic, its statistics, and the collection that describes it."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -37,7 +37,7 @@ class MosaicParams(BaseModel):
 
 
 def create_mosaic(ctx: SyncContext, params: MosaicParams) -> MosaicResult:
-    """Write the mosaic of all COGs, compute their common statistics, and describe the dataset in a collection."""
+    """Write the mosaic of all COGs, compute their common statistics, and make the STAC collection."""
     storage, about = ctx.storage, params.about
     edition = about.writable_edition(ctx)
     is_tiled = params.tiling_scheme_blob is not None
@@ -179,7 +179,7 @@ class DescribeParams(BaseModel):
 
 
 def describe_dataset(ctx: SyncContext, params: DescribeParams) -> DatasetResult:
-    """Describe a dataset that is a single COG in a collection."""
+    """Make the STAC collection of a dataset that consists of a single COG."""
     edition = params.about.writable_edition(ctx)
     collection = collection_of(params.about, ctx.addresses.stored(), BBox.of(params.item["bbox"]), [params.item])
     _store_collection(ctx, edition, collection)

@@ -189,7 +189,7 @@ def _grid(options: Options, facts: RasterFacts) -> OutputGrid:
     grid = reachable_grid(facts, options.target_crs, options.resolution)
     if options.tile_above_mb is None and len(grid.sections) > 1:
         raise UnfitData(
-            "the file crosses the antimeridian in this CRS, which a single COG cannot do",
+            "the file crosses the antimeridian in this CRS, so it cannot be written as a single COG",
             code="raster.antimeridian",
             hint="use a CRS for the area of the file, or process it in tiles",
         )
@@ -258,6 +258,6 @@ def advice_on(options: Options, facts: RasterFacts, grid: OutputGrid) -> list[Fi
             )
             findings.append(warn("raster.polar", message, f"to keep its detail, pass target_crs={better}"))
     if latitude > _WEB_MERCATOR_LIMIT:
-        message = f"web maps end at {_WEB_MERCATOR_LIMIT}°: data beyond is in the files, but not visible on a map"
+        message = f"web maps end at {_WEB_MERCATOR_LIMIT}°: data beyond that is in the files, but not visible on maps"
         findings.append(info("raster.beyond-maps", message))
     return findings

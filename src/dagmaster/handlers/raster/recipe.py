@@ -1,6 +1,6 @@
 """The recipe of an edition: all options that decide the bytes of its objects, stored with the edition.
 
-An edition is made with one recipe. From its first object on, a job with another recipe is refused before it does any
+An edition is made with one recipe. As soon as it has an object, a job with another recipe is refused before it does any
 work.
 """
 

@@ -43,7 +43,7 @@ class SourceParams(BaseModel):
     dtype: str | None = None  # integers are stored with this type
     crs: str | None = None  # the CRS that it is read with, for the provenance
     sha256: str | None = None  # of the file, for the provenance
-    etag: str | None = None  # of the blob: another one means that its content has changed
+    etag: str | None = None  # of the blob; if it differs, the content has changed
 
     @property
     def kind(self) -> RasterType | None:

@@ -44,7 +44,7 @@ class StackParams(OutputParams, GridParams):
 
 
 def band_stack(ctx: SyncContext, params: StackParams) -> StackResult:
-    """Write files that cover the same area as the bands of one COG, in the order given.
+    """Combine the bands of files that cover the same area into one COG, in the order given.
 
     The `band_names` of the dataset describe the bands that have no description of their own."""
     sources, options = _find(ctx, params)

@@ -71,7 +71,7 @@ class ValidateParams(SourceParams):
 def validate(ctx: SyncContext, params: ValidateParams) -> ValidationResult:
     """Validate a file by its header and a sample of its pixels, and the options of the outputs.
 
-    A file that is rejected fails the job with every reason, before any output is written."""
+    If the file is rejected, the job fails with all reasons, before any output is written."""
     valid = _validate(ctx, params)
     options, facts, source = params.options, valid.facts, valid.source
     title = PurePosixPath(source.name).stem

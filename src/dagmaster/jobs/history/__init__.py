@@ -1,8 +1,8 @@
 """Rebuild jobs and nodes from their events alone, and report where events and rows disagree.
 
     events ──▶ replay.py  the rebuilt job: every step is legal, in order, allowed by the graph and the retry policy
-    rows   ──▶ audit.py   nodes, tasks and results are what the events say, attempt by attempt
-           ──▶ finish     what must hold of a job that has ended
+    rows   ──▶ audit.py   nodes, tasks and results agree with the events, attempt by attempt
+           ──▶ finish     the rules for a job that has ended
 
 An `Audit` takes events by sequence, then rows in any order. It holds a few hundred bytes per node, so a hundred
 thousand children are checked while their rows are streamed. It does not use the planner or `view`: the rules are

@@ -142,7 +142,7 @@ class Audit(Replay):
             self._report(FindingCode.RESULT_UNPROCESSED, message, row.node_id)
 
     def finish(self, job: JobRow) -> list[HistoryFinding]:
-        """Check what needs all events and rows. Returns every finding."""
+        """Run the checks that need all events and rows. Returns every finding."""
         self._check_job(job)
         for node_id, node in self.rebuilt.nodes.items():
             self._check_leftovers(node_id, node)

@@ -1,4 +1,4 @@
-"""What the history check can report about a job."""
+"""The findings that the history check can report about a job."""
 
 from dataclasses import dataclass
 from enum import StrEnum

@@ -19,7 +19,7 @@ class AttemptState(StrEnum):
     LOST = "l"
     RETURNED = "b"
     WITHDRAWN = "w"
-    IGNORED = "i"  # its job could not be advanced, and was failed whatever the worker reported
+    IGNORED = "i"  # its job was failed because it could not be advanced; a report of the worker is ignored
 
 
 # Which statuses the task (and the result) of an attempt may have, by the state of the attempt.

@@ -1,5 +1,5 @@
 """Adopt the datasets of earlier releases: each becomes an asset of the platform `local` with approved versions, so that
-it stays on the map."""
+it is still served."""
 
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ class Adoption:
 
 
 async def adopt_and_report(store: AdoptedAssets) -> Adoption:
-    """Adopt, and log which collections are left: they are not served."""
+    """Adopt datasets, and log the collections that were not adopted: they are not served."""
     adopted = await adopt_datasets(store)
     refusals = [_refusal(collection) for collection in await store.unadopted_collections()]
     if refusals:

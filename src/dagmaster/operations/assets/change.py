@@ -1,5 +1,5 @@
 """The common part of a reviewer's actions: prepare the catalogue, then change the asset and the catalogue in one
-transaction. A b2b key may decide on versions of its own platform, if the platform's row allows it."""
+transaction. A b2b key may decide on versions of its own platform, if `b2b_may_approve` of the platform is set."""
 
 from collections.abc import Callable, Sequence
 
@@ -33,7 +33,7 @@ async def change_asset(
     if_match: str | None = None,
 ) -> AssetInfo:
     """`act` is a rule; `versions` are those that it may change (None: all). With `decider`, that caller must be allowed
-    to decide on this asset. With `revision`, that one must be the newest of the version that is decided on."""
+    to decide on this asset. With `revision`, this must be the newest revision of the version."""
 
     def admit(asset: LoadedAsset) -> None:
         if decider is not None:
@@ -84,7 +84,7 @@ def _require_decider(caller: Caller, asset: LoadedAsset, key: str) -> None:
     raise NotAllowed(
         f"keys of the platform '{platform_id}' may not approve, reject or unpublish",
         code="platform.may-not-approve",
-        hint=f"a reviewer decides; an administrator can allow it: dagmaster platforms set {platform_id} "
+        hint=f"ask a reviewer to decide; an administrator can allow it: dagmaster platforms set {platform_id} "
         "--b2b-may-approve",
     )
 

@@ -1,4 +1,4 @@
-"""Clear an asset: decide who may see what is approved."""
+"""Clear an asset: decide who may see its approved versions."""
 
 from dagmaster.access.caller import Caller
 from dagmaster.assets import rules

@@ -18,7 +18,7 @@ from dagmaster.storage import Storage
 
 PAST_RUNS: Final = 5
 _MB: Final = 1_000_000
-_COMPARABLE: Final = 4.0  # a past run whose source is this many times larger or smaller does not show the routing
+_COMPARABLE: Final = 4.0  # a past run whose source is more than this many times larger or smaller is not comparable
 
 
 async def dry_run(
@@ -116,6 +116,6 @@ def _estimate(checked: CheckedSubmission, runs: Sequence[PastRun], is_tiled: boo
 
 
 def _scaled(size: int, values: Mapping[PastRun, float | None]) -> float | None:
-    """The median of what past runs made of each byte, times the bytes of this source."""
+    """The median of value per byte of source in past runs, times the size of this source."""
     rates = [value / run.source_size for run, value in values.items() if value is not None]
     return median(rates) * size if rates else None

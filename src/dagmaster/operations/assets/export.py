@@ -1,4 +1,4 @@
-"""External copies: the jobs that make and remove them, and repeating an export."""
+"""External copies: the jobs that create and remove them, and repeating an export."""
 
 import hashlib
 from dataclasses import replace
@@ -34,7 +34,7 @@ async def export_again(
 
 
 def job_of(library: WorkflowLibrary, due: DueJob) -> NewJob:
-    """The job that makes or removes the external copies of a revision."""
+    """The job that creates or removes the external copies of a revision."""
     key, is_export = due.key, due.step == ExternalStep.EXPORT
     inputs: dict[str, Any] = {
         "asset_id": key.asset_id,

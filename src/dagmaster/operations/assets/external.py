@@ -1,4 +1,4 @@
-"""Bring the external database in line with what is published: at once by a command, and again later if that failed."""
+"""Update the external database with what is published: at once by a command, and again later if that failed."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -63,7 +63,7 @@ def external_layers(settings: Settings, dsn: str) -> ExternalLayers | None:
 def require_external(settings: Settings) -> None:
     if not settings.external_database_url:
         raise InvalidRequest(
-            "there is no external database", code="external.not-configured", hint="set EXTERNAL_DATABASE_URL"
+            "no external database is configured", code="external.not-configured", hint="set EXTERNAL_DATABASE_URL"
         )
     if not settings.public_url:
         raise InvalidRequest(

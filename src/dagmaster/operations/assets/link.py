@@ -1,4 +1,4 @@
-"""Make a signed link: anyone with it can read one version until it expires."""
+"""Create a signed link: anyone with the link can read one version until it expires."""
 
 import math
 import time
@@ -50,7 +50,7 @@ async def make_link(
     link = VersionLink(asset.asset_id, ordinal, expires_at, named, is_preview=is_preview)
     signing_key = await store.signing_key()
     _log.info(
-        "a signed link was made",
+        "a signed link was created",
         asset_id=asset.asset_id,
         version_ordinal=ordinal,
         revision=named,

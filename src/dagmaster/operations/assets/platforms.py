@@ -32,7 +32,7 @@ async def set_platform(
         raise InvalidRequest(
             "the request changes nothing",
             code="platform.unchanged",
-            hint="give a name, a state, or whether its keys may approve",
+            hint="set `display_name`, `is_active` or `b2b_may_approve`",
         )
     decision = Decision("platform_changed", caller.name, reason, detail=detail)
     return await store.set_platform({"platform_id": platform_id, **changes}, decision, if_match=if_match)
@@ -41,11 +41,11 @@ async def set_platform(
 def _check(request: PlatformRequest) -> None:
     names = [*request.required_refs, *request.optional_refs]
     problems = [f"'{name}' is named twice" for name in sorted(set(names)) if names.count(name) > 1]
-    problems += [f"'{name}' is not a name of a reference" for name in names if not name.isidentifier()]
+    problems += [f"'{name}' is not a valid name of a reference" for name in names if not name.isidentifier()]
     if request.version_ref is not None and request.version_ref not in names:
-        problems.append(f"the version's reference '{request.version_ref}' is neither required nor optional")
+        problems.append(f"`version_ref` '{request.version_ref}' is neither a required nor an optional reference")
     if not set(request.required_refs) - {request.version_ref}:
-        problems.append("no required reference identifies the asset")
+        problems.append("a required reference other than `version_ref` must identify the asset")
     if problems:
         raise InvalidRequest(
             f"the platform cannot be added: {'; '.join(problems)}",

@@ -1,4 +1,4 @@
-"""Reject a version: its newest revision is not served. An older approved revision stays."""
+"""Reject a version: its newest revision is not served. An older approved revision is still served."""
 
 from dagmaster.access.caller import Caller
 from dagmaster.assets import rules

@@ -10,8 +10,8 @@ from dagmaster.operations.assets.request import CheckedSubmission
 async def failed_before(store: AssetStore, checked: CheckedSubmission) -> UUID | None:
     """The job that failed with the same source and the same parameters; None if there is none.
 
-    A submission would make a new revision. A caller who wants the failed job to continue asks here first; if the state
-    changes in between, it is decided as any submission is.
+    A submission would create a new revision. Callers that want the failed job to continue call this first; if the state
+    changes in between, the submission is decided like any other.
     """
     asset = await store.state(checked.new.asset_id)
     if asset is None:

@@ -35,7 +35,7 @@ RESERVED: Final = frozenset(
 )
 PINS: Final = frozenset({"source_etag", "source_etags"})
 SOURCES: Final = frozenset({"container_name", "blob_name", "blob_names"})
-_OF_ASSETS: Final = frozenset({"dataset_id", "version_ordinal", "revision"})  # inputs of workflows that make assets
+_OF_ASSETS: Final = frozenset({"dataset_id", "version_ordinal", "revision"})  # inputs of workflows for assets
 _MAX_ACTOR_LENGTH = 64  # of a job's row
 
 
@@ -177,8 +177,8 @@ def _label(platform: PlatformInfo, references: References, request: AssetSubmiss
 def _dataset_ids(platform_id: str, references: References, *, is_of_partner: bool) -> tuple[str, ...]:
     """The dataset ids that a new asset may get, the preferred one first, and one that no other asset can have.
 
-    A partner does not get a name alone: whether it is free would reveal the datasets of other platforms. References
-    without a letter or digit of ASCII give no name, so the asset is named after its platform.
+    A partner never gets a name without a suffix: whether the name is free would reveal the datasets of other platforms.
+    If the references contain no ASCII letter or digit, the asset is named after its platform.
     """
     values = list(references.identity.values())
     is_named = True
@@ -212,7 +212,7 @@ def _require_assets_workflow(workflow: Workflow) -> None:
     missing = sorted(_OF_ASSETS - workflow.inputs.keys())
     if missing:
         raise InvalidRequest(
-            f"workflow '{workflow.workflow_id}' does not make assets: it has no input {', '.join(missing)}",
+            f"workflow '{workflow.workflow_id}' cannot be used for assets: it has no input {', '.join(missing)}",
             code="workflow.not-for-assets",
             hint="choose a workflow that writes datasets, or submit it as a job",
             workflow_id=workflow.workflow_id,
@@ -239,9 +239,9 @@ def _checked_inputs(
     """The parameters with their defaults, once they fit the workflow."""
     many = "blob_names" in workflow.inputs
     if many != source.is_many:
-        takes = "several blobs" if many else "one blob"
+        required = "several blobs" if many else "one blob"
         raise InvalidRequest(
-            f"workflow '{workflow.workflow_id}' takes {takes}",
+            f"workflow '{workflow.workflow_id}' requires {required}",
             code="source.invalid",
             hint="use `blobs`" if many else "use `blob`",
         )

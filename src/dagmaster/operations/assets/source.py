@@ -76,14 +76,16 @@ def _require_prefix(storage: Storage, container: str, blobs: Sequence[str], pref
 def _named(source: SourceReference) -> tuple[Sequence[str], bool]:
     if (source.blob is None) == (source.blobs is None):
         raise InvalidRequest(
-            "a source is one `blob`, or several `blobs`", code="source.invalid", hint="give either `blob` or `blobs`"
+            "a source must have either `blob` or `blobs`",
+            code="source.invalid",
+            hint="use `blob` for one object, `blobs` for several",
         )
     if source.blob is not None:
         return [source.blob], False
     blobs = source.blobs or []
     if not 0 < len(blobs) <= MAX_BLOBS or len(set(blobs)) < len(blobs):
         raise InvalidRequest(
-            f"`blobs` names 1 to {MAX_BLOBS:,} objects, each once",
+            f"`blobs` must name 1 to {MAX_BLOBS:,} objects, each once",
             code="source.invalid",
             hint="correct the list of `blobs`",
         )

@@ -1,4 +1,4 @@
-"""Unpublish a version or a whole asset: its data stays, and nothing of it is served until it is approved again."""
+"""Unpublish a version or a whole asset: its data is kept, but not served until it is approved again."""
 
 from dagmaster.access.caller import Caller
 from dagmaster.assets import rules

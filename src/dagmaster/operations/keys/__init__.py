@@ -1,4 +1,4 @@
-"""What is done to API keys, one verb a module. The text of a key is returned once and stored nowhere."""
+"""Operations on API keys, one in each module. The text of a key is returned once and not stored."""
 
 from dagmaster.operations.keys.create import create_first_key, create_key
 from dagmaster.operations.keys.revoke import revoke_key

@@ -30,15 +30,15 @@ def _checked(request: KeyRequest, text: KeyText) -> NewKey:
     scopes = _checked_scopes(request.scopes)
     if (Scope.B2B in scopes) != (request.platform_id is not None):
         raise InvalidRequest(
-            "a key with the scope b2b belongs to one platform, and other keys belong to none",
+            "`platform_id` is required for the scope b2b, and not allowed for other scopes",
             code="key.platform",
-            hint="give `platform_id` with the scope b2b only",
+            hint="set `platform_id` with the scope b2b only",
         )
     if request.queues is not None and scopes != (Scope.WORKER,):
         raise InvalidRequest(
-            "only a key whose one scope is worker can be limited to queues",
+            "`queues` is allowed only if worker is the only scope of the key",
             code="key.queues",
-            hint="give `queues` with the scope worker alone",
+            hint="set `queues` with the scope worker only",
         )
     name = request.name
     is_plain = name.isprintable() and name == name.strip() == redact(name) and ":" not in name
@@ -47,7 +47,7 @@ def _checked(request: KeyRequest, text: KeyText) -> NewKey:
             f"{name!r} cannot be the name of a key",
             code="key.name",
             hint="names are printable text without a colon; "
-            f"these have another meaning: {', '.join(sorted(RESERVED_NAMES))}",
+            f"these names are reserved: {', '.join(sorted(RESERVED_NAMES))}",
         )
     return NewKey(
         text.key_id,
@@ -74,5 +74,5 @@ def seconds_in(days: float | None) -> float | None:
 
 
 def with_text(info: KeyInfo, text: KeyText) -> CreatedKey:
-    """The key as its owner gets it, once."""
+    """The key with its text, which its owner gets only once."""
     return CreatedKey(**info.model_dump(), key=text.text)

@@ -32,7 +32,7 @@ from dagmaster.raster.source.points import Floats, apply_affine, project_each
 from dagmaster.raster.source.reading import data_bands, is_all_valid, open_raster, read_with_validity
 
 MASK_PIXELS = 1_048_576
-MAX_EDGES = 60_000  # sides of pixels between valid and nodata pixels that are traced
+MAX_EDGES = 60_000  # sides between valid and nodata pixels; a mask with more is coarsened
 MAX_VERTICES = 8_000
 DECIMALS = 7
 _STEPS_PER_EDGE = 4
@@ -150,7 +150,7 @@ def _data_mask(dataset: Any, max_pixels: int) -> NDArray[np.bool_]:
 def _polygons(mask: NDArray[np.bool_], grid: _Grid, factor: int = 1) -> tuple[Polygons, float]:
     """Simplified polygons in pixels of the full grid, and the size of the mask's pixels.
 
-    `factor` is that of the overview of the mask. A pixel of it is valid if any pixel below is, also after coarsening.
+    `factor` is that of the mask's overview. A mask pixel is valid if any pixel below it is, also after coarsening.
     """
     rows, columns = mask.shape
     if (rows, columns) == (math.ceil(grid.height / factor), math.ceil(grid.width / factor)):

@@ -118,7 +118,7 @@ class _Overlap:
 
 
 def _overlap(dataset: Any, upper: Any, window: Window) -> _Overlap | None:
-    """All COGs of a mosaic have the same CRS, and north is up."""
+    """Where an upper COG covers the window; None if it does not. All COGs have the same CRS, and north is up."""
     place, target = dataset.transform, ~upper.transform
     columns = window.col_off + np.arange(window.width)
     rows = window.row_off + np.arange(window.height)

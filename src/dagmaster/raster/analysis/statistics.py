@@ -11,7 +11,7 @@ without reading a pixel again.
 
 A `window` (column, row, width, height, in full-resolution pixels) is the part of a raster to count, so that the overlap
 of tiles counts once. Values are as stored: scale and offset are not applied. Only finite values count; infinity is
-data, but has no mean: it is counted in `infinite`.
+data, but has no mean, and is counted in `infinite`.
 
 Exact: count, minimum, maximum, valid percent, and mean and deviation to the precision of 64-bit floats. Percentiles are
 exact if every integer between minimum and maximum has a bin (a range of 65,536 values), otherwise they are accurate to
@@ -58,9 +58,10 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class BandStatistics:
-    """Counts are of full-resolution pixels; if an overview is read, each of its pixels counts as those below it.
+    """Counts are of full-resolution pixels; a pixel of an overview counts as many times as it has pixels below it.
 
-    `infinite` values are valid, but not counted. `percentile_error` is None if the statistics are approximate.
+    `infinite` is the number of infinite values, which are valid but not in `count`. `percentile_error` is None if the
+    statistics are approximate.
     """
 
     minimum: float

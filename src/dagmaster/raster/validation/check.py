@@ -136,7 +136,7 @@ def _judge_type(facts: RasterFacts, detected: RasterType, requested: RasterType 
 
 
 def _treated_as_classes() -> Finding:
-    """For a type that is guessed from the values of the sample; colours and names would be certain."""
+    """For a type that is guessed from the values of a sample, and not known from a palette or a name."""
     return info(
         "raster.treated-as",
         "the values of a sample look like classes: all are resampled (nearest, mode) and coloured as classes",

@@ -24,7 +24,7 @@ async function start() {
     tilejson = await fetchJson("WebMercatorQuad/tilejson.json", { ...revision, tilesize: size });
   } catch (error) {
     find("progress").hidden = true;
-    find("title").textContent = "No map";
+    find("title").textContent = "The map is not available";
     return showMessage(error.message);
   }
   facts = tilejson.dagmaster;

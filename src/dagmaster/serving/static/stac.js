@@ -11,7 +11,7 @@ async function listCollections() {
     if (!response.ok) throw new Error([body.detail, body.hint].filter(Boolean).join(": "));
     document.getElementById("collections").append(...body.collections.map(row));
     const isComplete = !body.links.some((link) => link.rel === "next");
-    note.textContent = body.collections.length === 0 ? "There are no collections yet." : "The first 100 are listed.";
+    note.textContent = body.collections.length === 0 ? "There are no collections yet." : "Only the first 100 collections are listed.";
     note.hidden = isComplete && body.collections.length > 0;
   } catch (error) {
     note.textContent = `The collections are not available: ${error.message}`;

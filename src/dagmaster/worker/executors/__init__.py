@@ -1,1 +1,1 @@
-"""Where a worker runs plain handlers: in its own child processes, or in those of machines of a cluster."""
+"""Where a worker runs plain handlers: in its own child processes, or in child processes on a cluster."""

@@ -7,7 +7,7 @@ runs a remote child exactly as the pool runs a local one, with the same deadline
     wait for the cluster ─▶ submit, wait for a slot ─▶ attach ─▶ run ─▶ report
               ▲                       │                  │        │
               ╰───────────────────────┴──────────────────╯        ╰─▶ connection lost: a loss of the environment
-                     nothing has run yet: try again
+                     the handler has not started: try again
 
 The connection to the scheduler is checked every two seconds and renewed with backoff. While there is none, the executor
 has no slots, so the worker claims no tasks for it. Tasks that run keep their own connections and are not affected.
@@ -91,7 +91,7 @@ class ClusterFacts:
 
 
 async def inspected(cluster: ClusterAddress) -> ClusterFacts:
-    """What a cluster offers to a worker of this machine. Nothing is changed there."""
+    """Read what a cluster offers to a worker of this machine. Changes nothing in the cluster."""
     logging.getLogger("distributed").setLevel(logging.CRITICAL)  # the error below reports it
     try:
         async with asyncio.timeout(CONNECT_SECONDS), SchedulerConnection.opened(cluster) as client:
@@ -121,7 +121,7 @@ def _other_versions(versions: Mapping[str, Any]) -> Iterator[str]:
 
 
 class NotPlaced(Exception):
-    """A task got no slot this time. Nothing of it has run."""
+    """A task got no slot this time. Its handler has not started."""
 
 
 class DaskExecutor:
@@ -425,11 +425,11 @@ class SchedulerConnection:
                 ticket,
                 self._topic,
                 silence_seconds,
-                key=f"{handler}-{uuid4().hex}",  # the dashboard of Dask groups tasks by what precedes the last hyphen
+                key=f"{handler}-{uuid4().hex}",  # Dask's dashboard groups tasks by the part before the last hyphen
                 pure=False,
                 workers=list(self.usable) if self.refused else None,
             )
-        except Exception as error:  # of a client that has just been closed
+        except Exception as error:  # the client has just been closed
             del self._offers[ticket]
             raise NotPlaced(f"the connection to the scheduler was lost: {error}") from error
 
@@ -508,7 +508,7 @@ class RemoteChild:
         self._silence_seconds = silence_seconds
         # None: there are no more frames. The agent stops sending while WINDOW_BYTES of frames have not been taken.
         self._frames: asyncio.Queue[frames.Packed | None] = asyncio.Queue()
-        self._taken_bytes = 0  # not yet reported to the agent
+        self._taken_bytes = 0  # bytes taken that are not yet reported to the agent
         self._outbox: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self._ended: Mapping[str, Any] | None = None
         self._reader = asyncio.create_task(self._read(), name="reader of a remote child")
@@ -547,7 +547,7 @@ class RemoteChild:
         return error_of_death(self._ended["exit_code"], self._ended["peak_mb"], memory_mb)
 
     async def end(self, *, is_clean: bool, memory_mb: int) -> None:
-        """Leave the child to the next task, or kill it; either way the slot is free afterwards."""
+        """Keep the child for the next task, or kill it; either way the slot is free afterwards."""
         if is_clean:
             over = {"kind": "over", "is_clean": True, "resident_mb": self.resident_mb, "memory_mb": memory_mb}
             self._outbox.put_nowait(over)

@@ -2,12 +2,12 @@
 
 A Dask task (`hold_slot`) occupies a slot of the Dask worker and runs no handler itself. It announces the slot and waits
 until the platform's worker attaches to it by a direct connection. Then the agent starts a child process of this package
-and passes frames on in both directions, until the task is over, the child has ended or the connection is lost. A child
+and forwards frames in both directions, until the task is over, the child has ended or the connection is lost. A child
 is killed when its connection is lost, or when the platform's worker has been silent for as long as a lease.
 
     platform's worker ◀── connection ──▶ agent ◀── channel ──▶ child process ── handler
            │                               ▲
-           ╰── scheduler ── hold_slot ─────╯      only the ticket passes here, never params or results
+           ╰── scheduler ── hold_slot ─────╯      only the ticket is sent this way, never params or results
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from dagmaster.worker.frames import BrokenChannel
 from dagmaster.worker.process_pool import Child, Pool
 
 ATTACH = "dagmaster_attach"
-ATTACH_SECONDS = 10.0  # it normally takes milliseconds
+ATTACH_SECONDS = 10.0  # attaching normally takes milliseconds
 IDLE_SECONDS = 300.0  # idle children end after this time, because others use the machine too
 RECYCLE_AFTER = 100
 WINDOW_BYTES = 4 * 1024 * 1024  # of frames that were sent to the platform's worker and not yet taken there
@@ -44,7 +44,8 @@ Message = dict[str, Any]
 
 
 def versions() -> dict[str, str]:
-    """What must be the same on both sides: frames have no version of their own, and handlers are imported there."""
+    """The versions that must be equal on both sides: frames have no version of their own, and handlers are imported
+    on the Dask worker."""
     return {"dagmaster": __version__, "python": ".".join(platform.python_version_tuple()[:2])}
 
 
@@ -118,7 +119,7 @@ class Agent:
 
 
 def counted_bytes(body: bytes, attached: bytes | bytearray | None) -> int:
-    """What a frame counts towards the window."""
+    """The bytes that a frame counts towards the window."""
     return FRAME_BYTES + len(body) + len(attached or b"")
 
 
@@ -129,7 +130,7 @@ class _Attached:
 
 
 class FrameRelay:
-    """Passes frames on between one connection and one child process.
+    """Forwards frames between one connection and one child process.
 
     A child that sends faster than the platform's worker receives has to wait: beyond `WINDOW_BYTES`, its next frame
     stays in the channel until the platform's worker confirms earlier ones. Other messages are never held back."""
@@ -160,7 +161,7 @@ class FrameRelay:
             await asyncio.shield(self._end(child, directions))
 
     async def _to_child(self, child: Child) -> None:
-        """Pass frames on until the platform's worker ends the run, is lost, or is silent for too long."""
+        """Forward frames until the platform's worker ends the run, is lost, or is silent for too long."""
         while True:
             try:
                 async with asyncio.timeout(self._silence_seconds):
@@ -183,7 +184,7 @@ class FrameRelay:
                     return
 
     async def _from_child(self, child: Child) -> None:
-        """Pass frames on until the child has ended."""
+        """Forward frames until the child has ended."""
         with contextlib.suppress(BrokenChannel):
             while True:
                 await self._has_room.wait()

@@ -1,4 +1,4 @@
-"""What a worker needs from an executor of plain handlers, and the one that the settings name.
+"""The interface of executors of plain handlers, and the choice of the one that the settings name.
 
 With every executor, each task runs in a child process of this package, which can be killed and limited. The worker
 keeps the leases: an executor that loses a task reports it as a failure of the environment.

@@ -1,1 +1,1 @@
-"""The ledger, the transport and the notifier of a worker that reaches the platform over HTTP only."""
+"""The ledger, the transport and the notifier of a worker without database access, which uses the HTTP API."""

@@ -3,7 +3,7 @@
     HttpLedger ──▶ POST …/exchange, …/report, …/renew, …/stops, PUT …/heartbeat    the worker's loop
     HttpPayloads ──▶ …/tasks/{task_id}/params, output, results, checkpoints         the handler of one task
 
-Responses are not trusted: a task that was not asked for, or a payload that does not match its reference, is refused.
+Responses are not trusted: a task that was not requested, or a payload that does not match its reference, is refused.
 """
 
 import asyncio
@@ -43,16 +43,16 @@ from dagmaster.worker.http.requests import WorkerRequests
 
 T = TypeVar("T")
 OnExchange = Callable[[Demand, Sequence[TaskMessage]], None]
-_ROOM_BYTES = 200_000  # of a request, for everything that is not a report
-_HELD_BYTES = MAX_BODY_BYTES // 2  # of one renewal
-_MAX_INCOMPLETE = 5  # downloads that end early, before a payload counts as damaged
+_ROOM_BYTES = 200_000  # reserved in a request for everything that is not a report
+_HELD_BYTES = MAX_BODY_BYTES // 2  # the largest renewal
+_MAX_INCOMPLETE = 5  # after this many downloads that end early, a payload counts as damaged
 _PAUSE_SECONDS = (0.1, 2.0)
 _OLDER_SECONDS = 60.0  # after this time, a platform that did not know a field may have been upgraded
 _log = log.get("worker")
 
 
 class HttpLedger:
-    """The WorkerLedger. `on_exchange` is called after each exchange, with what was asked for and what was claimed."""
+    """The WorkerLedger. `on_exchange` is called after each exchange, with the demand and the claimed tasks."""
 
     def __init__(self, requests: WorkerRequests, on_exchange: OnExchange | None = None) -> None:
         self._requests = requests
@@ -111,7 +111,7 @@ class HttpLedger:
                 self._note_unknown(
                     "rooms",
                     error,
-                    "the platform is of an older release; this worker claims from each limited queue separately",
+                    "the platform runs an older release; this worker claims from each limited queue separately",
                     hint="upgrade the platform, so that one request claims from all queues",
                 )
         return await self._claim_apart(path, worker_id, reports, demand, lease_seconds)
@@ -184,7 +184,7 @@ class HttpLedger:
                     self._note_unknown(
                         "run_seconds",
                         error,
-                        "the platform is of an older release; waiting for a slot counts towards the timeout of a task",
+                        "the platform runs an older release; waiting for a slot counts towards the timeout of a task",
                         hint="upgrade the platform",
                     )
             held = [replace(each, run_seconds=None) for each in held]
@@ -329,7 +329,7 @@ def _queue_groups(demand: Demand) -> list[tuple[str, ...]]:
 
 
 def _part_of(demand: Demand, queues: tuple[str, ...], kind: str, claimed: Sequence[ClaimedTask]) -> Demand:
-    """What may still be claimed of one kind from these queues, in the form that an older platform knows."""
+    """The demand that is left of one kind from these queues, in the form that an older platform accepts."""
     handlers = demand.light_handlers if kind == "light" else demand.heavy_handlers
     free = demand.light if kind == "light" else demand.heavy
     count = free - sum(task.handler in handlers for task in claimed)
@@ -340,14 +340,14 @@ def _part_of(demand: Demand, queues: tuple[str, ...], kind: str, claimed: Sequen
 
 
 def _messages(claimed: Sequence[ClaimedTask], demand: Demand) -> tuple[TaskMessage, ...]:
-    """The claimed tasks, if they are what was asked for."""
+    """The claimed tasks. Raises an error if they do not match the request."""
     light = sum(task.handler in demand.light_handlers for task in claimed)
     heavy = sum(task.handler in demand.heavy_handlers for task in claimed)
     are_wanted = light <= demand.light and heavy <= demand.heavy and light + heavy == len(claimed)
     by_queue = Counter(task.queue for task in claimed)
     are_wanted = are_wanted and all(by_queue[queue] <= room for queue, room in demand.rooms.items())
     if not are_wanted or not all(task.queue in demand.queues for task in claimed):
-        raise unexpected("it has tasks that this worker did not ask for")
+        raise unexpected("it has tasks that this worker did not request")
     if any(task.task_id != task_id(task.job_id, task.node_id, task.attempt) for task in claimed):
-        raise unexpected("it has a task whose id is not that of its attempt")
+        raise unexpected("it has a task whose id does not match its job, node and attempt")
     return tuple(TaskMessage(**dict(task)) for task in claimed)

@@ -20,7 +20,7 @@ from dagmaster.transports.transport import MAX_AT_ONCE, Delivery, Ticket
 from dagmaster.worker.http.requests import WorkerRequests
 
 WAIT_SECONDS = 25.0  # below the timeouts of common proxies, and below the server's limit
-_ANSWER_SECONDS = 10.0  # that the response may take after that
+_ANSWER_SECONDS = 10.0  # after WAIT_SECONDS, how much longer the response may take
 _BACKOFF_SECONDS = (0.25, 5.0)
 _PAUSE_SECONDS = (0.02, 2.0)  # after an announcement that led to no task
 _log = log.get("worker")
@@ -69,7 +69,8 @@ class HttpTransport:
         return ()
 
     async def receive(self, timeout_seconds: float, _limit: int = MAX_AT_ONCE) -> Sequence[Delivery]:
-        """Wait for announcements. This takes longer than `timeout_seconds`, because its requests need no polling."""
+        """Wait for announcements. This may take longer than `timeout_seconds`: the server answers when there is a task,
+        so shorter requests would be needless polling."""
         if self._empty_claims:
             low, high = _PAUSE_SECONDS
             await asyncio.sleep(min(high, low * 2**self._empty_claims) * self._rng.uniform(0.5, 1.0))
@@ -106,7 +107,7 @@ class HttpTransport:
 
     async def _back_off(self, error: DagmasterError) -> None:
         if self._failures == 0:
-            _log.warning("the platform announces no tasks; trying again", error=str(error))
+            _log.warning("the platform cannot announce tasks; trying again", error=str(error))
         low, high = _BACKOFF_SECONDS
         seconds = min(high, low * 2**self._failures) * self._rng.uniform(0.5, 1.0)
         self._failures = min(self._failures + 1, 10)
@@ -120,7 +121,7 @@ class HttpTransport:
 
 
 class HttpNotifier:
-    """Notifies the platform that claimed tasks still run. A lost notification only delays what is displayed."""
+    """Notifies the platform that claimed tasks still run. A lost notification only delays the display."""
 
     def __init__(self, requests: WorkerRequests, worker_id: UUID) -> None:
         self._requests = requests

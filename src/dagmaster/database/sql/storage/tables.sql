@@ -1,4 +1,4 @@
--- What `dagmaster verify-storage` compares. The tables are temporary: they are gone with the connection.
+-- The tables that `dagmaster verify-storage` compares. They are temporary: they are dropped when the connection ends.
 
 -- An object of a zone, as it was listed. Its name says which revision or job it belongs to.
 CREATE TEMPORARY TABLE storage_objects (
