@@ -10,7 +10,7 @@ so that a ratio compares adjacent measurements. Then, for dagmaster alone:
   large          large_fan_out: 100,000 children
   orchestrators  20 jobs of 1,000 children, with one and with three orchestrators
   idle           nothing to do, before and after 10,000 jobs
-  front          fan_out with 100,000 finished tasks in the table, and with 100,000 that no worker can run
+  backlog        fan_out with 100,000 finished tasks in the table, and with 100,000 that no worker can run
   start          time from `dagmaster up` to the first accepted job, and time of imports
   profile        where the time goes: processes, statements
 Prints figures, ratios with their spread and whether each target holds; verify-history runs over everything. Absolute
@@ -39,7 +39,7 @@ from report import show
 from rivals import DURABLE, NAMES, make_environments, rival
 from server import Server, Spent, peak_megabytes, private_server
 
-PARTS = ("compare", "large", "orchestrators", "idle", "front", "start", "profile")
+PARTS = ("compare", "large", "orchestrators", "idle", "backlog", "start", "profile")
 CHAINS = 9  # in a row: one takes a fraction of a second, which is too short to measure
 Figures = dict[str, list[float]]
 
@@ -140,8 +140,8 @@ async def measure(server: Server, options: argparse.Namespace, versions: dict[st
                 measured[part] = await parts.orchestrators(server, options.scale, options.rounds)
             case "idle":
                 measured[part] = await parts.idle(server, options.scale, options.idle_seconds)
-            case "front":
-                measured[part] = await parts.front(server, options.scale, options.rounds)
+            case "backlog":
+                measured[part] = await parts.backlog(server, options.scale, options.rounds)
             case "start":
                 measured[part] = await parts.start_up(options.rounds + 1)
             case "profile":

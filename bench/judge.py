@@ -95,10 +95,10 @@ def _alone(measured: dict[str, Any]) -> Iterator[Target]:
             )
             yield Target(f"idle {when}, % of a core", busy, 2.0, at_least=False, moonshot=0.5)
             yield Target(f"idle {when}, queries/s", idle[f"idle {when}, queries/s"][0], 5.0, at_least=False)
-    if front := measured.get("front"):
-        for what in ("finished", "stuck"):
-            ratio = middle(front[f"fan_out with 100,000 {what} in front, over empty"])
-            yield Target(f"fan_out with 100,000 {what} in front, over empty", ratio, 0.8, at_least=True)
+    if backlog := measured.get("backlog"):
+        for name, values in backlog.items():
+            if name.endswith(", over empty tables"):
+                yield Target(name, middle(values), 0.8, at_least=True)
     if profile := measured.get("profile"):
         yield Target("raster libraries in the orchestrator", len(profile["orchestrator imports"]), 0, at_least=False)
     if steady := measured.get("steady"):

@@ -96,12 +96,19 @@ async def _measure_idle(server: Server, ours: Platform, seconds: float, figures:
     figures[f"idle {when}, queries/s"] = [spent.statements / seconds]
 
 
-async def front(server: Server, scale: float, rounds: int) -> Figures:
+BACKLOGS = {
+    "empty": "empty tables",
+    "finished": "100,000 finished tasks",
+    "stuck": "100,000 tasks that no worker can run",
+}
+
+
+async def backlog(server: Server, scale: float, rounds: int) -> Figures:
     """fan_out with 100,000 older tasks in the table, finished ones and ones that no worker can run, compared with
     fan_out on empty tables."""
     many, count = int(100_000 * scale), int(10_000 * scale)
     speed: dict[str, list[float]] = {}
-    for what in ("empty", "finished", "stuck"):
+    for what in BACKLOGS:
         new_database(server, what)
         async with platform(server, what) as ours:
             if what == "finished":
@@ -110,17 +117,17 @@ async def front(server: Server, scale: float, rounds: int) -> Figures:
                 await _strand(ours, many)
         server.settle(what)
     for _ in range(rounds):
-        for what in ("empty", "finished", "stuck"):
+        for what in BACKLOGS:
             async with platform(server, what) as ours:
                 await ours.fan(200)
                 speed.setdefault(what, []).append(count / await ours.fan(count))
     findings = sum([(await verified(server, what))["findings"] for what in speed])
     for what in speed:
         server.drop(what)
-    figures = {f"fan_out tasks/s, {what} in front": values for what, values in speed.items()}
+    figures = {f"fan_out tasks/s, {BACKLOGS[what]}": values for what, values in speed.items()}
     for what in ("finished", "stuck"):
         ratios = [mine / bare for mine, bare in zip(speed[what], speed["empty"], strict=True)]
-        figures[f"fan_out with 100,000 {what} in front, over empty"] = ratios
+        figures[f"fan_out with {BACKLOGS[what]}, over empty tables"] = ratios
     return {**figures, "findings": [findings]}
 
 
@@ -164,10 +171,10 @@ async def start_up(repeat: int) -> Figures:
     _import_seconds([module for modules in ROLES.values() for module in modules], 1)  # so that all modules are compiled
     for _ in range(repeat):
         with tempfile.TemporaryDirectory() as folder:
-            for what in ("new data", "its data again"):
+            for what in ("new data", "existing data"):
                 accepted, ready = await _up(Path(folder))
                 figures.setdefault(f"up with {what}: a job is accepted, s", []).append(accepted)
-                figures.setdefault(f"up with {what}: all is ready, s", []).append(ready)
+                figures.setdefault(f"up with {what}: all processes are ready, s", []).append(ready)
             _remove_cluster(Path(folder))
     bare = _import_seconds([], repeat)
     for role, modules in ROLES.items():
@@ -267,7 +274,7 @@ def _shares(spent: Spent, each: int) -> dict[str, Any]:
         "cpu ms": {name: 1000 * seconds / each for name, seconds in cpu.items()},
         "statements": [
             {
-                "name": named.get(_shape(top.query), " ".join(top.query.split())[:60]),
+                "name": named.get(_shape(top.query), " ".join(_without_comments(top.query).split())[:60]),
                 "calls": top.calls,
                 "ms a call": top.milliseconds / top.calls,
                 "rows": top.rows,
@@ -280,7 +287,11 @@ def _shares(spent: Spent, each: int) -> dict[str, Any]:
 
 def _shape(query: str) -> str:
     """A statement without its parameters and layout, to recognise it in pg_stat_statements."""
-    plain = re.sub(r"--[^\n]*", "", re.sub(r"^PREPARE (\w+).*? AS ", "", query))
+    plain = re.sub(r"^PREPARE (\w+).*? AS ", "", _without_comments(query))
     plain = re.sub(r"%\(\w+\)s|\$\d+", "?", plain)
     plain = re.sub(r"'[^']*'|\b(\d+|NULL|true|false)\b", "?", plain)
     return "".join(plain.split())
+
+
+def _without_comments(query: str) -> str:
+    return re.sub(r"--[^\n]*", "", query)

@@ -25,8 +25,8 @@ COMPARED = (
     "Python CPU ms/task",
 )
 RATIOS = COMPARED[:4]
-ALONE = ("large", "orchestrators", "idle", "front", "steady", "start")
-WHOLE = ("compare", "large", "orchestrators", "idle", "front", "start", "profile")
+ALONE = ("large", "orchestrators", "idle", "backlog", "steady", "start")
+WHOLE = ("compare", "large", "orchestrators", "idle", "backlog", "start", "profile")
 
 Rows = list[list[str]]
 
@@ -68,7 +68,7 @@ def _title(part: str) -> str:
         "large": "large_fan_out: 100,000 children",
         "orchestrators": "orchestrators: 20 jobs of 1,000 children, by one and by three",
         "idle": "idle: no work",
-        "front": "fan_out with many other tasks in the tables",
+        "backlog": "fan_out with many other tasks in the tables",
         "steady": "Constant load",
         "start": "Start",
     }[part]

@@ -82,7 +82,7 @@ def test_a_finding_of_verify_history_misses_a_target(judge: ModuleType) -> None:
     assert judged(judge, measured(fan_out=30.0))["findings of verify-history"].holds
     assert not judged(judge, measured(fan_out=30.0, findings=1))["findings of verify-history"].holds
     assert not judged(
-        judge, {**measured(fan_out=30.0), "front": None, "large": None, "idle": None, "x": {"findings": [1]}}
+        judge, {**measured(fan_out=30.0), "backlog": None, "large": None, "idle": None, "x": {"findings": [1]}}
     )["findings of verify-history"].holds
 
 
