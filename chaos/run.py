@@ -18,10 +18,10 @@ from chaos.figures import Outcome, recoveries
 from chaos.load import Acknowledged, JobRequests, Load
 from chaos.nemesis import BROKER_FAULT_COUNTS, FAULT_COUNTS, Nemesis, draw, moments
 from chaos.testbed import FAST_PROFILE, Testbed, running_testbed, settle
+from dagmaster.orchestrator.owned import FENCED
 
 PRINT_SECONDS = 5.0
 SAMPLE_SECONDS = 0.5
-FENCED = "fenced: a job is no longer ours"
 
 
 @dataclass(frozen=True)

@@ -169,7 +169,7 @@ def test_every_answer_to_a_submission_is_named(cli, running, submitted):
     assert during.out.startswith("data that is already being processed: ")
     unresolved = "a new version cannot be submitted while version 0 is not approved (pending_review)"
     assert (blocked.code, blocked.err.splitlines()[0]) == (4, f"error: {unresolved}")
-    assert "dagmaster assets ls --to-review" in blocked.err
+    assert "submit it again with --version-label" in blocked.err
     assert would.code == 4
     assert would.out == f"would be refused: {unresolved} [version.unresolved]\n"
 

@@ -27,7 +27,7 @@ from dagmaster.orchestrator.callbacks import CallbackSender
 from dagmaster.orchestrator.external import ExternalCopyChore
 from dagmaster.orchestrator.janitor import STUCK_AFTER
 from dagmaster.orchestrator.liveness import OrchestratorLiveness
-from dagmaster.orchestrator.owned import GraphCache, Owned, failure_of, scope_of
+from dagmaster.orchestrator.owned import FENCED, GraphCache, Owned, failure_of, scope_of
 from dagmaster.orchestrator.slow_templates import SlowTemplates
 from dagmaster.orchestrator.step_spans import StepSpans
 from dagmaster.transports.transport import Ticket, Transport
@@ -298,7 +298,7 @@ class JobAdvancing(OrchestratorLiveness):
         self._owned.pop(job_id, None)
         self._dirty.discard(job_id)
         self.counters.fenced += 1
-        _log.warning("fenced: this instance no longer owns the job", job_id=str(job_id))
+        _log.warning(FENCED, job_id=str(job_id))
 
 
 def _last_worker(step: Step) -> str | None:

@@ -14,6 +14,7 @@ from dagmaster.observe.redaction import redact
 from dagmaster.workflows.graph import Graph, build
 
 GRAPHS_KEPT = 256
+FENCED = "fenced: this instance no longer owns the job"  # the message in the log
 # After this many failed attempts in a row to advance a job, it fails. A job whose statements only take too long gets
 # more attempts, because the server may be slow for another reason.
 ATTEMPTS = 5
