@@ -354,6 +354,22 @@ async def test_files_that_another_orchestrator_has_removed_since_they_were_liste
 
 
 @pytest.mark.requirement("S4")
+async def test_the_record_of_removed_files_names_only_what_was_still_there(place, monkeypatch):
+    """Another orchestrator has removed the scratch folder since it was listed, but not the objects."""
+    job_id = await place.job("completed", DAY)
+    tidy = place.tidy()
+    list_folders = tidying._list_folders
+    outdated = [list_folders(tidy.storage)]
+    tidy.storage.clear_scratch(job_id)
+
+    monkeypatch.setattr(tidying, "_list_folders", lambda storage: outdated.pop() if outdated else list_folders(storage))
+    (action,) = (await tidy.run_once(uuid4())).actions
+
+    assert action.detail["objects"] == 1
+    assert not action.detail["has_scratch"]
+
+
+@pytest.mark.requirement("S4")
 async def test_one_run_removes_a_bounded_number_of_jobs(place, monkeypatch):
     monkeypatch.setattr(tidying, "JOBS_AT_ONCE", 3)
     jobs = [await place.job("completed", DAY) for _ in range(5)]

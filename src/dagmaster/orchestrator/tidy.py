@@ -13,7 +13,7 @@ or that of a job's own dataset, are read. If the storage is a folder of another 
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Final
 from uuid import UUID, uuid4
@@ -87,16 +87,15 @@ class Tidy:
         """Remove files; in a folder by renaming, which is fast. A job whose files cannot be removed does not block the
         others."""
         until = time.monotonic() + REMOVING_SECONDS
-        # List again under the locks: another orchestrator may have removed files since they were listed.
-        present = {files.job_id for files in _list_folders(self.storage)}
+        with_scratch = set(self.storage.scratch_jobs())
         removed = []
         for leftovers in over:
-            if leftovers.job_id not in present:
-                continue
             if time.monotonic() > until:
                 break
             try:
-                removed.append(_remove_those_of(self.storage, leftovers, is_dry))
+                done = _remove_those_of(self.storage, leftovers, leftovers.job_id in with_scratch, is_dry)
+                if done.objects or done.files.has_scratch:
+                    removed.append(done)
             except (DagmasterError, OSError) as error:
                 self._note_failure(error, job_id=str(leftovers.job_id))
         return removed
@@ -129,14 +128,22 @@ def _list_folders(storage: Storage) -> list[JobFiles]:
     ]
 
 
-def _remove_those_of(storage: Storage, leftovers: JobFiles, is_dry: bool) -> RemovedFiles:
-    sizes = [blob.size_bytes for blob in storage.intermediate_blobs(leftovers.job_id)] if leftovers.has_blobs else []
-    if leftovers.has_outputs:
-        sizes += [blob.size_bytes for blob in storage.output_blobs(leftovers.job_id)]
+def _remove_those_of(storage: Storage, leftovers: JobFiles, has_scratch: bool, is_dry: bool) -> RemovedFiles:
+    """Returns what was there: another orchestrator may have removed files since they were listed. Folders without
+    objects are removed too."""
+    job_id = leftovers.job_id
+    blobs = [blob.size_bytes for blob in storage.intermediate_blobs(job_id)] if leftovers.has_blobs else []
+    outputs = [blob.size_bytes for blob in storage.output_blobs(job_id)] if leftovers.has_outputs else []
     if leftovers.has_blobs and not is_dry:
-        storage.clear_intermediate(leftovers.job_id)
+        storage.clear_intermediate(job_id)
     if leftovers.has_outputs and not is_dry:
-        storage.clear_outputs(leftovers.job_id)
+        storage.clear_outputs(job_id)
     if leftovers.has_scratch and not is_dry:
-        storage.clear_scratch(leftovers.job_id)
-    return RemovedFiles(leftovers, objects=len(sizes), size_bytes=sum(sizes))
+        storage.clear_scratch(job_id)
+    files = replace(
+        leftovers,
+        has_scratch=leftovers.has_scratch and has_scratch,
+        has_blobs=bool(blobs),
+        has_outputs=bool(outputs),
+    )
+    return RemovedFiles(files, objects=len(blobs) + len(outputs), size_bytes=sum(blobs) + sum(outputs))
